@@ -1,0 +1,80 @@
+"""One tree of errors: everything that tmrl_core raises on purpose derives from `TmrlError`.
+
+A message says what was found, what is allowed and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class TmrlError(Exception):
+    """Base of every error that tmrl_core raises on purpose."""
+
+
+class ConfigError(TmrlError, ValueError):
+    """A setting is unknown, of the wrong type, impossible, or contradicts another one."""
+
+
+class CodecError(TmrlError, ValueError):
+    """A value cannot be carried as bytes, or bytes are not what the codec writes."""
+
+
+class CredentialsError(TmrlError):
+    """Keys, certificates or tokens are missing, unreadable, expired or of the wrong kind."""
+
+
+class NetworkError(TmrlError):
+    """Something between two machines went wrong."""
+
+
+class LocalProtocolError(NetworkError):
+    """Our own side used the protocol wrongly: a bug here, never the peer's fault."""
+
+
+class RemoteProtocolError(NetworkError):
+    """The peer sent something that the protocol does not allow; its connection is closed."""
+
+
+class RefusedError(NetworkError):
+    """The Server refused this peer and said why.
+
+    Args:
+        code: a short word from `tmrl_core.networking.messages.RefusalCode`.
+        reason: the Server's own words.
+    """
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class LinkClosedError(NetworkError):
+    """The link was closed while, or before, the call waited on it."""
+
+
+class SampleRefusedError(TmrlError, ValueError):
+    """A memory cannot take these samples (their shapes or dtypes differ from what it holds)."""
+
+
+class CheckpointError(TmrlError):
+    """A checkpoint cannot be written, is cut short, or belongs to another configuration."""
+
+
+class EnvironmentFailedError(TmrlError):
+    """The environment failed more often in a row than `worker.max_failures` allows."""
+
+
+class StarvedError(TmrlError):
+    """The ratios of the worker and of the trainer make both wait for each other for ever."""
+
+
+class MissingExtraError(TmrlError, ImportError):
+    """An optional package is needed that is not installed; the message names the extra to install."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package!r}, which is not installed. "
+            f"Install it with `pip install 'tmrl_core[{extra}]'`."
+        )
+        self.package = package
+        self.extra = extra
