@@ -1,0 +1,328 @@
+"""The typed messages of the protocol.
+
+Everything that a peer sends is decoded into one of these declared types, or its connection is closed. Application
+envelopes (`PolicyUpdate`, `Directive`, `Progress`) travel as opaque bytes through the relay, which never decodes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from tmrl_core.errors import RemoteProtocolError
+
+PROTOCOL_VERSION = 1
+"""The newest version of the protocol that this code speaks."""
+
+Version: TypeAlias = tuple[int, int]
+"""(incarnation of the trainer, counter) of a policy; (0, 0) means: none yet. Compared as tuples."""
+
+Role = Literal["worker", "trainer"]
+
+RefusalCode = Literal[
+    "protocol", "token", "certificate", "role", "name", "full", "trainer_present", "superseded", "misuse"
+]
+"""Why a Server refuses a peer. `full` and `trainer_present` are worth another try, `superseded` is not."""
+
+RETRYABLE: frozenset[str] = frozenset({"full", "trainer_present"})
+
+
+# --- what the application says: opaque to the relay -------------------------------------------------------------------
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """Named weights: opaque bytes and the tag of their format (`safetensors`, or `file`)."""
+
+    format: str
+    data: bytes
+
+
+class PolicyUpdate(msgspec.Struct, frozen=True):
+    """What a trainer publishes: one blob per policy, and the workers' exploration parameters."""
+
+    version: Version
+    policies: dict[str, Blob]
+    exploration: dict[str, float] = {}
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """Asks a worker for one deterministic episode per seed, played with a policy of at least `version`."""
+
+    id: int
+    seeds: tuple[int, ...]
+    version: Version = (0, 0)
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """What a trainer wants of a worker. A last value: only the newest revision counts."""
+
+    revision: int = 0
+    evaluation: Evaluation | None = None
+    pause: bool = False
+    finish: bool = False
+    collect: bytes | None = None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """The trainer's counters, as its acknowledgements report them.
+
+    Args:
+        samples: environment steps received, of all workers, raw.
+        updates: gradient steps done.
+        start_training: samples that the trainer waits for before its first update.
+        lack: what a trainer that waits for samples lacks, in words; empty while it trains.
+    """
+
+    samples: int = 0
+    updates: int = 0
+    start_training: int = 0
+    lack: str = ""
+
+
+# --- control messages -------------------------------------------------------------------------------------------------
+
+
+class _Control(msgspec.Struct, frozen=True, array_like=True, tag_field="type", forbid_unknown_fields=False):
+    pass
+
+
+class Hello(_Control, frozen=True, tag="hello"):
+    """The first message of a client.
+
+    Args:
+        versions: protocol versions that the client speaks.
+        role: what it wants to be.
+        token: the role's token; empty when a client certificate speaks for it.
+        run: name of the run; weights and samples of another run are discarded.
+        name: label for people; no identity.
+        peer: 16 random bytes per process. A link of the same peer supersedes the older one.
+        incarnation: the highest incarnation of a trainer that this peer has heard of.
+    """
+
+    versions: tuple[int, ...]
+    role: Role
+    token: str
+    run: str
+    name: str
+    peer: bytes
+    incarnation: int = 0
+
+    def __repr__(self) -> str:
+        return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # never the token
+
+
+class Welcome(_Control, frozen=True, tag="welcome"):
+    """The Server's answer to a `Hello` that it accepts.
+
+    Args:
+        version: the protocol version to speak.
+        incarnation: for a trainer, the one it was given; for a worker, the highest known.
+        window_bytes: most bytes of wants that a worker may have granted and not forwarded.
+        max_message_bytes: the largest samples message that is relayed.
+        max_policy_bytes: the largest policy update that is relayed.
+        heartbeat_s: seconds of silence after which either side sends a heartbeat.
+    """
+
+    version: int
+    incarnation: int
+    window_bytes: int
+    max_message_bytes: int
+    max_policy_bytes: int
+    heartbeat_s: float
+
+
+class Refused(_Control, frozen=True, tag="refused"):
+    """The Server's last words on a link: why it closes it."""
+
+    code: str
+    reason: str
+
+
+class OpenStream(_Control, frozen=True, tag="open"):
+    """Worker -> relay: a stream that this link carries from now on, under a channel number of the worker's choice."""
+
+    channel: int
+    stream: bytes
+    name: str
+    signature: bytes = b""
+
+
+class CloseStream(_Control, frozen=True, tag="close"):
+    """Worker -> relay: the stream has ended in order; nothing of it is held any more."""
+
+    channel: int
+
+
+class Joined(_Control, frozen=True, tag="joined"):
+    """Relay -> trainer: a live stream, under a channel number never used before on this link."""
+
+    channel: int
+    stream: bytes
+    name: str
+    signature: bytes = b""
+
+
+class Left(_Control, frozen=True, tag="left"):
+    """Relay -> trainer: nothing more comes on this channel."""
+
+    channel: int
+    ended: bool
+    """True: the stream has ended in order. False: its link went, it may come back under another channel."""
+
+
+class Resume(_Control, frozen=True, tag="resume"):
+    """Trainer -> relay -> worker: send from message `next` on.
+
+    `epoch` is given by the relay; `credit` is the stream's standing credit in that epoch, in bytes.
+    """
+
+    channel: int
+    next: int
+    epoch: int = 0
+    credit: int = 0
+
+
+class Halt(_Control, frozen=True, tag="halt"):
+    """Relay -> worker: there is no trainer (of this run); keep everything until the next `Resume`.
+
+    `reason` says why when it is worth telling a person (the trainer serves another run).
+    """
+
+    channel: int
+    reason: str = ""
+
+
+class Ack(_Control, frozen=True, tag="ack"):
+    """Trainer -> relay -> worker: every message below `next` is committed, or refused and let go.
+
+    Args:
+        refused: (number of the message, reason) of those refused since the last `Ack`.
+    """
+
+    channel: int
+    next: int
+    refused: tuple[tuple[int, str], ...] = ()
+
+
+class Want(_Control, frozen=True, tag="want"):
+    """Worker -> relay: I have whole messages that end at byte `total`, counted from the epoch's start."""
+
+    channel: int
+    epoch: int
+    total: int
+
+
+class Credit(_Control, frozen=True, tag="credit"):
+    """Receiver -> sender: you may send up to byte `limit`, counted from the epoch's (channel 0: the link's) start."""
+
+    channel: int
+    epoch: int
+    limit: int
+
+
+class Have(_Control, frozen=True, tag="have"):
+    """Receiver -> sender: policy `version` has arrived whole; the next may follow."""
+
+    incarnation: int
+    counter: int
+
+
+class Incarnation(_Control, frozen=True, tag="incarnation"):
+    """Relay -> trainer: from now on you are this incarnation, since a peer knew a higher one than you had."""
+
+    incarnation: int
+
+
+class Direct(_Control, frozen=True, tag="direct"):
+    """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`)."""
+
+    channel: int
+    revision: int
+    body: bytes
+
+
+class Report(_Control, frozen=True, tag="report"):
+    """Trainer -> relay -> all workers of its run: the trainer's encoded `Progress`."""
+
+    body: bytes
+
+
+class Notice(_Control, frozen=True, tag="notice"):
+    """Relay -> trainer: its counters worth showing: `workers` linked, `queued` bytes, `discarded` of other runs."""
+
+    workers: int
+    queued_bytes: int
+    other_run_messages: int
+
+
+class Bye(_Control, frozen=True, tag="bye"):
+    """Either side: this link is being closed in order."""
+
+
+Control: TypeAlias = (
+    Hello
+    | Welcome
+    | Refused
+    | OpenStream
+    | CloseStream
+    | Joined
+    | Left
+    | Resume
+    | Halt
+    | Ack
+    | Want
+    | Credit
+    | Have
+    | Incarnation
+    | Direct
+    | Report
+    | Notice
+    | Bye
+)
+
+ALL_CHANNELS = 0xFFFF_FFFF
+"""As a `Direct` channel: every stream of the run, those that come later included."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+
+def encode_control(message: Control) -> bytes:
+    """One control message as MessagePack."""
+    return _encoder.encode(message)
+
+
+def decode_control(data: bytes | bytearray | memoryview) -> Control:
+    """The control message in `data`.
+
+    Raises:
+        RemoteProtocolError: the bytes are no declared message.
+    """
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"a control message could not be decoded: {exc}") from exc
+
+
+_body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode_body(body: PolicyUpdate | Directive | Progress) -> bytes:
+    """An application envelope as the bytes that the relay passes on."""
+    return _encoder.encode(body)
+
+
+def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
+    """The application envelope of type `kind` in `data`.
+
+    Raises:
+        RemoteProtocolError: the bytes are no such envelope.
+    """
+    decoder = _body_decoders.get(kind)
+    if decoder is None:
+        decoder = _body_decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"a {kind.__name__} could not be decoded: {exc}") from exc
