@@ -1,0 +1,29 @@
+"""Samples: the Buffer that collects them, the columns that hold them, the codec that makes bytes of them."""
+
+from tmrl_core.samples.buffer import Buffer
+from tmrl_core.samples.codec import (
+    SampleMessage,
+    decode_message,
+    decode_value,
+    encode_message,
+    encode_value,
+    split_chunk,
+)
+from tmrl_core.samples.columns import Chunk, Sample, Tree
+from tmrl_core.samples.records import EpisodeRecord, Segment, Version
+
+__all__ = [
+    "Buffer",
+    "Chunk",
+    "EpisodeRecord",
+    "Sample",
+    "SampleMessage",
+    "Segment",
+    "Tree",
+    "Version",
+    "decode_message",
+    "decode_value",
+    "encode_message",
+    "encode_value",
+    "split_chunk",
+]

@@ -1,0 +1,223 @@
+"""Runs of samples as columns.
+
+A *chunk* is one homogeneous run of samples: every row has the same structure, dtypes and shapes. A *tree* is the value of
+one field for all rows: the tuples and dicts of a single row's value are kept, and each leaf is a column, either an array
+whose first axis is the row or, where an array cannot hold the rows' values exactly (text, None, shapes that vary), a list
+with one value per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmrl_core.samples.records import Segment
+
+Array = NDArray[Any]
+Tree = Union[Array, list[Any], tuple["Tree", ...], dict[Any, "Tree"]]
+"""Leaves: array [rows, *shape], or a list of `rows` values."""
+
+Sample = tuple[Any, Any, Any, bool, bool, dict[Any, Any]]
+"""(act, new_obs, rew, terminated, truncated, info): `act` is the action that led to `new_obs`."""
+
+Kind = Literal["", "0-d", "float", "int", "bool"]
+"""What the rows of a one-dimensional column were: "" NumPy scalars, "0-d" arrays without axes, else Python scalars.
+
+Columns with more axes always have the kind ""."""
+
+_PYTHON_TYPES: dict[str, Callable[[Any], Any]] = {"float": float, "int": int, "bool": bool}
+
+
+def leaves(tree: Tree) -> Iterator[Array | list[Any]]:
+    """Yield the columns of a tree, depth first, in the order of its tuples and dicts."""
+    if isinstance(tree, tuple):
+        for child in tree:
+            yield from leaves(child)
+    elif isinstance(tree, dict):
+        for child in tree.values():
+            yield from leaves(child)
+    else:
+        yield tree
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Any:
+    """Return the same structure with `function` applied to each column."""
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(function, child) for child in tree)
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, child) for key, child in tree.items()}
+    return function(tree)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Chunk:
+    """One homogeneous run of samples as columns. Treat the arrays as read-only: they may be views that others share.
+
+    Arrays out of a received message are read-only and may be unaligned.
+
+    Args:
+        rows: number of samples.
+        action: the actions that led to the observations. Where a row has none (`action_present` is False), zeros, or
+            None in a list. `()` if no row has one.
+        action_present: [rows] bool.
+        observation: the new observations.
+        reward: [rows, *shape]; in nearly every environment [rows].
+        terminated: [rows] bool.
+        truncated: [rows] bool.
+        info: the infos that are not empty, by row.
+        extras: further columns by name (`logp`, recurrent state, ...).
+        segments: runs of rows of one episode and version; their rows add up to `rows`.
+        kinds: what the rows of each leaf were, in the order of `fields`; `()` if all are "".
+        stream: id of the stream that the chunk came in, set on the trainer's side.
+    """
+
+    rows: int
+    action: Tree
+    action_present: NDArray[np.bool_]
+    observation: Tree
+    reward: Array
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    info: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    extras: dict[str, Tree] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    stream: bytes = b""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.rows
+
+    @property
+    def fields(self) -> tuple[Tree, ...]:
+        """The trees in canonical order: action, observation, reward, then the extras."""
+        return (self.action, self.observation, self.reward, *self.extras.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the samples take, about: arrays exactly, other values by a close estimate."""
+        size = 3 * self.rows
+        for column in leaves(self.fields):
+            size += column.nbytes if isinstance(column, np.ndarray) else 8 * self.rows + sum(map(_size_of, column))
+        return size + sum(map(_size_of, self.info.values()))
+
+    @property
+    def episode(self) -> NDArray[np.int64]:
+        """[rows] id of each row's episode."""
+        return self._per_row([segment.episode for segment in self.segments])
+
+    @property
+    def step(self) -> NDArray[np.int64]:
+        """[rows] step index of each row in its episode; 0 is the reset."""
+        lengths = np.array([segment.rows for segment in self.segments], np.int64)
+        offsets = np.array([segment.first_step for segment in self.segments], np.int64) - (np.cumsum(lengths) - lengths)
+        return np.arange(self.rows, dtype=np.int64) + np.repeat(offsets, lengths)
+
+    @property
+    def version(self) -> NDArray[np.int64]:
+        """[rows, 2] policy version of each row: incarnation, counter."""
+        pairs = np.array([segment.version for segment in self.segments], np.int64).reshape(-1, 2)
+        return np.repeat(pairs, [segment.rows for segment in self.segments], axis=0)
+
+    def _per_row(self, values: Sequence[int]) -> NDArray[np.int64]:
+        return np.repeat(np.array(values, np.int64), [segment.rows for segment in self.segments])
+
+    def sample(self, row: int) -> Sample:
+        """Return one sample; its arrays are views of the columns.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if not 0 <= row < self.rows:
+            raise IndexError(f"row {row} of a chunk of {self.rows} rows")
+        kinds = iter(self.kinds)
+        action = _row_of(self.action, row, kinds)
+        return (
+            action if self.action_present[row] else None,
+            _row_of(self.observation, row, kinds),
+            _row_of(self.reward, row, kinds),
+            bool(self.terminated[row]),
+            bool(self.truncated[row]),
+            self.info.get(row, {}),
+        )
+
+    def extras_of(self, row: int) -> dict[str, Any]:
+        """Return the extras of one sample by name."""
+        kinds = iter(self.kinds)
+        for tree in (self.action, self.observation, self.reward):
+            for _ in leaves(tree):
+                next(kinds, "")
+        return {name: _row_of(tree, row, kinds) for name, tree in self.extras.items()}
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Return rows `start` to `stop` (exclusive) as a chunk of views.
+
+        Raises:
+            IndexError: not 0 <= start <= stop <= rows.
+        """
+        if not 0 <= start <= stop <= self.rows:
+            raise IndexError(f"rows {start} to {stop} of a chunk of {self.rows} rows")
+        if start == 0 and stop == self.rows:
+            return self
+
+        def cut(column: Any) -> Any:
+            return column[start:stop]
+
+        return Chunk(
+            rows=stop - start,
+            action=map_leaves(cut, self.action),
+            action_present=self.action_present[start:stop],
+            observation=map_leaves(cut, self.observation),
+            reward=self.reward[start:stop],
+            terminated=self.terminated[start:stop],
+            truncated=self.truncated[start:stop],
+            info={row - start: info for row, info in self.info.items() if start <= row < stop} if self.info else {},
+            extras={name: map_leaves(cut, tree) for name, tree in self.extras.items()},
+            segments=cut_segments(self.segments, start, stop),
+            kinds=self.kinds,
+            stream=self.stream,
+        )
+
+
+def cut_segments(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ...]:
+    """Return the segments of rows `start` to `stop` (exclusive) of the rows that `segments` describe."""
+    kept = []
+    first = 0
+    for segment in segments:
+        low, high = max(first, start), min(first + segment.rows, stop)
+        if low < high:
+            skipped = low - first
+            kept.append(
+                Segment(high - low, segment.episode, segment.first_step + skipped, segment.incarnation, segment.counter)
+            )
+        first += segment.rows
+    return tuple(kept)
+
+
+def _row_of(tree: Any, row: int, kinds: Iterator[Kind]) -> Any:
+    if isinstance(tree, tuple):
+        return tuple([_row_of(child, row, kinds) for child in tree])
+    if isinstance(tree, dict):
+        return {key: _row_of(child, row, kinds) for key, child in tree.items()}
+    kind = next(kinds, "")
+    if not kind:
+        return tree[row]
+    if kind == "0-d":
+        return tree[row, ...]
+    return _PYTHON_TYPES[kind](tree[row])
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return 64 + value.nbytes
+    if isinstance(value, (str, bytes)):
+        return 48 + len(value)
+    if isinstance(value, dict):
+        return 64 + sum(map(_size_of, value)) + sum(map(_size_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return 56 + sum(map(_size_of, value))
+    return 24

@@ -1,0 +1,68 @@
+"""What travels beside the columns: runs of one episode and one policy version, and records of finished episodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Version = tuple[int, int]
+"""(incarnation, counter) of a policy; (0, 0) means that there was none yet."""
+
+NO_VERSION: Version = (0, 0)
+
+# The upper bound leaves room to add a number of rows without leaving int64.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """A run of neighbouring rows of one episode, acted by one policy version.
+
+    Row `i` of the segment is step `first_step + i` of its episode; step 0 is the reset.
+
+    Args:
+        rows: number of rows, at least 1.
+        episode: id of the episode, unique within the stream of one worker process.
+        first_step: step index of the first row.
+        incarnation: first half of the policy's version.
+        counter: second half of the policy's version.
+    """
+
+    rows: _Count
+    episode: _Count
+    first_step: _Count
+    incarnation: _Count = 0
+    counter: _Count = 0
+
+    @property
+    def version(self) -> Version:
+        """The policy's version, `(incarnation, counter)`."""
+        return self.incarnation, self.counter
+
+
+class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One finished episode.
+
+    Args:
+        agent: id of the agent whose return this is; "" where there is one agent only.
+        episode_return: sum of the rewards, undiscounted.
+        length: environment steps after the reset.
+        mode: "train", or "test" for a deterministic episode.
+        end: "terminated", "truncated" (cut by a limit), or "aborted" (the environment or the worker ended it).
+        episode: id of the episode, as in the segments.
+        version: policy version at the episode's end.
+        seed: the seed that the episode was reset with, if it was chosen.
+        evaluation: id of the evaluation directive that asked for the episode, if one did.
+        worker: name of the worker that played it.
+    """
+
+    agent: str
+    episode_return: float
+    length: _Count
+    mode: Literal["train", "test"]
+    end: Literal["terminated", "truncated", "aborted"]
+    episode: _Count = 0
+    version: tuple[_Count, _Count] = NO_VERSION
+    seed: int | None = None
+    evaluation: int | None = None
+    worker: str = ""
