@@ -78,3 +78,7 @@ class MissingExtraError(TmrlError, ImportError):
         )
         self.package = package
         self.extra = extra
+
+
+class WeightsError(TmrlError, ValueError):
+    """Weights are no weights, or belong to a policy of another architecture."""

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tmrl_core.actor import TorchActorModule
+from tmrl_core.errors import WeightsError
+
+OBS = spaces.Dict({"speed": spaces.Box(-1, 1, (2,), np.float64), "gear": spaces.Discrete(4)})
+ACT = spaces.Box(-1, 1, (1,), np.float32)
+
+
+class Probe(TorchActorModule):
+    """Remembers what `act` was given."""
+
+    def __init__(self, observation_space: Any = OBS, action_space: Any = ACT, width: int = 3) -> None:
+        super().__init__(observation_space, action_space)
+        self.layer = torch.nn.Linear(2, width)
+        self.register_buffer("count", torch.tensor(0))
+        self.seen: list[Any] = []
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        self.seen.append((obs, test, torch.is_grad_enabled()))
+        return np.zeros(1, np.float32)
+
+
+class Tied(Probe):
+    """Two names for one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.layer
+
+
+class WithExtraState(Probe):
+    def get_extra_state(self) -> Any:
+        return {"a": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_act_gets_a_batch_of_one_without_gradients() -> None:
+    actor = Probe()
+    actor.act_({"speed": np.array([0.5, 0.25]), "gear": np.int64(2)}, test=True)
+    obs, test, gradients = actor.seen[0]
+    assert test
+    assert not gradients
+    assert obs["speed"].shape == (1, 2)
+    assert obs["speed"].dtype == torch.float64
+    assert obs["gear"].tolist() == [2]
+    assert torch.is_grad_enabled()
+
+
+def test_nested_tuples_read_only_arrays_and_tensors_are_collated() -> None:
+    frozen = np.arange(3, dtype=np.float32)
+    frozen.flags.writeable = False
+    actor = Probe()
+    actor.act_((frozen, [np.arange(4)[::-1], torch.ones(2)]))
+    first, (second, third) = actor.seen[0][0]
+    assert first.tolist() == [[0, 1, 2]]
+    assert second.tolist() == [[3, 2, 1, 0]]
+    assert third.shape == (1, 2)
+
+
+def test_weights_travel_by_file_and_by_bytes(tmp_path: Path) -> None:
+    source, by_file, by_bytes = Probe(), Probe(), Probe()
+    source.save(tmp_path / "weights")
+    assert by_file.load(tmp_path / "weights", "cpu") is by_file
+    assert by_bytes.from_blob(*source.to_blob(), device="cpu") is by_bytes
+    for name, value in source.state_dict().items():
+        assert torch.equal(by_file.state_dict()[name], value)
+        assert torch.equal(by_bytes.state_dict()[name], value)
+
+
+def test_two_names_for_one_parameter_travel() -> None:
+    source, target = Tied(), Tied()
+    target.from_bytes(source.to_bytes(), "cpu")
+    assert torch.equal(target.again.weight, source.layer.weight)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Probe(width=5), r"layer\.weight has the shape \(5, 2\), the policy's has \(3, 2\)"),
+        (Tied(), r"with again\.bias, again\.weight"),
+    ],
+)
+def test_weights_of_another_architecture_are_refused_whole(source: Probe, message: str) -> None:
+    actor = Probe()
+    before = actor.to_bytes()
+    with pytest.raises(WeightsError, match=message):
+        actor.from_bytes(source.to_bytes(), "cpu")
+    assert actor.to_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"garbage", lambda data: b""])
+def test_damaged_weights_are_refused_whole(damage: Any) -> None:
+    actor = Probe()
+    before = actor.to_bytes()
+    with pytest.raises(WeightsError, match="no weights in the safetensors format"):
+        actor.from_bytes(damage(Probe().to_bytes()), "cpu")
+    assert actor.to_bytes() == before
+
+
+def test_a_state_that_is_no_tensor_is_named() -> None:
+    with pytest.raises(WeightsError, match=r"_extra_state.*is a dict"):
+        WithExtraState().to_bytes()
+
+
+def test_the_device_is_remembered() -> None:
+    actor = Probe()
+    assert actor.to("meta") is actor
+    assert str(actor.device) == "meta"
+    assert actor.to(torch.float64).layer.weight.dtype == torch.float64
+    assert str(actor.device) == "meta"

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor, numpy_twin
+
+OBS = spaces.Box(-1, 1, (3,), np.float32)
+ACT = spaces.Box(-1, 1, (1,), np.float32)
+
+
+class Mine(SquashedGaussianMLPActor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("actor", "kwargs"),
+    [
+        (SquashedGaussianMLPActor, {"hidden_sizes": (8,), "activation": torch.nn.Tanh}),
+        ("tmrl_core.actor:SquashedGaussianMLPActor", {"hidden_sizes": [8], "activation": "Tanh"}),
+        (functools.partial(SquashedGaussianMLPActor, hidden_sizes=(8,), activation="tanh"), {}),
+        (functools.partial(SquashedGaussianMLPActor, hidden_sizes=(4,)), {"hidden_sizes": (8,), "activation": "tanh"}),
+    ],
+)
+def test_the_twin_takes_the_same_weights(actor: Any, kwargs: dict[str, Any]) -> None:
+    make = numpy_twin(actor, kwargs)
+    assert make is not None
+    twin = make(observation_space=OBS, action_space=ACT)
+    original = SquashedGaussianMLPActor(OBS, ACT, hidden_sizes=(8,), activation="tanh")
+    assert isinstance(twin, NumpySquashedGaussianMLPActor)
+    twin.from_blob(*original.to_blob(), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("actor", "kwargs"),
+    [
+        (Mine, {}),
+        ("elsewhere:SquashedGaussianMLPActor", {}),
+        (lambda observation_space, action_space: None, {}),
+        (SquashedGaussianMLPActor, {"activation": torch.nn.ELU}),
+        (SquashedGaussianMLPActor, {"dropout": 0.1}),
+        (functools.partial(SquashedGaussianMLPActor, OBS), {}),
+    ],
+)
+def test_what_has_no_twin_is_left_alone(actor: Any, kwargs: dict[str, Any]) -> None:
+    assert numpy_twin(actor, kwargs) is None
+
+
+def test_the_twin_needs_no_torch() -> None:
+    script = """
+import sys
+sys.modules["torch"] = None  # importing it raises
+import numpy as np
+from gymnasium import spaces
+import tmrl_core.actor
+box = spaces.Box(-1, 1, (3,), np.float32)
+make = tmrl_core.actor.numpy_twin("tmrl_core.actor:SquashedGaussianMLPActor", {"hidden_sizes": (8,)})
+actor = make(observation_space=box, action_space=box)
+actor.from_bytes(actor.to_bytes()).act(np.zeros(3, np.float32))
+try:
+    tmrl_core.actor.SquashedGaussianMLPActor
+except ImportError as exc:
+    assert "tmrl_core[trainer]" in str(exc), exc
+else:
+    raise AssertionError("torch was found")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

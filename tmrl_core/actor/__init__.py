@@ -1,0 +1,48 @@
+"""Policies: what acts, and its weights. What needs torch is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tmrl_core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from tmrl_core.actor.module import ActorModule as ActorModule
+    from tmrl_core.actor.numpy_policies import NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor
+    from tmrl_core.actor.torch_module import TorchActorModule as TorchActorModule
+    from tmrl_core.actor.torch_policies import SquashedGaussianMLPActor as SquashedGaussianMLPActor
+    from tmrl_core.actor.twins import numpy_twin as numpy_twin
+
+_HOMES = {
+    "ActorModule": "module",
+    "NumpySquashedGaussianMLPActor": "numpy_policies",
+    "SquashedGaussianMLPActor": "torch_policies",
+    "TorchActorModule": "torch_module",
+    "numpy_twin": "twins",
+}
+
+__all__ = [
+    "ActorModule",
+    "NumpySquashedGaussianMLPActor",
+    "SquashedGaussianMLPActor",
+    "TorchActorModule",
+    "numpy_twin",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{home}")
+    except ModuleNotFoundError as exc:
+        if exc.name == "torch":
+            raise MissingExtraError("torch", "trainer", f"tmrl_core.actor.{name}") from exc
+        raise
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,116 @@
+"""ActorModule: what a RolloutWorker needs of a policy, whatever it is made of."""
+
+from __future__ import annotations
+
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tmrl_core.errors import WeightsError
+
+FILE_FORMAT = "file"
+"""Tag of weights that are the content of the file which the actor's own `save` writes."""
+
+
+class ActorModule(ABC):
+    """A policy as a RolloutWorker uses it.
+
+    A subclass implements `act`, and `save` and `load` if its weights are to travel or to be kept. Its constructor
+    takes `observation_space` and `action_space` by these names.
+
+    Args:
+        observation_space: of the environment, after the worker's `obs_preprocessor` if the policy expects one.
+        action_space: of the environment.
+    """
+
+    weights_format: ClassVar[str] = FILE_FORMAT
+    """Tag of the bytes that `to_bytes` returns; actors that share it read each other's weights."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    @abstractmethod
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """The action for one observation.
+
+        Args:
+            obs: as the environment (or the worker's `obs_preprocessor`) returned it.
+            test: True: no exploration.
+
+        Returns:
+            An action of the action space, usually a numpy array.
+        """
+
+    def act_(self, obs: Any, test: bool = False) -> Any:
+        """What a worker calls: `act`, after whatever preparation this kind of actor makes of an observation."""
+        return self.act(obs, test=test)
+
+    def seed(self, seed: int) -> None:  # noqa: B027  # not abstract: a policy may have nothing random
+        """Seed the exploration of this actor; nothing by default."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the weights to one file of any format.
+
+        Raises:
+            NotImplementedError: the class has no `save`; there is no fallback that could run code when loaded.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no save(path). Implement save(path) and load(path, device), "
+            "which write the weights to one file and read them back, or derive from TorchActorModule."
+        )
+
+    def load(self, path: str | Path, device: Any) -> ActorModule:
+        """Read the weights from a file that `save` wrote, and return the actor that has them (may be self).
+
+        After a failure this actor is as it was.
+
+        Raises:
+            NotImplementedError: the class has no `load`.
+            WeightsError: the file holds no weights for this policy.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no load(path, device). Implement save(path) and load(path, device), "
+            "which write the weights to one file and read them back, or derive from TorchActorModule."
+        )
+
+    def to_bytes(self) -> bytes:
+        """The weights as bytes: what `save` writes, by way of a private temporary file. Override to spare the file."""
+        with tempfile.TemporaryDirectory(prefix="tmrl_core-") as folder:  # readable by this user only
+            path = Path(folder) / "weights"
+            self.save(path)
+            return path.read_bytes()
+
+    def from_bytes(self, data: bytes, device: Any) -> ActorModule:
+        """The actor with the weights that `to_bytes` made (may be self), by way of a private temporary file.
+
+        Raises:
+            WeightsError: the bytes hold no weights for this policy.
+        """
+        with tempfile.TemporaryDirectory(prefix="tmrl_core-") as folder:
+            path = Path(folder) / "weights"
+            path.write_bytes(data)
+            return self.load(path, device)
+
+    def to_device(self, device: Any) -> ActorModule:
+        """The actor on `device` (may be self, as it is by default)."""
+        return self
+
+    def to_blob(self) -> tuple[str, bytes]:
+        """The weights as (tag of their format, bytes): what travels."""
+        return self.weights_format, self.to_bytes()
+
+    def from_blob(self, tag: str, data: bytes, device: Any) -> ActorModule:
+        """The actor with the weights that `to_blob` of an actor of the same format made.
+
+        Raises:
+            WeightsError: the format is another one, or the weights are for another architecture.
+        """
+        if tag != self.weights_format:
+            raise WeightsError(
+                f"the weights are of the format {tag!r}, {type(self).__name__} reads {self.weights_format!r}: "
+                "trainer and worker must name the same actor.cls."
+            )
+        return self.from_bytes(data, device)

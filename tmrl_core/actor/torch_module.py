@@ -1,0 +1,143 @@
+"""TorchActorModule: an ActorModule that is a torch.nn.Module."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, read_metadata
+from tmrl_core.errors import WeightsError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TorchActorModule(ActorModule, torch.nn.Module, ABC):
+    """A policy made with torch: implement `act`, and `forward` if it is of use.
+
+    `act` gets observations collated to tensors on `device` with a batch dimension of one, and runs without gradients.
+    The weights are the module's `state_dict`, as safetensors.
+
+    Args:
+        observation_space: of the environment.
+        action_space: of the environment.
+        device: where the module is, and observations are collated to.
+    """
+
+    weights_format: ClassVar[str] = SAFETENSORS_FORMAT
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
+        super().__init__(observation_space, action_space)
+        self.device = device
+
+    def act_(self, obs: Any, test: bool = False) -> Any:
+        """What a worker calls: collates the observation and turns gradients off around `act`."""
+        with torch.no_grad():
+            return self.act(collate_one(obs, self.device), test=test)
+
+    def weights_metadata(self) -> dict[str, str]:
+        """What else must agree for weights to fit; travels with them and is compared when they are loaded."""
+        return {}
+
+    def to_bytes(self) -> bytes:
+        """The `state_dict` as the content of a safetensors file."""
+        tensors: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for name, value in self.state_dict().items():
+            if not isinstance(value, torch.Tensor):
+                raise WeightsError(
+                    f"{name} in the state_dict of {type(self).__name__} is a {type(value).__name__}; only tensors "
+                    "travel. Make it a buffer, or override to_bytes and from_bytes."
+                )
+            tensor = value.detach().to("cpu").contiguous()
+            if tensor.data_ptr() in seen:  # the format does not know two names for one memory
+                tensor = tensor.clone()
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor
+        return bytes(safetensors.torch.save(tensors, metadata=self.weights_metadata() or None))
+
+    def from_bytes(self, data: bytes, device: Any) -> Self:
+        """Take the weights over, in place, and return self. After an error nothing has changed.
+
+        Raises:
+            WeightsError: names what does not fit.
+        """
+        try:
+            tensors = safetensors.torch.load(data)
+        except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
+            raise WeightsError(f"these {len(data)} bytes are no weights in the safetensors format: {exc}") from exc
+        owner = type(self).__name__
+        state = self.state_dict()
+        check_shapes(
+            owner,
+            {name: tuple(value.shape) for name, value in state.items()},
+            {name: tuple(value.shape) for name, value in tensors.items()},
+            ADVICE,
+        )
+        check_metadata(owner, self.weights_metadata(), read_metadata(data))
+        self.load_state_dict(tensors)
+        return self.to_device(device)
+
+    def save(self, path: str | Path) -> None:
+        """Write the weights to a safetensors file."""
+        Path(path).write_bytes(self.to_bytes())
+
+    def load(self, path: str | Path, device: Any) -> Self:
+        """Take the weights of a safetensors file over, in place, and return self.
+
+        Raises:
+            WeightsError: names what does not fit.
+        """
+        return self.from_bytes(Path(path).read_bytes(), device)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As `torch.nn.Module.to`; remembers the device."""
+        moved = super().to(*args, **kwargs)
+        device = torch._C._nn._parse_to(*args, **kwargs)[0]
+        if device is not None:
+            moved.device = device
+        return moved
+
+    def to_device(self, device: Any) -> Self:
+        """Move to `device`, in place, and return self."""
+        return self.to(device)
+
+
+def check_metadata(owner: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Refuse weights that were trained for something that their shapes do not show.
+
+    Raises:
+        WeightsError: an entry of both differs.
+    """
+    for key, value in expected.items():
+        if key in found and found[key] != value:
+            raise WeightsError(f"the weights are not for {owner}: their {key} is {found[key]}, not {value}. {ADVICE}")
+
+
+def collate_one(obs: Any, device: Any) -> Any:
+    """One observation as tensors on `device`, each with a batch dimension of one; nesting is kept."""
+    if isinstance(obs, np.ndarray):
+        return torch.from_numpy(obs).unsqueeze(0).to(device) if _torch_takes(obs) else _tensor(obs, device)
+    if isinstance(obs, Mapping):
+        return {key: collate_one(value, device) for key, value in obs.items()}
+    if isinstance(obs, (tuple, list)):
+        return tuple(collate_one(value, device) for value in obs)
+    return _tensor(obs, device)
+
+
+def _torch_takes(array: np.ndarray) -> bool:
+    return array.flags.writeable and all(stride >= 0 for stride in array.strides)
+
+
+def _tensor(value: Any, device: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.unsqueeze(0).to(device)
+    return torch.as_tensor(np.array(value)).unsqueeze(0).to(device)

@@ -1,0 +1,65 @@
+"""Named arrays and a few words about them, to and from safetensors, without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from tmrl_core.errors import WeightsError
+
+SAFETENSORS_FORMAT = "safetensors"
+
+
+def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """The arrays as the content of a safetensors file."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return safetensors.numpy.save(contiguous, dict(metadata))
+
+
+def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays (read-only, on `data`'s memory where possible) and the metadata of a safetensors file's content.
+
+    Raises:
+        WeightsError: the bytes are not of that format, or cut short.
+    """
+    try:
+        arrays = safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
+        raise WeightsError(f"these {len(data)} bytes are no weights in the safetensors format: {exc}") from exc
+    return arrays, read_metadata(data)
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """The metadata in the header of a safetensors file's content that has been checked already."""
+    header_bytes = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + header_bytes])
+    metadata = header.get("__metadata__") or {}
+    return {str(key): str(value) for key, value in metadata.items()}
+
+
+def check_shapes(
+    owner: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], advice: str
+) -> None:
+    """Refuse weights whose names or shapes are not those of the policy.
+
+    Raises:
+        WeightsError: names what is missing, what is too much, or both shapes of the first that differs.
+    """
+    missing = [name for name in expected if name not in found]
+    unknown = sorted(name for name in found if name not in expected)
+    if missing or unknown:
+        parts = [f"{label} {', '.join(names)}" for label, names in (("without", missing), ("with", unknown)) if names]
+        raise WeightsError(f"the weights are not for {owner}: they come {' and '.join(parts)}. {advice}")
+    for name, shape in expected.items():
+        if tuple(found[name]) != tuple(shape):
+            raise WeightsError(
+                f"the weights are not for {owner}: {name} has the shape {tuple(found[name])}, "
+                f"the policy's has {tuple(shape)}. {advice}"
+            )
+
+
+ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."
