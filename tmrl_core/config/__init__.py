@@ -1,0 +1,38 @@
+"""Typed, frozen configuration from JSON or YAML, environment and command line.
+
+`load` reads a file; `current` supplies what an argument marked `CFG` was not given; `resolve` finds what a reference
+`package.module:Name` names. Importing this reads nothing.
+"""
+
+from tmrl_core.config.loading import (
+    current,
+    data_folder,
+    find_config_file,
+    find_credentials_folder,
+    from_values,
+    load,
+    resolved,
+    use,
+)
+from tmrl_core.config.references import resolve, resolve_optional, resolve_with
+from tmrl_core.config.sections import Config, is_loopback
+from tmrl_core.config.sentinel import CFG, Cfg, given
+
+__all__ = [
+    "CFG",
+    "Cfg",
+    "Config",
+    "current",
+    "data_folder",
+    "find_config_file",
+    "find_credentials_folder",
+    "from_values",
+    "given",
+    "is_loopback",
+    "load",
+    "resolve",
+    "resolve_optional",
+    "resolve_with",
+    "resolved",
+    "use",
+]

@@ -1,0 +1,80 @@
+"""What the keys say together: impossible combinations are refused before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tmrl_core.config.sections import Config, is_loopback
+from tmrl_core.errors import ConfigError
+
+
+def check_values(config: Config) -> None:
+    """Refuse values that contradict each other, all of them in one message.
+
+    Raises:
+        ConfigError: with the keys' paths, what was found, and what is allowed.
+    """
+    problems = [*not_finite(msgspec.to_builtins(config), ""), *contradictions(config)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def not_finite(values: Any, path: str) -> Iterator[str]:
+    """Infinite and undefined numbers: JSON cannot write them, and no key means them."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from not_finite(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(values, float) and not math.isfinite(values) and ".kwargs." not in path:
+        yield f"{path}: found {values}, allowed: a finite number; where no limit is meant, write null"
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """One line for each pair of keys that cannot both hold."""
+    memory, network, worker, trainer = config.memory, config.network, config.worker, config.trainer
+    if memory.capacity < memory.batch_size:
+        yield (
+            f"memory.capacity: {memory.capacity} samples hold no batch of memory.batch_size = {memory.batch_size}; "
+            "raise the first or lower the second"
+        )
+    if trainer.start_training > memory.capacity:
+        yield (
+            f"trainer.start_training: {trainer.start_training} is more than memory.capacity = {memory.capacity} keeps; "
+            "lower the first or raise the second"
+        )
+    if network.heartbeat_s >= network.silent_s:
+        yield (
+            f"network.heartbeat_s: {network.heartbeat_s:g} must be below network.silent_s = {network.silent_s:g}, "
+            "or idle links count as dead"
+        )
+    if network.backoff_min_s > network.backoff_max_s:
+        yield (
+            f"network.backoff_min_s: {network.backoff_min_s:g} must not be above "
+            f"network.backoff_max_s = {network.backoff_max_s:g}"
+        )
+    ports = [config.server.port, network.local_port_server, network.local_port_trainer, network.local_port_worker]
+    if network.transport == "tlspyo" and len(set(ports)) < len(ports):
+        yield f"server.port and the three network.local_port_* must differ with tlspyo, found {ports}"
+    if network.security is None and not network.allow_insecure_remote:
+        for key, host in (("bind", config.server.bind), ("host", config.server.host)):
+            if host is not None and not is_loopback(host):
+                yield (
+                    f"server.{key}: {host!r} is not this machine, and network.security is null; use TLS, or set "
+                    "network.allow_insecure_remote: true to let everybody read and send"
+                )
+    if worker.collection != "synchronous" and worker.max_steps_per_update is not None:
+        yield (
+            f"worker.max_steps_per_update: {worker.max_steps_per_update:g} holds in synchronous collection only, and "
+            f"worker.collection is {worker.collection}; for asynchronous workers use worker.max_env_steps_per_update"
+        )
+    if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
+        yield "worker.when_full: drop_oldest would lose what the trainer asked for in lockstep; use block or auto"
+    evaluation = trainer.evaluation
+    if evaluation.target_return is not None and not evaluation.every_updates:
+        yield (
+            f"trainer.evaluation.target_return: {evaluation.target_return:g} is never compared while "
+            "trainer.evaluation.every_updates is 0; set that, for example to 2000"
+        )

@@ -1,0 +1,141 @@
+"""Text to plain values: JSON and YAML as people write configurations.
+
+YAML 1.1, which PyYAML reads, turns `no` into false, `1:30` into 90 and leaves `1e6` a text. Configurations follow YAML
+1.2's core rules instead: only `true` and `false` are flags, `1e6` is a number, dates stay texts. A key that is written
+twice is refused in both formats: the first value would vanish without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tmrl_core.errors import ConfigError
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the scalars of YAML 1.2 and without duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is not a text; put it in quotes", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} appears twice; keep one of them", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Whole numbers; a leading zero means nothing here, and octal in YAML 1.1."""
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    return int(text, 16) if text.startswith("0x") else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+# A table of its own: PyYAML keeps it on the class, and the base class's is YAML 1.1.
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?[0-9][0-9_]*$|^0x[0-9a-fA-F]+$", list("-+0123456789")),
+    (
+        "float",
+        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?$"
+        r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$",
+        list("-+0123456789."),
+    ),
+    ("merge", r"^<<$", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Plain values from YAML text.
+
+    Args:
+        text: one YAML document.
+        source: what the text is called in error messages.
+
+    Raises:
+        ConfigError: with line and column: broken YAML, a duplicate key, a tag that is no plain value.
+    """
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        context = f" ({exc.context})" if exc.context else ""
+        raise ConfigError(f"{source}: {where}broken YAML: {exc.problem}{context}") from exc
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{source}: broken YAML: {exc}") from exc
+    finally:
+        loader.dispose()
+
+
+def parse_json(text: str, source: str) -> Any:
+    """Plain values from JSON text.
+
+    Raises:
+        ConfigError: with line and column: broken JSON; or a duplicate key.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ConfigError(f"{source}: the key {key!r} appears twice; keep one of them")
+            found[key] = value
+        return found
+
+    def no_constant(name: str) -> Any:
+        raise ConfigError(f"{source}: {name} is not JSON")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+    except json.JSONDecodeError as exc:
+        raise ConfigError(f"{source}: line {exc.lineno}, column {exc.colno}: broken JSON: {exc.msg}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{source}: broken JSON: nested too deeply") from exc
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The plain values of a configuration file; an empty YAML file is an empty configuration.
+
+    Raises:
+        ConfigError: the file is missing or unreadable, has another extension, is broken, or holds no mapping.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"{path}: a configuration's name ends in {', '.join(SUFFIXES)}, not in {path.suffix!r}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        near = sorted(str(p) for p in path.parent.glob("*") if p.suffix.lower() in SUFFIXES)[:8]
+        hint = f" There: {', '.join(near)}." if near else ""
+        raise ConfigError(f"{path}: no such file.{hint}") from None
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {exc.start})") from exc
+    values = parse_json(text, str(path)) if path.suffix.lower() == ".json" else parse_yaml(text, str(path))
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a configuration is a mapping of sections, found {type(values).__name__}")
+    return values

@@ -1,0 +1,278 @@
+"""From file, environment and command line to one checked `Config`.
+
+Precedence, later wins: defaults, file, environment (`TMRL_CORE_*`, for secrets and hosts), `--set` overrides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from tmrl_core.config.checks import check_values
+from tmrl_core.config.documents import parse_yaml, read_document
+from tmrl_core.config.messages import check_keys, explain, field_type, inner_types
+from tmrl_core.config.sections import Config
+from tmrl_core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "TMRL_CORE_"
+
+ENVIRONMENT_KEYS: dict[str, tuple[str, str]] = {
+    "TMRL_CORE_RUN_NAME": ("run", "name"),
+    "TMRL_CORE_RUN_FOLDER": ("run", "folder"),
+    "TMRL_CORE_WORKER_NAME": ("worker", "name"),
+    "TMRL_CORE_SERVER_HOST": ("server", "host"),
+    "TMRL_CORE_SERVER_BIND": ("server", "bind"),
+    "TMRL_CORE_SERVER_PORT": ("server", "port"),
+    "TMRL_CORE_CREDENTIALS_DIR": ("network", "credentials_dir"),
+    "TMRL_CORE_HOSTNAME": ("network", "hostname"),
+}
+"""Environment variables that set a key."""
+
+OTHER_VARIABLES: dict[str, str] = {
+    "TMRL_CORE_CONFIG": "the configuration file when `-c` is left out",
+    "TMRL_CORE_HOME": "the data folder (default: the platform's folder for user data)",
+    "TMRL_CORE_TOKEN": "this role's token",
+    "TMRL_CORE_TOKEN_FILE": "a file that holds this role's token",
+}
+"""Environment variables that set no key."""
+
+
+def data_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this user's own files of tmrl_core live; nothing is created here.
+
+    `TMRL_CORE_HOME`, else the platform's folder for user data.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("TMRL_CORE_HOME"):
+        return Path(environ["TMRL_CORE_HOME"]).expanduser()
+    if sys.platform == "win32":
+        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "tmrl_core"
+
+
+def find_config_file(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The configuration file when none is named.
+
+    `$TMRL_CORE_CONFIG` (which must exist), else `tmrl_core.yaml` here, else `config.yaml` in the data folder, else
+    None: the built-in defaults.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("TMRL_CORE_CONFIG"):
+        return Path(environ["TMRL_CORE_CONFIG"]).expanduser()
+    for path in (Path("tmrl_core.yaml"), data_folder(environ) / "config.yaml"):
+        if path.is_file():
+            return path
+    return None
+
+
+def find_credentials_folder(config: Config, environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of keys and tokens: `network.credentials_dir`, else `credentials/` here, else the data folder's.
+
+    `credentials/` here counts when it holds more than a README. The folder that is returned need not exist.
+    """
+    if config.network.credentials_dir is not None:
+        return Path(config.network.credentials_dir).expanduser()
+    here = Path("credentials")
+    if here.is_dir() and any(p.name not in ("README.md", ".gitignore") for p in here.iterdir()):
+        return here
+    return data_folder(environ) / "credentials"
+
+
+def token_from_environment(environ: Mapping[str, str]) -> str | None:
+    """The token that `TMRL_CORE_TOKEN` holds or `TMRL_CORE_TOKEN_FILE` names a file of; None without them.
+
+    Raises:
+        ConfigError: the file cannot be read or is empty.
+    """
+    if environ.get("TMRL_CORE_TOKEN"):
+        return environ["TMRL_CORE_TOKEN"]
+    name = environ.get("TMRL_CORE_TOKEN_FILE")
+    if not name:
+        return None
+    try:
+        token = Path(name).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"TMRL_CORE_TOKEN_FILE: {name} cannot be read ({type(exc).__name__})") from exc
+    if not token:
+        raise ConfigError(f"TMRL_CORE_TOKEN_FILE: {name} is empty; it should hold the token of this role")
+    return token
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """The configuration from defaults, a file, the environment and overrides, checked.
+
+    Args:
+        path: JSON or YAML by extension; None: searched as `find_config_file` says, else the built-in defaults.
+        overrides: `section.key=value`, the value as YAML; later ones win.
+        environ: the environment; None: this process's.
+
+    Raises:
+        ConfigError: with the key's path, what was found, and what is allowed.
+    """
+    environ = os.environ if environ is None else environ
+    found = find_config_file(environ) if path is None else Path(path).expanduser()
+    values = read_document(found) if found is not None else {}
+    source = str(found) if found is not None else "built-in defaults"
+    # Checked layer by layer, so that a mistake is reported with the place where it was made.
+    convert(values, source)
+    merge_environment(values, environ)
+    for override in overrides:
+        path_text, value = parse_override(override)
+        # Not the value: somebody may have tried to set a secret.
+        label = f"--set {path_text}"
+        one: dict[str, Any] = {}
+        put(one, path_text, value, label)
+        check_keys(one, label)
+        put(values, path_text, value, label)
+        convert(values, label)
+    config = convert(values, source)
+    check_values(config)
+    return config
+
+
+def from_values(values: Mapping[str, Any], source: str = "configuration") -> Config:
+    """A checked configuration from plain values, without file and environment.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    config = convert(values, source)
+    check_values(config)
+    return config
+
+
+def convert(values: Mapping[str, Any], source: str) -> Config:
+    """Types and limits of each key; not yet what the keys say together.
+
+    Raises:
+        ConfigError: unknown key, wrong type, value out of its limits.
+    """
+    check_keys(values, source)
+    try:
+        return msgspec.convert(whole_numbers(values, inspect.type_info(Config)), Config)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(explain(exc, values, source)) from exc
+
+
+def whole_numbers(values: Any, kind: Any) -> Any:
+    """`values` with floats such as 1e6 made whole where a key takes whole numbers only."""
+    if isinstance(values, Mapping):
+        return {key: whole_numbers(value, field_type(kind, key)) for key, value in values.items()}
+    if isinstance(values, float) and values.is_integer():
+        parts = inner_types(kind)
+        if inspect.IntType in parts and inspect.FloatType not in parts:
+            return int(values)
+    return values
+
+
+def merge_environment(values: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Put what `TMRL_CORE_*` variables say into `values`; unknown ones are warned about.
+
+    Raises:
+        ConfigError: a variable's value does not fit its key.
+    """
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
+            continue
+        if name not in ENVIRONMENT_KEYS:
+            known = ", ".join(sorted([*ENVIRONMENT_KEYS, *OTHER_VARIABLES]))
+            logger.warning("The environment variable %s means nothing here and is ignored. Known: %s.", name, known)
+            continue
+        if not environ[name]:
+            continue
+        section, key = ENVIRONMENT_KEYS[name]
+        # Names stay texts as they are; only the port is a number.
+        value: Any = parse_yaml(environ[name], name) if key == "port" else environ[name]
+        convert({section: {key: value}}, name)
+        put(values, f"{section}.{key}", value, name)
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """`section.key=value` as path and value; the value is YAML.
+
+    Raises:
+        ConfigError: there is no `=`, an empty part, or broken YAML.
+    """
+    path, equals, text = override.partition("=")
+    path = path.strip()
+    if not equals or not all(path.split(".")):
+        raise ConfigError(f"--set {path}: write it as section.key=value, for example --set server.port=55555")
+    return path, parse_yaml(text, f"--set {path}")
+
+
+def put(values: dict[str, Any], path: str, value: Any, source: str) -> None:
+    """Set `values[a][b]...` for the path `a.b...`, making mappings on the way.
+
+    Raises:
+        ConfigError: the path goes through something that is no mapping.
+    """
+    *folders, last = path.split(".")
+    for name in folders:
+        inner = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{source}: {name} is {inner!r}, not a mapping, so nothing can be set inside it")
+        values = inner
+    values[last] = value
+
+
+class _Current:
+    """The configuration that `current` supplies; `lock` guards both attributes."""
+
+    lock = threading.Lock()
+    in_use: Config | None = None
+    cached: tuple[tuple[Any, ...], Config] | None = None
+
+
+def current() -> Config:
+    """The configuration for arguments that were left out.
+
+    What `use` was given; otherwise loaded as without `-c`, and loaded again only when the file or the environment
+    has changed.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    with _Current.lock:
+        if _Current.in_use is not None:
+            return _Current.in_use
+        path = find_config_file()
+        stamp = None
+        if path is not None and path.is_file():
+            status = path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+        environ = tuple(sorted(item for item in os.environ.items() if item[0] in ENVIRONMENT_KEYS))
+        key = (os.getcwd(), path, stamp, environ)
+        if _Current.cached is None or _Current.cached[0] != key:
+            _Current.cached = (key, load(path))
+        return _Current.cached[1]
+
+
+def use(config: Config | None) -> None:
+    """Let `current` supply this configuration in this process; None: search again."""
+    with _Current.lock:
+        _Current.in_use = config
+
+
+def resolved(config: Config) -> str:
+    """The whole configuration as YAML, every key with its value; it holds no secret."""
+    import yaml
+
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)

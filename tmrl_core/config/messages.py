@@ -1,0 +1,185 @@
+"""What a person reads when a key is unknown or its value does not fit: path, what was found, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from tmrl_core.config.sections import Config
+from tmrl_core.errors import ConfigError
+
+SECRET_WORDS = ("token", "password", "secret", "wandb_key", "api_key")
+
+SECRET_ADVICE = (
+    "secrets do not live in the configuration. Give the token in the environment (TMRL_CORE_TOKEN, or the name of a "
+    "file that holds it in TMRL_CORE_TOKEN_FILE), or leave it in the credentials folder, where "
+    "`python -m tmrl_core --credentials create` puts it; wandb reads WANDB_API_KEY."
+)
+
+_PATH = re.compile(r" - at (?:the key in )?`\$(.*)`$")
+
+
+def near(word: str, words: list[str]) -> str:
+    """` Did you mean ...?`, or nothing."""
+    matches = difflib.get_close_matches(word, words, n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def keys_of(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
+    """Key to section structure, or None where the key holds a plain value."""
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    return {f.encode_name: section_of(f.type) for f in info.fields}
+
+
+def section_of(kind: inspect.Type) -> type[msgspec.Struct] | None:
+    """The structure behind a type, when it is one."""
+    if isinstance(kind, inspect.Metadata):
+        return section_of(kind.type)
+    return kind.cls if isinstance(kind, inspect.StructType) else None
+
+
+def check_keys(values: Mapping[str, Any], source: str) -> None:
+    """Refuse keys that the configuration does not have, all of them in one message.
+
+    Raises:
+        ConfigError: with each unknown key's path, near misses, and the keys that are allowed there.
+    """
+    problems = list(unknown_keys(values, Config, ""))
+    if problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+
+
+def unknown_keys(values: Mapping[str, Any], struct: type[msgspec.Struct], path: str) -> Iterator[str]:
+    """One line for each key that `struct` does not have."""
+    known = keys_of(struct)
+    for key, value in values.items():
+        if key not in known:
+            yield unknown_key(key, path, list(known))
+        elif (section := known[key]) is not None and isinstance(value, Mapping):
+            yield from unknown_keys(value, section, f"{path}{key}.")
+
+
+def unknown_key(key: str, path: str, known: list[str]) -> str:
+    """Why this key is refused and what to write instead."""
+    if any(word in key.lower() for word in SECRET_WORDS):
+        return f"{path}{key}: {SECRET_ADVICE}"
+    elsewhere = [
+        f"{name}.{key}" for name, section in keys_of(Config).items() if section is not None and key in keys_of(section)
+    ]
+    hint = near(key, known) or (f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
+    kind = "key" if path else "section"
+    return f"{path}{key}: unknown {kind}.{hint} Allowed here: {', '.join(known)}."
+
+
+def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: str) -> str:
+    """msgspec's complaint with the key's path, what was found, and what is allowed."""
+    text = str(error)
+    match = _PATH.search(text)
+    if match is None:
+        return f"{source}: {text}"
+    steps = [step for step in match.group(1).split(".") if step]
+    path = ".".join(steps) or "the configuration"
+    found: Any = values
+    kind: inspect.Type = inspect.type_info(Config)
+    for step in steps:
+        if not isinstance(found, Mapping) or step not in found:
+            return f"{source}: {path}: {text[: match.start()]}"
+        found = found[step]
+        kind = field_type(kind, step) or kind
+    if any(word in path for word in SECRET_WORDS):
+        return f"{source}: {path}: {SECRET_ADVICE}"
+    hint = ""
+    if isinstance(found, str):
+        hint = near(found, [str(value) for value in literal_values(kind)])
+    return f"{source}: {path}: found {shown(found)}, allowed: {allowed(kind)}.{hint}"
+
+
+def inner_types(kind: inspect.Type | None) -> set[type]:
+    """The kinds of value that a type allows, limits and unions looked through."""
+    if isinstance(kind, inspect.Metadata):
+        return inner_types(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return {inner for part in kind.types for inner in inner_types(part)}
+    return set() if kind is None else {type(kind)}
+
+
+def field_type(kind: inspect.Type | None, name: str) -> inspect.Type | None:
+    """Type of the field that is written `name` in a section; None where there is none."""
+    if isinstance(kind, inspect.Metadata):
+        return field_type(kind.type, name)
+    if isinstance(kind, inspect.StructType):
+        for item in kind.fields:
+            if item.encode_name == name:
+                return item.type
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value as people write it, with its kind."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"the flag {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return f"the text {value[:80]!r}" + ("..." if len(value) > 80 else "")
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    return f"a {type(value).__name__}"
+
+
+def literal_values(kind: inspect.Type) -> tuple[Any, ...]:
+    """The words that a key may have, when it is one of a few."""
+    if isinstance(kind, inspect.Metadata):
+        return literal_values(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return tuple(value for part in kind.types for value in literal_values(part))
+    return tuple(kind.values) if isinstance(kind, inspect.LiteralType) else ()
+
+
+def allowed(kind: inspect.Type) -> str:
+    """What a type allows, in words."""
+    if isinstance(kind, inspect.Metadata):
+        return allowed(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        parts = [allowed(part) for part in kind.types if not isinstance(part, inspect.NoneType)]
+        if any(isinstance(part, inspect.NoneType) for part in kind.types):
+            parts.append("null")
+        return " or ".join(parts)
+    if isinstance(kind, inspect.LiteralType):
+        return ", ".join(str(value) for value in kind.values)
+    if isinstance(kind, inspect.IntType):
+        return "a whole number" + limits(kind)
+    if isinstance(kind, inspect.FloatType):
+        return "a number" + limits(kind)
+    if isinstance(kind, inspect.StrType):
+        if kind.pattern is not None and ":" in kind.pattern:
+            return "a reference `package.module:Name`"
+        if kind.pattern is not None:
+            return f"a text that matches {kind.pattern}"
+        return "a text" + (" that is not empty" if kind.min_length else "")
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.DictType):
+        return "a mapping"
+    if isinstance(kind, inspect.StructType):
+        return f"a mapping with the keys {', '.join(item.encode_name for item in kind.fields)}"
+    return "a value"
+
+
+def limits(kind: inspect.IntType | inspect.FloatType) -> str:
+    """` of at least 1`, ` from 0 to 65535`, ` above 0`, or nothing."""
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge} to {kind.le}"
+    if kind.ge is not None:
+        return f" of at least {kind.ge}"
+    return f" above {kind.gt}" if kind.gt is not None else ""

@@ -1,0 +1,79 @@
+"""`package.module:Name` to the object of that name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from tmrl_core.errors import ConfigError
+
+
+def resolve(reference: str, key: str = "") -> Any:
+    """The object that a reference `package.module:Name` names; `Name` may have dots.
+
+    Modules are found as Python finds them; the command line also puts the configuration file's folder on `sys.path`.
+
+    Args:
+        reference: the reference.
+        key: path of the key that holds it, for error messages.
+
+    Raises:
+        ConfigError: no such module or name, with near misses; or the text is no reference.
+        ImportError: the module exists, and what it imports does not; or its own code raised.
+    """
+    label = f"{key}: {reference!r}" if key else repr(reference)
+    module_name, colon, name = reference.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigError(
+            f"{label} is no reference; write package.module:Name, for example tmrl_core.envs:GenericGymEnv"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as exc:
+        # Only the module itself, or a package on the way to it: what it imports in turn is not a wrong reference.
+        if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
+            raise ConfigError(
+                f"{label}: there is no module {exc.name!r}. Install it, or run where Python finds it "
+                "(the current folder and the configuration file's folder are searched)."
+            ) from exc
+        raise
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as exc:
+            matches = difflib.get_close_matches(part, public_names(found), n=3)
+            hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
+            raise ConfigError(f"{label}: {module_name!r} has no {part!r}.{hint}") from exc
+    return found
+
+
+def public_names(found: Any) -> list[str]:
+    """Names without a leading underscore, those of lazy packages included."""
+    return sorted({*dir(found), *getattr(found, "__all__", ())} - {n for n in dir(found) if n.startswith("_")})
+
+
+def resolve_with(reference: str, kwargs: Mapping[str, Any], key: str = "") -> Any:
+    """The callable that a reference names, with keyword arguments bound when there are any.
+
+    Raises:
+        ConfigError: as `resolve`; or the object cannot be called.
+    """
+    found = resolve(reference, key)
+    if not callable(found):
+        raise ConfigError(
+            f"{key + ': ' if key else ''}{reference!r} is a {type(found).__name__}, which cannot be called"
+        )
+    return functools.partial(found, **kwargs) if kwargs else found
+
+
+def resolve_optional(reference: str | None, key: str = "") -> Any:
+    """The object that a reference names, or None for None.
+
+    Raises:
+        ConfigError: as `resolve`.
+    """
+    return None if reference is None else resolve(reference, key)
