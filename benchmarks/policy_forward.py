@@ -1,0 +1,78 @@
+"""Actions per second of the policy of two hidden layers of 256: torch's eager forward against its NumPy twin.
+
+    python benchmarks/policy_forward.py
+
+Both act on the same weights, one observation of Pendulum at a time, on one thread, in turn, five times.
+"""
+
+# ruff: noqa: E402  # the environment must be set before NumPy and torch are imported
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# One thread each, decided before NumPy and torch load their libraries: a worker has no more to spare.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import gymnasium
+import numpy as np
+import torch
+
+from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
+
+
+def actions_per_second(act: Callable[[Any], Any], obs: np.ndarray, seconds: float) -> float:
+    """How many actions `act` makes in about `seconds`."""
+    count = 0
+    start = time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds:
+        for _ in range(500):
+            act(obs)
+        count += 500
+    return count / elapsed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="per repetition and side")
+    parser.add_argument("--reach", type=float, default=90_000.0, help="actions/s of the twin below which the exit is 1")
+    arguments = parser.parse_args()
+
+    env = gymnasium.make("Pendulum-v1")
+    obs, _ = env.reset(seed=0)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    original = SquashedGaussianMLPActor(env.observation_space, env.action_space)
+    twin = NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, seed=0)
+    twin.from_blob(*original.to_blob(), device="cpu")
+    gap = float(np.abs(original.act_(obs, test=True) - twin.act(obs, test=True)).max())
+    if gap > 1e-5:
+        print(f"the twins differ by {gap}", file=sys.stderr)
+        return 1
+
+    sides: dict[str, Callable[[Any], Any]] = {"torch, eager": original.act_, "numpy twin": twin.act_}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for act in sides.values():
+        actions_per_second(act, obs, 0.2)
+    for _ in range(arguments.repetitions):
+        for name, act in sides.items():
+            rates[name].append(actions_per_second(act, obs, arguments.seconds))
+
+    print(f"python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}, one thread")
+    for name, values in rates.items():
+        print(f"{name:14} {statistics.median(values):10,.0f} actions/s   ({min(values):,.0f} to {max(values):,.0f})")
+    slow, fast = (statistics.median(values) for values in rates.values())
+    print(f"{'ratio':14} {fast / slow:10.1f}")
+    return 0 if fast >= arguments.reach else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

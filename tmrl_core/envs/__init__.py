@@ -1,0 +1,7 @@
+"""Environments: Gymnasium's, made to fit."""
+
+from __future__ import annotations
+
+from tmrl_core.envs.generic import GenericGymEnv
+
+__all__ = ["GenericGymEnv"]

@@ -1,0 +1,109 @@
+"""GenericGymEnv: any environment that Gymnasium knows, with the observations that a policy wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from tmrl_core.errors import ConfigError
+
+Convert = Callable[[Any], Any]
+
+
+class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment made from its Gymnasium id.
+
+    Args:
+        id: Gymnasium's id, also as `package.module:Name-v0`, which imports the module first.
+        gym_kwargs: keyword arguments for `gymnasium.make`.
+        obs_scale: factor on every Box of floats in the observation; 0.0: as they are. The bounds follow.
+        to_float32: True: every Box of other floats in the observation becomes float32, in the space too.
+
+    Raises:
+        ConfigError: `obs_scale` is given and there is no Box of floats to scale.
+        gymnasium.error.Error: Gymnasium cannot make the environment.
+    """
+
+    def __init__(
+        self,
+        id: str = "Pendulum-v1",
+        gym_kwargs: Mapping[str, Any] | None = None,
+        obs_scale: float = 0.0,
+        to_float32: bool = False,
+    ) -> None:
+        # Gymnasium's checker looks at every step; the worker checks what matters itself.
+        env = gymnasium.make(id, **{"disable_env_checker": True, **(gym_kwargs or {})})
+        super().__init__(env)
+        if obs_scale and not any(_is_float_box(space) for space in _leaves(env.observation_space)):
+            raise ConfigError(
+                f"obs_scale is {obs_scale}, but the observations of {id} have no Box of floats to scale: "
+                f"{env.observation_space}"
+            )
+        space, self._convert = _conversion(env.observation_space, float(obs_scale), to_float32)
+        if self._convert is not None:
+            self.observation_space = space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As Gymnasium's, with the observation converted."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs if self._convert is None else self._convert(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As Gymnasium's, with the observation converted."""
+        if self._convert is None:
+            return self.env.step(action)
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._convert(obs), reward, terminated, truncated, info
+
+
+def _is_float_box(space: Any) -> bool:
+    return isinstance(space, spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
+
+
+def _leaves(space: Any) -> list[Any]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for entry in space.spaces.values() for leaf in _leaves(entry)]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for entry in space.spaces for leaf in _leaves(entry)]
+    return [space]
+
+
+def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Convert | None]:
+    """The space of the converted observations, and what converts them; None: nothing to do."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: _conversion(entry, scale, to_float32) for key, entry in space.spaces.items()}
+        if all(convert is None for _, convert in parts.values()):
+            return space, None
+
+        def convert_dict(obs: Any) -> Any:
+            return {key: obs[key] if convert is None else convert(obs[key]) for key, (_, convert) in parts.items()}
+
+        return spaces.Dict([(key, entry) for key, (entry, _) in parts.items()]), convert_dict
+    if isinstance(space, spaces.Tuple):
+        entries = [_conversion(entry, scale, to_float32) for entry in space.spaces]
+        if all(convert is None for _, convert in entries):
+            return space, None
+
+        def convert_tuple(obs: Any) -> Any:
+            pairs = zip(obs, entries, strict=True)
+            return tuple([part if convert is None else convert(part) for part, (_, convert) in pairs])
+
+        return spaces.Tuple([entry for entry, _ in entries]), convert_tuple
+    if not _is_float_box(space):
+        return space, None
+    dtype = np.dtype(np.float32) if to_float32 else space.dtype
+    if not scale and dtype == space.dtype:
+        return space, None
+
+    def convert_box(obs: Any) -> Any:
+        return np.asarray(obs if not scale else np.asarray(obs) * scale, dtype)
+
+    with np.errstate(over="ignore"):  # float64's largest number, a common bound, is infinite in float32
+        bounds = [convert_box(space.low), convert_box(space.high)]
+    if scale < 0:
+        bounds.reverse()
+    return spaces.Box(bounds[0], bounds[1], dtype=dtype.type), convert_box
