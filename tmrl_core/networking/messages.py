@@ -98,6 +98,8 @@ class Hello(_Control, frozen=True, tag="hello"):
         name: label for people; no identity.
         peer: 16 random bytes per process. A link of the same peer supersedes the older one.
         incarnation: the highest incarnation of a trainer that this peer has heard of.
+        holding: for a trainer, the incarnation that this process was given earlier; 0 for a new process.
+        have: for a worker, the newest policy that it holds, so that it is not sent again.
     """
 
     versions: tuple[int, ...]
@@ -107,6 +109,8 @@ class Hello(_Control, frozen=True, tag="hello"):
     name: str
     peer: bytes
     incarnation: int = 0
+    holding: int = 0
+    have: Version = (0, 0)
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # never the token
@@ -249,11 +253,11 @@ class Report(_Control, frozen=True, tag="report"):
 
 
 class Notice(_Control, frozen=True, tag="notice"):
-    """Relay -> trainer: its counters worth showing: `workers` linked, `queued` bytes, `discarded` of other runs."""
+    """Relay -> trainer: what only the relay sees: workers linked, bytes of samples queued, workers of other runs."""
 
     workers: int
     queued_bytes: int
-    other_run_messages: int
+    other_run_workers: int
 
 
 class Bye(_Control, frozen=True, tag="bye"):

@@ -1,0 +1,432 @@
+"""Both ends of a stream: sequence numbers, credit, acknowledgements, resume, de-duplication. Sans-I/O.
+
+Theory of operation
+-------------------
+The worker's end (`StreamSender`) numbers messages and holds each until it is acknowledged. It sends only after a
+resume, which names the first number that the trainer lacks, and only whole messages that fit its credit. The trainer's
+end (`StreamReceiver`) takes numbers in order: one below its mark is a repetition, one above it is a gap.
+
+A gap is either known or an accident. Each message says its *floor*: the messages from the floor up to it are held no
+more. A floor at or below the receiver's mark therefore explains the whole gap (the worker dropped them, or they were
+acknowledged by a trainer whose memory went with it), and it is counted. A floor above the mark means that the link lost
+something that the worker still has, and the receiver asks for a resume.
+
+Which messages were dropped for good is known only when the other side cannot have them: one that was sent whole and
+then dropped counts as dropped when a later resume asks for it, as acknowledged when an acknowledgement passes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
+from tmrl_core.networking.framing import (
+    FIRST,
+    HEADER_BYTES,
+    LAST,
+    SAMPLES_HEAD,
+    Frame,
+    Kind,
+    cut,
+    message_bytes,
+)
+from tmrl_core.networking.messages import Ack, Want
+
+
+class _Message:
+    __slots__ = ("body", "floor", "number", "position", "samples", "size")
+
+    def __init__(self, number: int, floor: int, position: int, samples: int, body: bytes) -> None:
+        self.number = number
+        self.floor = floor
+        self.position = position
+        self.samples = samples
+        self.body = body
+        self.size = message_bytes(SAMPLES_HEAD, len(body))
+
+
+class _Gone(NamedTuple):
+    """A message that was sent whole and dropped before its fate was known."""
+
+    number: int
+    samples: int
+
+
+class StreamSender:
+    """The worker's end of one stream.
+
+    Args:
+        stream: 16 random bytes.
+        queue_bytes: most bytes of message bodies held; the oldest is dropped, or the offer refused, beyond it. One
+            message is always taken, however large.
+        drop_oldest: what happens at the bound.
+
+    Not thread-safe: the owner serialises calls.
+    """
+
+    def __init__(self, stream: bytes, *, queue_bytes: int, drop_oldest: bool) -> None:
+        self.stream = stream
+        self.queue_bytes = queue_bytes
+        self.drop_oldest = drop_oldest
+        self.held_bytes = 0
+        self.held_samples = 0
+        self.samples_offered = 0
+        self.samples_acked = 0
+        self.samples_refused = 0
+        self.samples_dropped = 0
+        self.messages_dropped = 0
+        self.messages_sent = 0
+        self.refusals: deque[tuple[int, str]] = deque(maxlen=100)
+        self._next_number = 0
+        self._sent: deque[_Message] = deque()
+        self._queue: deque[_Message] = deque()
+        self._gone: deque[_Gone] = deque()
+        self._next_floor: int | None = None
+        self._current: _Message | None = None
+        self._cutter: Iterator[bytearray] | None = None
+        self._current_sent = 0
+        self._active = False
+        self._epoch = 0
+        self._channel = 0
+        self._sent_bytes = 0
+        self._limit = 0
+        self._wanted = 0
+        self._covered_messages = 0
+        self._covered_bytes = 0
+
+    # --- the application's side ---
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next message will have."""
+        return self._next_number
+
+    @property
+    def held_messages(self) -> int:
+        """Messages that are not acknowledged yet."""
+        return len(self._sent) + len(self._queue) + (self._current is not None)
+
+    def fits(self, body_bytes: int) -> bool:
+        """Whether a message of that size can be offered without dropping another."""
+        return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
+
+    def offer(self, body: bytes, samples: int) -> bool:
+        """Take over one message. False: it does not fit, and nothing may be dropped for it."""
+        while not self.fits(len(body)):
+            if not self.drop_oldest or not self._drop_one():
+                return False
+        floor = self._next_number if self._next_floor is None else self._next_floor
+        self._next_floor = None
+        message = _Message(self._next_number, floor, self.samples_offered, samples, body)
+        self._next_number += 1
+        self.samples_offered += samples
+        self.held_bytes += len(body)
+        self.held_samples += samples
+        self._queue.append(message)
+        return True
+
+    def _drop_one(self) -> bool:
+        """Drop the oldest message that is not on its way; without one, the oldest that was sent whole."""
+        if self._queue:
+            victim = self._queue.popleft()
+            follower = self._queue[0] if self._queue else None
+            if self._covered_messages:
+                self._covered_messages -= 1
+                self._covered_bytes -= victim.size
+            # The queue holds what the trainer is known to lack, so this one is lost for good.
+            self.samples_dropped += victim.samples
+        elif self._sent:
+            victim = self._sent.popleft()
+            follower = self._sent[0] if self._sent else self._current
+            self._gone.append(_Gone(victim.number, victim.samples))
+        else:
+            return False
+        if follower is not None:
+            follower.floor = min(follower.floor, victim.floor)
+        else:
+            self._next_floor = min(self._next_floor, victim.floor) if self._next_floor is not None else victim.floor
+        self.messages_dropped += 1
+        self._let_go(victim)
+        return True
+
+    def _let_go(self, message: _Message) -> None:
+        self.held_bytes -= len(message.body)
+        self.held_samples -= message.samples
+
+    @property
+    def samples_unresolved(self) -> int:
+        """Samples that were dropped after they had been sent: whether they arrived shows at the next resume."""
+        return sum(gone.samples for gone in self._gone)
+
+    # --- what the trainer says ---
+
+    def resume(self, *, channel: int, epoch: int, next_number: int, credit: int) -> None:
+        """Send from `next_number` on, as `epoch`, with `credit` bytes to begin with.
+
+        Raises:
+            RemoteProtocolError: the trainer asks for a message that was never made.
+        """
+        if next_number > self._next_number:
+            raise RemoteProtocolError(
+                f"the trainer asks for message {next_number} of a stream that has made {self._next_number}"
+            )
+        self._stop_sending()
+        while self._sent and self._sent[-1].number >= next_number:
+            self._queue.appendleft(self._sent.pop())
+        # What it does not ask for has arrived and will be acknowledged.
+        while self._queue and self._queue[0].number < next_number:
+            self._sent.append(self._queue.popleft())
+        while self._gone and self._gone[-1].number >= next_number:
+            self.samples_dropped += self._gone.pop().samples
+        self._channel = channel
+        self._epoch = epoch
+        self._sent_bytes = 0
+        self._limit = credit
+        self._wanted = 0
+        self._active = True
+
+    def halt(self) -> None:
+        """There is no trainer: send nothing until the next resume."""
+        self._stop_sending()
+        self._active = False
+
+    def _stop_sending(self) -> None:
+        if self._current is not None:
+            self._queue.appendleft(self._current)
+            self._current = None
+            self._cutter = None
+        self._covered_messages = 0
+        self._covered_bytes = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether a trainer takes this stream's messages now."""
+        return self._active
+
+    def ack(self, ack: Ack) -> None:
+        """Every message below `ack.next` is committed or refused: hold it no longer.
+
+        Raises:
+            RemoteProtocolError: it acknowledges a message that was never made.
+        """
+        if ack.next > self._next_number:
+            raise RemoteProtocolError(
+                f"message {ack.next - 1} was acknowledged; this stream has made {self._next_number} messages"
+            )
+        refused = dict(ack.refused)
+        for queue in (self._sent, self._queue):
+            while queue and queue[0].number < ack.next:
+                message = queue.popleft()
+                if queue is self._queue and self._covered_messages:
+                    self._covered_messages -= 1
+                    self._covered_bytes -= message.size
+                self._let_go(message)
+                self._count(message.number, message.samples, refused)
+        while self._gone and self._gone[0].number < ack.next:
+            self._count(*self._gone.popleft(), refused)
+        self.refusals.extend(ack.refused)
+
+    def _count(self, number: int, samples: int, refused: dict[int, str]) -> None:
+        if number in refused:
+            self.samples_refused += samples
+        else:
+            self.samples_acked += samples
+
+    def credit(self, *, epoch: int, limit: int) -> None:
+        """The relay allows bytes up to `limit` in `epoch`."""
+        if epoch == self._epoch and limit > self._limit:
+            self._limit = limit
+
+    # --- what goes out ---
+
+    def next_frame(self) -> bytearray | None:
+        """The next frame to send; None: nothing to send, or no credit or no trainer for it."""
+        if self._current is None:
+            if not self._active or not self._queue:
+                return None
+            message = self._queue[0]
+            if self._sent_bytes + message.size > self._limit:
+                return None
+            self._queue.popleft()
+            if self._covered_messages:
+                self._covered_messages -= 1
+                self._covered_bytes -= message.size
+            floor = message.floor if self._sent else 0
+            head = SAMPLES_HEAD.pack(message.number, floor, message.position, message.samples, len(message.body))
+            self._current = message
+            self._current_sent = 0
+            self._cutter = cut(Kind.DATA, head, message.body, epoch=self._epoch, channel=self._channel)
+        assert self._cutter is not None
+        frame = next(self._cutter)
+        self._sent_bytes += len(frame)
+        self._current_sent += len(frame)
+        if frame[5] & LAST:
+            self._sent.append(self._current)
+            self._current = None
+            self._cutter = None
+            self.messages_sent += 1
+        return frame
+
+    def want(self, window_bytes: int) -> Want | None:
+        """Asks for credit for whole messages, at most `window_bytes` beyond what is sent (or one message)."""
+        if not self._active or not self._queue:
+            return None
+        while self._covered_messages < len(self._queue):
+            size = self._queue[self._covered_messages].size
+            if self._covered_messages and self._covered_bytes + size > window_bytes:
+                break
+            self._covered_messages += 1
+            self._covered_bytes += size
+        total = self._sent_bytes + self._covered_bytes
+        if self._current is not None:
+            total += self._current.size - self._current_sent
+        if total <= max(self._limit, self._wanted):
+            return None
+        self._wanted = total
+        return Want(self._channel, self._epoch, total)
+
+
+class Received(NamedTuple):
+    """One message of samples, whole."""
+
+    stream: bytes
+    number: int
+    samples: int
+    body: npt.NDArray[np.uint8]
+    size: int
+    """Bytes that it took on the link: what is given back as credit."""
+
+
+class Mark(NamedTuple):
+    """How far a stream is committed: what a checkpoint has to remember of it."""
+
+    next_number: int
+    """The first message that is not committed."""
+    position: int
+    """Samples that the stream had carried before that message, dropped ones included."""
+
+
+_START = Mark(0, 0)
+
+
+class StreamReceiver:
+    """The trainer's end of one stream.
+
+    Args:
+        stream: 16 bytes, as the worker announced it.
+        mark: what is committed (from a checkpoint; the default for a new stream).
+    """
+
+    def __init__(self, stream: bytes, mark: Mark = _START) -> None:
+        self.stream = stream
+        self.next_number = mark.next_number
+        """The first message that has not arrived whole."""
+        self.mark = mark
+        self.gap_messages = 0
+        self.gap_samples = 0
+        self.duplicates = 0
+        self._acked = 0
+        self._position = mark.position
+        self._uncommitted: deque[tuple[int, int]] = deque()  # (number, position after it)
+        self._refused: list[tuple[int, str]] = []
+        self._refused_lately: deque[tuple[int, str]] = deque(maxlen=100)
+        self._body: npt.NDArray[np.uint8] | None = None
+        self._filled = 0
+        self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+        self._size = 0
+        self._skip_body = False
+        self._in_message = False
+        self._ignored_epoch: int | None = None
+
+    def attach(self) -> int:
+        """The stream has come (back) on a link: what was half received is void. Returns the number to resume from."""
+        self._body = None
+        self._in_message = False
+        self._ignored_epoch = None
+        # The worker may not have heard of the last acknowledgement; what it has heard of it ignores.
+        self._acked = 0
+        self._refused = list(self._refused_lately)
+        return self.next_number
+
+    def frame(self, frame: Frame, max_message_bytes: int) -> tuple[Received | None, bool]:
+        """Take one DATA frame. Returns the message that it completes, and whether a resume must be asked for.
+
+        Raises:
+            RemoteProtocolError: the frame contradicts its message's head, or the message is too large.
+        """
+        if frame.epoch == self._ignored_epoch:
+            return None, False
+        payload = frame.payload
+        if frame.flags & FIRST:
+            if len(payload) < SAMPLES_HEAD.size:
+                raise RemoteProtocolError("a message began with a frame too short for its head")
+            self._head = number, floor, position, _samples, length = SAMPLES_HEAD.unpack_from(payload)
+            if length > max_message_bytes:
+                raise RemoteProtocolError(f"a message of {length} bytes; at most {max_message_bytes} are allowed")
+            if number > self.next_number and floor > self.next_number:
+                self._ignored_epoch = frame.epoch
+                self._body = None
+                self._in_message = False
+                return None, True
+            self._in_message = True
+            self._skip_body = number < self.next_number
+            self._body = None if self._skip_body else np.empty(length, np.uint8)
+            self._filled = 0
+            self._size = 0
+            payload = payload[SAMPLES_HEAD.size :]
+        elif not self._in_message:
+            raise RemoteProtocolError("a message went on that had not begun")
+        number, _, position, samples, length = self._head
+        end = self._filled + len(payload)
+        if end > length:
+            raise RemoteProtocolError(f"a message said that it had {length} bytes and has more")
+        if self._body is not None:
+            self._body[self._filled : end] = payload
+        self._filled = end
+        self._size += HEADER_BYTES + len(frame.payload)
+        if not frame.flags & LAST:
+            return None, False
+        if end != length:
+            raise RemoteProtocolError(f"a message said that it had {length} bytes and has {end}")
+        self._in_message = False
+        body, self._body = self._body, None
+        if body is None:
+            self.duplicates += 1
+            self._acked = 0  # the worker has not heard of the acknowledgement: repeat it
+            return None, False
+        if number > self.next_number:
+            self.gap_messages += number - self.next_number
+            self.gap_samples += max(0, position - self._position)
+        self.next_number = number + 1
+        self._position = position + samples
+        self._uncommitted.append((number, self._position))
+        return Received(self.stream, number, samples, body, self._size), False
+
+    def commit(self, number: int, refused: str | None = None) -> None:
+        """Message `number` is in the memory for good, or the memory refused it for the reason given.
+
+        Raises:
+            LocalProtocolError: that message has not arrived.
+        """
+        if number >= self.next_number:
+            raise LocalProtocolError(f"message {number} is committed before it arrived")
+        if refused is not None:
+            refusal = (number, refused[:500])
+            self._refused.append(refusal)
+            self._refused_lately.append(refusal)
+        while self._uncommitted and self._uncommitted[0][0] <= number:
+            last, position = self._uncommitted.popleft()
+            self.mark = Mark(last + 1, position)
+
+    def ack(self, channel: int) -> Ack | None:
+        """What to acknowledge now; None: nothing new."""
+        if self.mark.next_number <= self._acked:
+            return None
+        self._acked = self.mark.next_number
+        refused, self._refused = tuple(self._refused), []
+        return Ack(channel, self._acked, refused)

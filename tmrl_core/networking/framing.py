@@ -1,0 +1,194 @@
+"""Frames: the unit in which bytes travel on a link. Sans-I/O.
+
+A frame is 12 bytes of header and at most `MAX_PAYLOAD_BYTES` of payload; a full one fills four TLS records exactly. The
+reader hands out the buffer that the transport fills (`get_buffer`), so that bytes are copied once at most: small frames
+are copied out of a scratch buffer, the rest of a large one is received into its final place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.messages import Control, encode_control
+
+HEADER = struct.Struct("<IBBHI")
+"""payload length, kind, flags, epoch, channel."""
+HEADER_BYTES = HEADER.size
+MAX_FRAME_BYTES = 65_536
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
+
+SAMPLES_HEAD = struct.Struct("<QQQII")
+"""Begins the first DATA frame of a message: number, floor, position, samples, bytes.
+
+*floor*: the messages from it up to this one exist no more at the sender. *position*: samples that the stream carried
+before this message, so that a receiver can count the samples of a gap. *bytes*: length of the message's body.
+"""
+POLICY_HEAD = struct.Struct("<QQQ")
+"""Begins the first WEIGHTS frame of a policy update: incarnation, counter, bytes."""
+
+FIRST = 1
+LAST = 2
+
+_SCRATCH_BYTES = MAX_FRAME_BYTES
+_DIRECT_BYTES = 4_096
+"""A frame that lacks at least this much is received into its own buffer instead of the scratch buffer."""
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    CONTROL = 0
+    DATA = 1
+    WEIGHTS = 2
+    PING = 3
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+class Frame:
+    """One frame: the fields of its header, and `buffer` with header and payload, owned by whoever has the frame."""
+
+    __slots__ = ("buffer", "channel", "epoch", "flags", "kind")
+
+    def __init__(self, kind: int, flags: int, epoch: int, channel: int, buffer: bytearray) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.epoch = epoch
+        self.channel = channel
+        self.buffer = buffer
+
+    @property
+    def payload(self) -> memoryview:
+        """The bytes after the header."""
+        return memoryview(self.buffer)[HEADER_BYTES:]
+
+    def readdress(self, epoch: int, channel: int) -> None:
+        """Write another epoch and channel into the header, in place."""
+        self.epoch = epoch
+        self.channel = channel
+        HEADER.pack_into(self.buffer, 0, len(self.buffer) - HEADER_BYTES, self.kind, self.flags, epoch, channel)
+
+
+class FrameReader:
+    """Bytes in, frames out.
+
+    Use: fill (part of) `get_buffer()`, say how much to `received`, then take the frames. Nothing larger than one frame
+    is ever allocated here.
+    """
+
+    def __init__(self) -> None:
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch_view = memoryview(self._scratch)
+        self._end = 0
+        self._direct: Frame | None = None
+        self._direct_view: memoryview | None = None
+        self._filled = 0
+        self._frames: list[Frame] = []
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._direct_view is not None:
+            return self._direct_view[self._filled :]
+        return self._scratch_view[self._end :]
+
+    def received(self, n: int) -> None:
+        """`n` bytes have been written to the start of the last `get_buffer()`.
+
+        Raises:
+            RemoteProtocolError: a header announces an unknown kind or a payload that is too long.
+        """
+        if self._direct is not None:
+            self._filled += n
+            if self._filled == len(self._direct.buffer):
+                self._frames.append(self._direct)
+                self._direct = None
+                self._direct_view = None
+            return
+        end = self._end + n
+        start = 0
+        scratch = self._scratch
+        while end - start >= HEADER_BYTES:
+            length, kind, flags, epoch, channel = HEADER.unpack_from(scratch, start)
+            if length > MAX_PAYLOAD_BYTES:
+                raise RemoteProtocolError(
+                    f"a frame of {length} bytes was announced; at most {MAX_PAYLOAD_BYTES} are allowed "
+                    "(is this peer speaking another protocol?)"
+                )
+            if kind not in _KINDS:
+                raise RemoteProtocolError(f"unknown kind of frame: {kind}")
+            total = HEADER_BYTES + length
+            if end - start >= total:
+                buffer = scratch[start : start + total]
+                self._frames.append(Frame(kind, flags, epoch, channel, buffer))
+                start += total
+            elif total - (end - start) >= _DIRECT_BYTES:
+                buffer = bytearray(total)
+                self._filled = end - start
+                view = memoryview(buffer)
+                view[: self._filled] = self._scratch_view[start:end]
+                self._direct = Frame(kind, flags, epoch, channel, buffer)
+                self._direct_view = view
+                start = end
+            else:
+                break
+        if start and end > start:
+            scratch[: end - start] = scratch[start:end]
+        self._end = end - start
+
+    def take(self) -> list[Frame]:
+        """The frames that are complete, in order."""
+        frames, self._frames = self._frames, []
+        return frames
+
+    @property
+    def empty(self) -> bool:
+        """Whether the stream of bytes stands between two frames."""
+        return self._direct is None and self._end == 0 and not self._frames
+
+
+def control_frame(message: Control) -> bytes:
+    """`message` as the bytes of one frame.
+
+    Raises:
+        ValueError: it is too long for one frame.
+    """
+    payload = encode_control(message)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"{type(message).__name__} takes {len(payload)} bytes; a frame holds {MAX_PAYLOAD_BYTES}")
+    return HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload
+
+
+PING_FRAME = HEADER.pack(0, Kind.PING, 0, 0, 0)
+
+
+def message_bytes(head: struct.Struct, body_bytes: int) -> int:
+    """Bytes on the link of a message: its head and body, and the headers of the frames that carry them."""
+    content = head.size + body_bytes
+    frames = -(-content // MAX_PAYLOAD_BYTES)
+    return content + frames * HEADER_BYTES
+
+
+def cut(kind: Kind, head: bytes, body: bytes | memoryview, *, epoch: int, channel: int) -> Iterator[bytearray]:
+    """The frames that carry `head` and `body`, made one at a time as they are asked for."""
+    view = memoryview(body)
+    offset = 0
+    flags = FIRST
+    while True:
+        room = MAX_PAYLOAD_BYTES - len(head)
+        piece = view[offset : offset + room]
+        offset += len(piece)
+        if offset == len(view):
+            flags |= LAST
+        length = len(head) + len(piece)
+        frame = bytearray(HEADER.pack(length, kind, flags, epoch, channel))
+        frame += head
+        frame += piece
+        yield frame
+        if flags & LAST:
+            return
+        head = b""
+        flags = 0

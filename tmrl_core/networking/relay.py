@@ -1,0 +1,771 @@
+"""The Server's mind: who may say what, who gets what, and how much of it is held. Sans-I/O.
+
+Theory of operation
+-------------------
+The relay holds whole messages of samples, as the very frames in which they came, in one queue per stream; it rewrites
+each frame's channel and epoch in place and never looks at a payload. Streams take turns by bytes (deficit round robin),
+a message at a time, as the trainer's credit allows.
+
+All memory for samples comes out of one pool of `budget_bytes`. A stream reserves from it what it may send and has not
+forwarded: a small standing credit, and what it asked for with `Want`. Wants are granted whole and in the order of their
+arrival; since a worker sends only messages that fit its credit whole, every reserved byte belongs to a message that
+will be complete, and the pool cannot be filled with fragments that wait for each other.
+
+Weights are kept as the frames to send, once for all workers. Everything else that the trainer says to workers is a last
+value, so a slow worker costs no more than one value of each kind.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.framing import (
+    FIRST,
+    LAST,
+    MAX_FRAME_BYTES,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
+    Frame,
+    Kind,
+    message_bytes,
+)
+from tmrl_core.networking.messages import (
+    ALL_CHANNELS,
+    PROTOCOL_VERSION,
+    Ack,
+    CloseStream,
+    Control,
+    Credit,
+    Direct,
+    Halt,
+    Have,
+    Hello,
+    Incarnation,
+    Joined,
+    Left,
+    Notice,
+    OpenStream,
+    Report,
+    Resume,
+    Version,
+    Want,
+    Welcome,
+)
+
+_QUANTUM_BYTES = MAX_FRAME_BYTES
+_MAX_STREAMS_PER_LINK = 1_024
+
+
+class RelaySettings(msgspec.Struct, frozen=True):
+    """The relay's bounds. All sizes in bytes, times in seconds."""
+
+    max_workers: int | None = None
+    budget_bytes: int = 64 << 20
+    """Most bytes of samples held; `max_message_bytes` must fit twice."""
+    max_message_bytes: int = 16 << 20
+    max_policy_bytes: int = 256 << 20
+    standing_bytes: int = 65_536
+    """Credit that every stream has without asking, as long as half of the budget serves for it."""
+    silent_s: float = 10.0
+    heartbeat_s: float = 3.0
+    greeting_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        least = 2 * message_bytes(SAMPLES_HEAD, self.max_message_bytes)
+        if self.budget_bytes < least:
+            raise ValueError(
+                f"the Server's budget of {self.budget_bytes} bytes is too small for messages of up to "
+                f"{self.max_message_bytes} bytes; it must be at least {least}"
+            )
+
+    @property
+    def window_bytes(self) -> int:
+        """Most bytes that one stream reserves, unless a single message is larger.
+
+        A worker asks for half of it at a time: one half travels while the other is forwarded.
+        """
+        return max(self.budget_bytes // 8, min(self.budget_bytes // 2, 2 * message_bytes(SAMPLES_HEAD, 1 << 20)))
+
+
+Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | None"]
+"""Says whether a peer is who it says it is: None, or (refusal code, reason)."""
+
+
+class Policy:
+    """One version of the policy, as the frames that carry it."""
+
+    __slots__ = ("frames", "version")
+
+    def __init__(self, version: Version, frames: list[bytearray]) -> None:
+        self.version = version
+        self.frames = frames
+
+
+class _Stream:
+    """A worker's stream at the relay."""
+
+    def __init__(self, stream: bytes, name: str, run: str, signature: bytes) -> None:
+        self.id = stream
+        self.name = name
+        self.run = run
+        self.signature = signature
+        self.worker: RelayConnection | None = None
+        self.channel = 0
+        self.trainer_channel = 0
+        """Under which the trainer knows it; 0: the trainer does not."""
+        self.epoch = 0
+        self.active = False
+        self.standing = 0
+        self.received = 0
+        self.forwarded = 0
+        self.limit = 0
+        self.told_limit = 0
+        self.wanted = 0
+        self.ended = False
+        self.partial: list[bytearray] = []
+        self.partial_bytes = 0
+        self.partial_length = 0
+        self.queue: deque[tuple[list[bytearray], int]] = deque()
+        self.deficit = 0
+        self.in_turn = False
+
+    @property
+    def reserved(self) -> int:
+        return self.limit - self.forwarded
+
+
+class Relay:
+    """Connects many workers and one trainer. Not thread-safe: one thread drives all of its connections.
+
+    Args:
+        settings: bounds.
+        authenticate: decides about a peer's `Hello`; the default lets everybody in (for the in-process transport).
+    """
+
+    def __init__(
+        self, settings: RelaySettings | None = None, authenticate: Authenticate = lambda hello, connection: None
+    ) -> None:
+        self.settings = settings or RelaySettings()
+        self.authenticate = authenticate
+        self.incarnation = 0
+        self.policy: Policy | None = None
+        self.policy_run = ""
+        self.workers: dict[bytes, RelayConnection] = {}
+        self.trainer: RelayConnection | None = None
+        self.streams: dict[bytes, _Stream] = {}
+        self.reserved_bytes = 0
+        self.queued_bytes = 0
+        self.discarded_messages = 0
+        self.relayed_messages = 0
+        self.relayed_bytes = 0
+        self.refused_peers = 0
+        self.protocol_errors = 0
+        self._trainer_peer = b""
+        self._by_trainer_channel: dict[int, _Stream] = {}
+        self._next_trainer_channel = 1
+        self._trainer_limit = 0
+        self._trainer_sent = 0
+        self._turns: deque[_Stream] = deque()
+        self._wants: OrderedDict[bytes, _Stream] = OrderedDict()
+        self._report: Report | None = None
+        self._direct_all: Direct | None = None
+        self._sending: tuple[_Stream, list[bytearray], int] | None = None
+        self._sending_index = 0
+
+    def connection(self) -> RelayConnection:
+        """A new connection for a transport to drive."""
+        return RelayConnection(self)
+
+    # --- who is there ---
+
+    def greet(self, connection: RelayConnection, hello: Hello) -> None:
+        """Answer a `Hello`: let the peer in, or refuse it and say why."""
+        if PROTOCOL_VERSION not in hello.versions:
+            self._refuse(
+                connection,
+                "protocol",
+                f"this Server speaks protocol version {PROTOCOL_VERSION}, you speak {list(hello.versions)}: "
+                "install the same version of tmrl_core on both sides",
+            )
+            return
+        if len(hello.peer) != 16:
+            raise RemoteProtocolError("a peer's id has 16 bytes")
+        verdict = self.authenticate(hello, connection)
+        if verdict is not None:
+            self._refuse(connection, *verdict)
+            return
+        connection.run = hello.run
+        connection.name = hello.name[:200]
+        connection.peer = hello.peer
+        if hello.role == "worker":
+            self._greet_worker(connection, hello)
+        else:
+            self._greet_trainer(connection, hello)
+
+    def _refuse(self, connection: RelayConnection, code: str, reason: str) -> None:
+        self.refused_peers += 1
+        connection.refuse(code, reason)
+
+    def _welcome(self, connection: RelayConnection, incarnation: int) -> None:
+        settings = self.settings
+        connection.send(
+            Welcome(
+                PROTOCOL_VERSION,
+                incarnation,
+                settings.window_bytes // 2,
+                settings.max_message_bytes,
+                settings.max_policy_bytes,
+                settings.heartbeat_s,
+            )
+        )
+
+    def _greet_worker(self, connection: RelayConnection, hello: Hello) -> None:
+        older = self.workers.get(hello.peer)
+        limit = self.settings.max_workers
+        if older is None and limit is not None and len(self.workers) >= limit:
+            self._refuse(
+                connection,
+                "full",
+                f"this Server takes {limit} workers (server.max_workers) and has them; it tries again when one leaves",
+            )
+            return
+        if older is not None:
+            older.refuse("superseded", "the same worker has connected again")
+            older.leave()
+        self.workers[hello.peer] = connection
+        connection.state = "worker"
+        connection.have = hello.have
+        self._welcome(connection, self.incarnation)
+        if hello.incarnation > self.incarnation:
+            self.incarnation = hello.incarnation
+            if self.trainer is not None:
+                self.incarnation += 1
+                self.trainer.send(Incarnation(self.incarnation))
+        if self.trainer is not None and self.trainer.run == connection.run:
+            if self._report is not None:
+                connection.put("report", self._report)
+            if self._direct_all is not None:
+                connection.put("direct-all", self._direct_all)
+        self.notice()
+
+    def _greet_trainer(self, connection: RelayConnection, hello: Hello) -> None:
+        older = self.trainer
+        if older is not None and older.peer != hello.peer:
+            self._refuse(
+                connection,
+                "trainer_present",
+                f"this Server already has a trainer ({older.name or 'unnamed'} of run {older.run!r}, at "
+                f"{older.identity.address}); stop that one, or wait until it ends",
+            )
+            return
+        if older is not None:
+            older.refuse("superseded", "the same trainer has connected again")
+            older.leave()
+        known = max(self.incarnation, hello.incarnation)
+        if hello.holding and hello.holding == known:
+            self.incarnation = known
+        else:
+            self.incarnation = known + 1
+        if self.policy is not None and self.policy_run != hello.run:
+            self.policy = None
+        self.policy_run = hello.run
+        self.trainer = connection
+        self._trainer_peer = hello.peer
+        self._trainer_limit = 0
+        self._trainer_sent = 0
+        connection.state = "trainer"
+        self._welcome(connection, self.incarnation)
+        for stream in self.streams.values():
+            if stream.worker is not None:
+                self._introduce(stream)
+        self.notice()
+
+    def _introduce(self, stream: _Stream) -> None:
+        """Tell the trainer of a stream, if it is of its run; it answers with a `Resume`."""
+        trainer = self.trainer
+        worker = stream.worker
+        assert worker is not None
+        if trainer is None:
+            worker.send(Halt(stream.channel))
+            return
+        if trainer.run != stream.run:
+            worker.send(
+                Halt(
+                    stream.channel,
+                    f"the Server's trainer is of run {trainer.run!r}, this worker of run {stream.run!r}: nothing "
+                    "is sent until the names are the same (run.name)",
+                )
+            )
+            return
+        stream.trainer_channel = self._next_trainer_channel
+        self._next_trainer_channel += 1
+        self._by_trainer_channel[stream.trainer_channel] = stream
+        trainer.send(Joined(stream.trainer_channel, stream.id, stream.name, stream.signature))
+
+    def open_stream(self, connection: RelayConnection, message: OpenStream) -> None:
+        """A worker's link carries a stream from now on."""
+        if len(message.stream) != 16:
+            raise RemoteProtocolError("a stream's id has 16 bytes")
+        if message.channel in connection.streams:
+            raise RemoteProtocolError(f"channel {message.channel} is open already")
+        if len(connection.streams) >= _MAX_STREAMS_PER_LINK:
+            raise RemoteProtocolError(f"a link carries at most {_MAX_STREAMS_PER_LINK} streams")
+        stream = self.streams.get(message.stream)
+        if stream is not None:
+            self._detach(stream)
+            self._forget(stream)
+        stream = _Stream(message.stream, message.name[:200], connection.run, message.signature)
+        stream.worker = connection
+        stream.channel = message.channel
+        self.streams[stream.id] = stream
+        connection.streams[message.channel] = stream
+        self._introduce(stream)
+
+    def close_stream(self, connection: RelayConnection, channel: int) -> None:
+        """A stream has ended in order."""
+        stream = connection.stream(channel)
+        self._detach(stream)
+        stream.ended = True
+        if not self._stream_queued(stream):  # else what is queued goes to the trainer first
+            self._forget(stream)
+
+    def _detach(self, stream: _Stream) -> None:
+        """The stream has no link any more: what is half received is void."""
+        if stream.worker is not None:
+            stream.worker.streams.pop(stream.channel, None)
+            stream.worker = None
+        self._wants.pop(stream.id, None)
+        stream.partial = []
+        kept = self._stream_queued(stream)
+        self.reserved_bytes -= stream.reserved - kept
+        stream.limit = stream.forwarded + kept
+
+    def _stream_queued(self, stream: _Stream) -> int:
+        return sum(size for _, size in stream.queue) + (
+            self._sending[2] if self._sending is not None and self._sending[0] is stream else 0
+        )
+
+    def _forget(self, stream: _Stream) -> None:
+        """The stream is gone, with what is queued of it."""
+        self._void(stream)
+        self.streams.pop(stream.id, None)
+        if stream.trainer_channel:
+            self._by_trainer_channel.pop(stream.trainer_channel, None)
+            if self.trainer is not None:
+                self.trainer.send(Left(stream.trainer_channel, stream.ended))
+            stream.trainer_channel = 0
+
+    def _void(self, stream: _Stream) -> None:
+        """Drop everything that is held of a stream and give its reserve back."""
+        for _, size in stream.queue:
+            self.queued_bytes -= size
+        stream.queue.clear()
+        if self._sending is not None and self._sending[0] is stream:
+            self.queued_bytes -= self._sending[2]
+            self._sending = None
+        stream.partial = []
+        self.reserved_bytes -= stream.reserved
+        stream.limit = stream.forwarded = stream.received = stream.told_limit = stream.wanted = 0
+        stream.standing = 0
+        stream.active = False
+        self._wants.pop(stream.id, None)
+
+    def worker_left(self, connection: RelayConnection) -> None:
+        """A worker's link is gone. What it had delivered whole still goes to the trainer."""
+        if self.workers.get(connection.peer) is connection:
+            del self.workers[connection.peer]
+        for stream in list(connection.streams.values()):
+            self._detach(stream)
+            if not self._stream_queued(stream):
+                self._forget(stream)
+        self.grant()
+        self.notice()
+
+    def trainer_left(self, connection: RelayConnection) -> None:
+        """The trainer's link is gone: workers keep everything until the next resume."""
+        if self.trainer is not connection:
+            return
+        self.trainer = None
+        self._by_trainer_channel.clear()
+        self._report = None
+        self._direct_all = None
+        for stream in list(self.streams.values()):
+            self._void(stream)
+            stream.trainer_channel = 0
+            stream.in_turn = False
+            stream.deficit = 0
+            if stream.worker is None:
+                del self.streams[stream.id]
+            else:
+                stream.worker.send(Halt(stream.channel))
+        self._turns.clear()
+
+    # --- samples ---
+
+    def resume(self, message: Resume) -> None:
+        """The trainer says from where it wants a stream."""
+        stream = self._by_trainer_channel.get(message.channel)
+        if stream is None or stream.worker is None:
+            return  # it has left meanwhile; the trainer is told so
+        self._void(stream)
+        stream.epoch = (stream.epoch + 1) & 0xFFFF
+        stream.active = True
+        room = self.settings.budget_bytes // 2 - len(self.streams) * self.settings.standing_bytes
+        stream.standing = self.settings.standing_bytes if room >= 0 else 0
+        free = self.settings.budget_bytes - self.reserved_bytes
+        stream.limit = stream.told_limit = min(stream.standing, max(0, free))
+        self.reserved_bytes += stream.limit
+        stream.worker.send(Resume(stream.channel, message.next, stream.epoch, stream.limit))
+
+    def samples_frame(self, connection: RelayConnection, frame: Frame) -> None:
+        """A DATA frame from a worker."""
+        stream = connection.stream(frame.channel)
+        if not stream.active or frame.epoch != stream.epoch:
+            if frame.flags & LAST:
+                self.discarded_messages += 1
+            return
+        size = len(frame.buffer)
+        stream.received += size
+        if stream.received > stream.limit:
+            raise RemoteProtocolError(f"{stream.received - stream.limit} bytes more were sent than credit was given")
+        if frame.flags & FIRST:
+            payload = frame.payload
+            if len(payload) < SAMPLES_HEAD.size:
+                raise RemoteProtocolError("a message began with a frame too short for its head")
+            length = SAMPLES_HEAD.unpack_from(payload)[4]
+            if length > self.settings.max_message_bytes:
+                raise RemoteProtocolError(
+                    f"a message of {length} bytes; at most {self.settings.max_message_bytes} are relayed"
+                )
+            if stream.partial:
+                raise RemoteProtocolError("a message began before the last one ended")
+            stream.partial_length = message_bytes(SAMPLES_HEAD, length)
+            stream.partial_bytes = 0
+        elif not stream.partial:
+            raise RemoteProtocolError("a message went on that had not begun")
+        stream.partial.append(frame.buffer)
+        stream.partial_bytes += size
+        frame.readdress(frame.epoch, stream.trainer_channel)
+        if frame.flags & LAST:
+            if stream.partial_bytes != stream.partial_length:
+                raise RemoteProtocolError("a message's frames and its head say different lengths")
+            stream.queue.append((stream.partial, stream.partial_bytes))
+            self.queued_bytes += stream.partial_bytes
+            stream.partial = []
+            if not stream.in_turn:
+                stream.in_turn = True
+                self._turns.append(stream)
+            if self.trainer is not None:
+                self.trainer.wake()
+        elif stream.partial_bytes >= stream.partial_length:
+            raise RemoteProtocolError("a message's frames and its head say different lengths")
+
+    def want(self, connection: RelayConnection, message: Want) -> None:
+        """A worker asks for credit for whole messages."""
+        stream = connection.stream(message.channel)
+        if not stream.active or message.epoch != stream.epoch:
+            return
+        settings = self.settings
+        most = max(settings.window_bytes, message_bytes(SAMPLES_HEAD, settings.max_message_bytes))
+        if message.total > stream.limit + most:
+            raise RemoteProtocolError("more credit was asked for than the window allows")
+        if message.total > stream.wanted:
+            stream.wanted = message.total
+            self._wants.setdefault(stream.id, stream)
+            self.grant()
+
+    def grant(self) -> None:
+        """Give credit to those who asked, in the order in which they asked, as far as the pool reaches."""
+        for stream in list(self._wants.values()):
+            need = stream.wanted - stream.limit
+            if need > 0:
+                over = stream.wanted - stream.forwarded > self.settings.window_bytes
+                if over and stream.limit - stream.forwarded > stream.standing:
+                    continue  # it has its share; asked again when something of it has been forwarded
+                if need > self.settings.budget_bytes - self.reserved_bytes:
+                    return  # those behind wait too, so that a large want is not passed over for ever
+                stream.limit += need
+                self.reserved_bytes += need
+                self._tell_limit(stream)
+            del self._wants[stream.id]
+
+    def _tell_limit(self, stream: _Stream) -> None:
+        if stream.worker is not None and stream.limit > stream.told_limit:
+            stream.told_limit = stream.limit
+            stream.worker.put(("credit", stream.channel), Credit(stream.channel, stream.epoch, stream.limit))
+
+    def next_samples_frame(self) -> bytearray | None:
+        """The next frame for the trainer; None: nothing queued, or no credit."""
+        if self._sending is None and not self._next_message():
+            return None
+        assert self._sending is not None
+        stream, frames, size = self._sending
+        frame = frames[self._sending_index]
+        frames[self._sending_index] = bytearray()  # the memory goes with the frame, not with the message
+        self._sending_index += 1
+        self._trainer_sent += len(frame)
+        if self._sending_index == len(frames):
+            self._sending = None
+            self.queued_bytes -= size
+            self.relayed_messages += 1
+            self.relayed_bytes += size
+            self._forwarded(stream, size)
+        return frame
+
+    def _next_message(self) -> bool:
+        turns = self._turns
+        while turns:
+            stream = turns[0]
+            if not stream.queue:
+                turns.popleft()
+                stream.in_turn = False
+                stream.deficit = 0
+                continue
+            size = stream.queue[0][1]
+            if stream.deficit <= 0:
+                stream.deficit += _QUANTUM_BYTES
+                turns.rotate(-1)
+                continue
+            if self._trainer_sent + size > self._trainer_limit:
+                return False
+            frames, size = stream.queue.popleft()
+            stream.deficit -= size
+            self._sending = (stream, frames, size)
+            self._sending_index = 0
+            return True
+        return False
+
+    def _forwarded(self, stream: _Stream, size: int) -> None:
+        stream.forwarded += size
+        self.reserved_bytes -= size
+        if stream.worker is None:
+            if not stream.queue:
+                self._forget(stream)
+        else:
+            # Keep the standing credit standing.
+            lacking = stream.standing - stream.reserved
+            free = self.settings.budget_bytes - self.reserved_bytes
+            if lacking > 0 and free >= lacking:
+                stream.limit += lacking
+                self.reserved_bytes += lacking
+                if stream.limit - stream.told_limit >= stream.standing // 2:
+                    self._tell_limit(stream)
+        self.grant()
+
+    # --- what the trainer says ---
+
+    def ack(self, message: Ack) -> None:
+        """The trainer has committed messages of a stream."""
+        stream = self._by_trainer_channel.get(message.channel)
+        if stream is not None and stream.worker is not None:
+            stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused))
+
+    def trainer_credit(self, message: Credit) -> None:
+        """The trainer has room for more samples."""
+        self._trainer_limit = max(self._trainer_limit, message.limit)
+        if self.trainer is not None:
+            self.trainer.wake()
+
+    def report(self, message: Report) -> None:
+        """The trainer's counters, for every worker of its run."""
+        self._report = message
+        for worker in self._workers_of_run():
+            worker.put("report", message)
+
+    def direct(self, message: Direct) -> None:
+        """A directive for one stream, or for all of the run."""
+        if message.channel == ALL_CHANNELS:
+            self._direct_all = message
+            for worker in self._workers_of_run():
+                worker.put("direct-all", message)
+            return
+        stream = self._by_trainer_channel.get(message.channel)
+        if stream is not None and stream.worker is not None:
+            stream.worker.put(("direct", stream.channel), Direct(stream.channel, message.revision, message.body))
+
+    def _workers_of_run(self) -> list[RelayConnection]:
+        run = self.trainer.run if self.trainer is not None else None
+        return [worker for worker in self.workers.values() if worker.run == run]
+
+    def publish(self, policy: Policy) -> None:
+        """The trainer's policy has arrived whole."""
+        if self.policy is not None and policy.version <= self.policy.version:
+            return
+        self.policy = policy
+        for worker in self._workers_of_run():
+            worker.wake()
+
+    def notice(self) -> None:
+        """Tell the trainer what only the Server sees."""
+        if self.trainer is not None:
+            others = sum(worker.run != self.trainer.run for worker in self.workers.values())
+            self.trainer.put("notice", Notice(len(self.workers), self.queued_bytes, others))
+
+
+class RelayConnection(Connection):
+    """The Server's end of one link."""
+
+    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
+        "greeting": frozenset({Hello}),
+        "worker": frozenset({OpenStream, CloseStream, Want, Have}),
+        "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
+    }
+
+    def __init__(self, relay: Relay) -> None:
+        settings = relay.settings
+        super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
+        self.relay = relay
+        self.run = ""
+        self.name = ""
+        self.peer = b""
+        self.streams: dict[int, _Stream] = {}
+        self.have: Version = (0, 0)
+        self._policy: Policy | None = None
+        self._policy_index = 0
+        self._policy_in_flight = False
+        self._incoming: list[bytearray] = []
+        self._incoming_version: Version = (0, 0)
+        self._incoming_bytes = 0
+        self._incoming_size = 0
+        self._left = False
+        self._noticed = 0.0
+
+    def stream(self, channel: int) -> _Stream:
+        """The stream of a channel of this link."""
+        stream = self.streams.get(channel)
+        if stream is None:
+            raise RemoteProtocolError(f"channel {channel} is not open")
+        return stream
+
+    def acknowledge(self, ack: Ack) -> None:
+        """Pass an acknowledgement on; one that has not left yet is merged with it."""
+        key = ("ack", ack.channel)
+        earlier = self._slots.get(key)
+        if isinstance(earlier, Ack):
+            ack = Ack(ack.channel, max(ack.next, earlier.next), (*earlier.refused, *ack.refused)[-100:])
+        self.put(key, ack)
+
+    def _on_control(self, message: Control) -> None:
+        relay = self.relay
+        match message:
+            case Hello():
+                relay.greet(self, message)
+            case OpenStream():
+                relay.open_stream(self, message)
+            case CloseStream():
+                relay.close_stream(self, message.channel)
+            case Want():
+                relay.want(self, message)
+            case Have():
+                version = (message.incarnation, message.counter)
+                if self._policy_in_flight and self._policy is not None and version == self._policy.version:
+                    self.have = version
+                    self._policy_in_flight = False
+                    self._policy = None
+                    self.wake()
+            case Resume():
+                relay.resume(message)
+            case Ack():
+                relay.ack(message)
+            case Credit():
+                relay.trainer_credit(message)
+            case Direct():
+                relay.direct(message)
+            case Report():
+                relay.report(message)
+            case _:
+                super()._on_control(message)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self.state == "worker" and frame.kind == Kind.DATA:
+            self.relay.samples_frame(self, frame)
+        elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
+            self._policy_frame(frame)
+        else:
+            raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
+
+    def _policy_frame(self, frame: Frame) -> None:
+        if frame.flags & FIRST:
+            payload = frame.payload
+            if len(payload) < POLICY_HEAD.size:
+                raise RemoteProtocolError("a policy update began with a frame too short for its head")
+            incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
+            if length > self.relay.settings.max_policy_bytes:
+                raise RemoteProtocolError(
+                    f"a policy of {length} bytes; at most {self.relay.settings.max_policy_bytes} are relayed"
+                )
+            self._incoming = []
+            self._incoming_bytes = 0
+            self._incoming_version = (incarnation, counter)
+            self._incoming_size = message_bytes(POLICY_HEAD, length)
+        elif not self._incoming:
+            raise RemoteProtocolError("a policy update went on that had not begun")
+        self._incoming.append(frame.buffer)
+        self._incoming_bytes += len(frame.buffer)
+        last = bool(frame.flags & LAST)
+        if self._incoming_bytes > self._incoming_size or last != (self._incoming_bytes == self._incoming_size):
+            raise RemoteProtocolError("a policy update's frames and its head say different lengths")
+        if last:
+            frames, self._incoming = self._incoming, []
+            self.put("have", Have(*self._incoming_version))
+            if self._incoming_version[0] == self.relay.incarnation:
+                self.relay.publish(Policy(self._incoming_version, frames))
+
+    def _next_frame(self) -> bytearray | None:
+        if self.state == "trainer":
+            return self.relay.next_samples_frame()
+        policy = self._policy
+        if policy is None:
+            policy = self.relay.policy
+            if policy is None or policy.version <= self.have or self.run != self.relay.policy_run:
+                return None
+            self._policy = policy
+            self._policy_index = 0
+            self._policy_in_flight = True
+        if self._policy_index == len(policy.frames):
+            return None
+        frame = policy.frames[self._policy_index]
+        self._policy_index += 1
+        return frame
+
+    def tick(self, now: float) -> None:
+        """Time has passed: also tell a trainer what is queued here."""
+        super().tick(now)
+        if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
+            self._noticed = now
+            self.relay.notice()
+
+    def deadline(self) -> float:
+        """When `tick` wants to be called next, at the latest."""
+        deadline = super().deadline()
+        return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
+
+    def leave(self) -> None:
+        """This link counts no more, whatever its transport still does."""
+        if self._left:
+            return
+        self._left = True
+        if self.state == "worker":
+            self.relay.worker_left(self)
+        elif self.state == "trainer":
+            self.relay.trainer_left(self)
+
+    def refuse(self, code: str, reason: str) -> None:
+        """Tell the other side why, then no more."""
+        if code == "misuse" and not self.closing:
+            self.relay.protocol_errors += 1
+        super().refuse(code, reason)
+        self.leave()
+
+    def _fail(self, reason: object) -> None:
+        super()._fail(reason)  # type: ignore[arg-type]
+        self.leave()
+
+    def _on_closed(self) -> None:
+        self.leave()
