@@ -1,0 +1,45 @@
+"""Training: agents, replay memories, training loops and checkpoints.
+
+Names are resolved when first used, because most of them need torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "CheckpointStore": "checkpoint",
+    "GenericTorchMemory": "memory",
+    "LocalInterface": "interface",
+    "MLPActorCritic": "critics",
+    "Memory": "memory",
+    "REDQMLPActorCritic": "critics",
+    "REDQSACAgent": "sac",
+    "ReplayMemory": "replay",
+    "SacAgent": "sac",
+    "SpinupSacAgent": "sac",
+    "TorchMemory": "memory",
+    "TorchTrainingOffline": "offline",
+    "TrainingAgent": "agent",
+    "TrainingOffline": "offline",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        from tmrl_core.errors import MissingExtraError
+
+        raise MissingExtraError("torch", "trainer", f"tmrl_core.training.{name}") from exc
+
+
+def __dir__() -> list[str]:
+    return __all__

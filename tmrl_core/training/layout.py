@@ -1,0 +1,203 @@
+"""How a transition's columns lie in the rows of a replay memory.
+
+All leaves of one dtype stand beside each other in one row of one two-dimensional array, so that a batch costs one
+gather per dtype, however many leaves an observation has:
+
+    float32 group:  | prev_obs ... | act ... | rew | new_obs ... | terminated | truncated |
+    uint8 group:    | prev_obs/image ... | new_obs/image ... |
+
+A column is a slice of its group's row, and a batch's columns are views of what was gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tmrl_core.errors import SampleRefusedError
+
+Array: TypeAlias = npt.NDArray[Any]
+
+FLOAT32 = np.dtype(np.float32)
+FLAG_DTYPE = FLOAT32
+"""Flags and rewards are float32 in a batch, so they are stored as that."""
+
+
+def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The leaves of nested tuples and dicts with their paths; dicts in the order of their sorted keys."""
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in flatten(tree[key], f"{path}/{key}")]
+    if isinstance(tree, tuple):
+        return [leaf for i, item in enumerate(tree) for leaf in flatten(item, f"{path}/{i}")]
+    return [(path, tree)]
+
+
+def template(tree: Any) -> Any:
+    """`tree` without its leaves: what `rebuild` needs. JSON-able: tuples become ["tuple", ...]."""
+    if isinstance(tree, dict):
+        return ["dict", {key: template(tree[key]) for key in sorted(tree)}]
+    if isinstance(tree, tuple):
+        return ["tuple", [template(item) for item in tree]]
+    return None
+
+
+def rebuild(shape: Any, leaves: list[Any]) -> Any:
+    """The tree of `template` `shape` with `leaves`, which are taken from the front of the list."""
+    if shape is None:
+        return leaves.pop(0)
+    kind, items = shape
+    if kind == "dict":
+        return {key: rebuild(item, leaves) for key, item in items.items()}
+    return tuple(rebuild(item, leaves) for item in items)
+
+
+def stored_dtype(dtype: np.dtype[Any], downcast_float64: bool) -> np.dtype[Any]:
+    """The dtype that a memory stores for `dtype`: float64 as float32 when `downcast_float64`, all else exact."""
+    if downcast_float64 and dtype == np.float64:
+        return FLOAT32
+    native: np.dtype[Any] = dtype.newbyteorder("=")
+    return native
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array among an observation's or an action's: where it stands and what one row of it is."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Elements in one row."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __str__(self) -> str:
+        return f"{self.path or 'value'}: {self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """Structure, dtypes and shapes of an observation or of an action."""
+
+    shape: Any
+    leaves: tuple[Leaf, ...]
+
+    def __str__(self) -> str:
+        return "(" + ", ".join(str(leaf) for leaf in self.leaves) + ")"
+
+
+def tree_spec(tree: Any, what: str, downcast_float64: bool) -> TreeSpec:
+    """The `TreeSpec` of columns: leaves are [rows, *shape].
+
+    Raises:
+        SampleRefusedError: a leaf is no numeric array; a columnar memory cannot hold it.
+    """
+    leaves = []
+    for path, leaf in flatten(tree):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biuf":
+            found = f"dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else "values that are no numeric array"
+            raise SampleRefusedError(
+                f"{what}{path} holds {found}; a columnar memory holds numeric arrays only. "
+                "Use a memory derived from tmrl_core.training.TorchMemory for such samples, or a sample_compressor."
+            )
+        leaves.append(Leaf(path, stored_dtype(leaf.dtype, downcast_float64), leaf.shape[1:]))
+    return TreeSpec(template(tree), tuple(leaves))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A slice of a group's rows."""
+
+    group: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+class RowLayout:
+    """Where each column of a transition stands.
+
+    Args:
+        observation: spec of one observation.
+        action: spec of one action.
+    """
+
+    def __init__(self, observation: TreeSpec, action: TreeSpec) -> None:
+        self.observation = observation
+        self.action = action
+        self.dtypes: list[np.dtype[Any]] = []
+        self._widths: list[int] = []
+        self.prev_obs = [self._add(leaf) for leaf in observation.leaves]
+        self.act = [self._add(leaf) for leaf in action.leaves]
+        scalar = Leaf("", FLAG_DTYPE, ())
+        self.rew = self._add(scalar)
+        self.new_obs = [self._add(leaf) for leaf in observation.leaves]
+        self.terminated = self._add(scalar)
+        self.truncated = self._add(scalar)
+
+    def _add(self, leaf: Leaf) -> Column:
+        if leaf.dtype not in self.dtypes:
+            self.dtypes.append(leaf.dtype)
+            self._widths.append(0)
+        group = self.dtypes.index(leaf.dtype)
+        start = self._widths[group]
+        self._widths[group] += leaf.width
+        return Column(group, start, self._widths[group], leaf.shape)
+
+    @property
+    def widths(self) -> list[int]:
+        """Elements in a row of each group."""
+        return self._widths
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one transition."""
+        return sum(dtype.itemsize * width for dtype, width in zip(self.dtypes, self._widths, strict=True))
+
+    def batch(self, column: Callable[[Column], Any]) -> tuple[Any, Any, Any, Any, Any, Any]:
+        """(prev_obs, new_act, rew, new_obs, terminated, truncated), with `column(c)` as each leaf."""
+        return (
+            rebuild(self.observation.shape, [column(c) for c in self.prev_obs]),
+            rebuild(self.action.shape, [column(c) for c in self.act]),
+            column(self.rew),
+            rebuild(self.observation.shape, [column(c) for c in self.new_obs]),
+            column(self.terminated),
+            column(self.truncated),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """This layout as JSON-able values; `from_description` undoes it."""
+        return {"observation": _describe(self.observation), "action": _describe(self.action)}
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any]) -> RowLayout:
+        """The layout that `describe` described."""
+        return cls(_undescribe(description["observation"]), _undescribe(description["action"]))
+
+
+def _describe(spec: TreeSpec) -> dict[str, Any]:
+    return {
+        "shape": spec.shape,
+        "leaves": [[leaf.path, leaf.dtype.str, list(leaf.shape)] for leaf in spec.leaves],
+    }
+
+
+def _undescribe(description: dict[str, Any]) -> TreeSpec:
+    leaves = tuple(Leaf(path, np.dtype(dtype), tuple(shape)) for path, dtype, shape in description["leaves"])
+    return TreeSpec(description["shape"], leaves)
+
+
+def index_batches(tree: Any, count: int) -> list[Any]:
+    """One tree per batch, out of a tree whose leaves are lists of `count` values."""
+    if isinstance(tree, dict):
+        parts = {key: index_batches(item, count) for key, item in tree.items()}
+        return [{key: items[i] for key, items in parts.items()} for i in range(count)]
+    if isinstance(tree, tuple):
+        rows = [index_batches(item, count) for item in tree]
+        return [tuple([items[i] for items in rows]) for i in range(count)]
+    return list(tree)
