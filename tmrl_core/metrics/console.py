@@ -1,0 +1,57 @@
+"""Shows the package's INFO messages on standard error, for scripts that have not set up logging."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+_PACKAGE = "tmrl_core"
+
+
+class _StandardErrorHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to whatever `sys.stderr` is at the time, and steps aside once the application sets up logging itself."""
+
+    def __init__(self) -> None:
+        # Not StreamHandler's constructor: it would keep the stream of now (as logging's own handler of last resort).
+        logging.Handler.__init__(self)
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+
+    @property
+    def stream(self) -> object:
+        return sys.stderr
+
+    def emit(self, record: logging.LogRecord) -> None:
+        package = logging.getLogger(_PACKAGE)
+        if logging.getLogger().handlers:
+            hide_messages()
+        elif package.propagate:
+            super().emit(record)
+
+
+def show_messages() -> bool:
+    """Let INFO messages of this package be seen on standard error, unless the application has set up logging.
+
+    Set up means: the root logger or the package's has a handler, or the package's logger has a level. Called when a
+    Server, RolloutWorker or Trainer is made, never at import; calling it again changes nothing. When the application
+    sets up logging later, messages go its way only.
+
+    Returns:
+        Whether messages go to standard error because of this function.
+    """
+    package = logging.getLogger(_PACKAGE)
+    if any(isinstance(handler, _StandardErrorHandler) for handler in package.handlers):
+        return True
+    if logging.getLogger().handlers or package.handlers or package.level != logging.NOTSET:
+        return False
+    package.addHandler(_StandardErrorHandler())
+    package.setLevel(logging.INFO)
+    return True
+
+
+def hide_messages() -> None:
+    """Undo `show_messages`."""
+    package = logging.getLogger(_PACKAGE)
+    for handler in list(package.handlers):
+        if isinstance(handler, _StandardErrorHandler):
+            package.removeHandler(handler)
+            package.setLevel(logging.NOTSET)

@@ -1,0 +1,345 @@
+"""The picture of a run: `learning_curve.png`, drawn from its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.reading import read_records
+from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.sinks import clock_text, number_text
+
+_Floats = npt.NDArray[np.float64]
+
+# Colours that also differ in lightness, so that they can be told apart in grey and with colour-blind eyes.
+_INK = "#1f2933"
+_FAINT = "#7b8794"
+_GRID = "#e4e7eb"
+_TRAIN = "#4c78a8"
+_TRAIN_POINT = "#9db9d6"
+_TEST = "#e39b2d"
+_EVALUATION = "#b0305c"
+_TARGET = "#2f855a"
+_SAMPLES = "#3f7f93"
+_UPDATES = "#8a5fa8"
+_MINUS = "\N{MINUS SIGN}"
+_MOST_POINTS = 20_000
+
+
+def draw(
+    run_folder: str | os.PathLike[str],
+    *,
+    run_name: str | None = None,
+    return_target: float | None = None,
+) -> Path:
+    """Draw a run's learning curve into its folder and return the picture's path.
+
+    Above: the return of every training episode of every worker, their moving average, the workers' test episodes and
+    the evaluations with their spread and target, over environment steps. Below: samples and updates a second, or the
+    policy lag where no rates were recorded.
+
+    Args:
+        run_folder: holds `metrics.jsonl`, which may also be still growing.
+        run_name: for the title; None: what the records say, else the folder's name.
+        return_target: draws a line; None: what the records say.
+
+    Raises:
+        FileNotFoundError: there is no `metrics.jsonl`.
+        MissingExtraError: matplotlib is not installed.
+        OSError: the picture cannot be written.
+    """
+    try:
+        # matplotlib.pyplot would choose a window system and keep every figure: this is the part without either.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "trainer", "Drawing the learning curve") from error
+
+    folder = Path(run_folder)
+    records = latest_run(read_records(folder / "metrics.jsonl"))
+    for record in records:
+        if run_name is None and record.text(names.RUN_NAME):
+            run_name = record.text(names.RUN_NAME)
+        if return_target is None:
+            return_target = record.number(names.RETURN_TARGET)
+    series = _Series(records)
+
+    figure = Figure(figsize=(9.6, 6.4), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1), gridspec_kw={"hspace": 0.08})
+    figure.subplots_adjust(left=0.095, right=0.905, top=0.845, bottom=0.09)
+    _draw_returns(upper, series, return_target)
+    _draw_rates(lower, series)
+    lower.set_xlabel(series.axis_label, color=_INK)
+    if series.last_x > 0:
+        lower.set_xlim(0, series.last_x * 1.015)
+        lower.xaxis.get_major_locator().set_params(integer=True)
+        lower.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    else:
+        lower.set_xticks([])
+    figure.text(0.095, 0.947, run_name or folder.resolve().name, fontsize=15, fontweight="bold", color=_INK)
+    figure.text(0.095, 0.91, _summary(records, series), fontsize=9.5, color=_FAINT)
+
+    path = folder / "learning_curve.png"
+    # Whoever looks at the picture while it is drawn again sees the old or the new one, never half of one.
+    partial = folder / ".learning_curve.partial.png"
+    figure.savefig(partial, format="png")
+    os.replace(partial, path)
+    return path
+
+
+def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
+    """Return the records from the last start at update 0 on: a name may have been used for several runs."""
+    for index in range(len(records) - 1, 0, -1):
+        record = records[index]
+        if record.kind == "event" and record.step == 0 and record.text(names.EVENT) == names.EVENT_START:
+            return records[index:]
+    return records
+
+
+class _Series:
+    """Columns over one axis: environment steps, or updates where nobody counted steps."""
+
+    def __init__(self, records: Sequence[MetricRecord]) -> None:
+        known = [
+            (record.elapsed_s, samples)
+            for record in records
+            if (samples := record.number(names.SAMPLES_RECEIVED)) is not None
+        ]
+        self.by_samples = bool(known)
+        self.axis_label = "environment steps received" if known else "updates"
+        known.sort()
+        self._known_s = np.array([elapsed for elapsed, _ in known])
+        self._known_samples = np.array([samples for _, samples in known])
+        self._records = records
+        self.last_x = max((self.x(record) for record in records), default=0.0)
+
+    def x(self, record: MetricRecord) -> float:
+        if not self.by_samples:
+            return float(record.step)
+        samples = record.number(names.SAMPLES_RECEIVED)
+        if samples is not None:
+            return samples
+        return float(np.interp(record.elapsed_s, self._known_s, self._known_samples))
+
+    def of(self, kinds: Iterable[str], name: str) -> tuple[_Floats, _Floats]:
+        """Return [points] places and [points] values of one name, in the order of places."""
+        points = [
+            (self.x(record), value)
+            for record in self._records
+            if record.kind in kinds and (value := record.number(name)) is not None
+        ]
+        points.sort(key=lambda point: point[0])
+        table = np.array(points, dtype=np.float64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def evaluations(self) -> list[MetricRecord]:
+        found = [
+            record
+            for record in self._records
+            if record.kind == "evaluation" and record.number(names.RETURN_EVALUATION) is not None
+        ]
+        return sorted(found, key=self.x)
+
+    def workers(self) -> int:
+        return len(
+            {
+                record.text(names.WORKER)
+                for record in self._records
+                if record.kind == "episode" and names.RETURN_TRAIN in record.values
+            }
+        )
+
+
+def moving_average(values: _Floats, window: int) -> _Floats:
+    """Return [points] means of the latest `window` values at each point, of fewer at the start."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    means: _Floats = (sums[ends] - sums[starts]) / (ends - starts)
+    return means
+
+
+def _draw_returns(axes: Any, series: _Series, return_target: float | None) -> None:
+    train_x, train = series.of(["episode"], names.RETURN_TRAIN)
+    if not len(train):
+        train_x, train = series.of(["round"], names.RETURN_TRAIN)
+    test_x, test = series.of(["episode"], names.RETURN_TEST)
+    if not len(test):
+        test_x, test = series.of(["round"], names.RETURN_TEST)
+
+    _style(axes)
+    axes.set_ylabel("return of an episode", color=_INK)
+    axes.tick_params(labelbottom=False)
+    if len(train):
+        _draw_training(axes, train_x, train, series.workers())
+    if len(test):
+        crowd = _crowd(len(test))
+        axes.scatter(
+            test_x, test, s=28 * crowd, marker="D", facecolors="white", edgecolors=_TEST, linewidths=1.3 * crowd,
+            zorder=4, label="test episodes",
+        )  # fmt: skip
+    evaluations = series.evaluations()
+    if evaluations:
+        _draw_evaluations(axes, series, evaluations)
+    if return_target is not None:
+        axes.axhline(return_target, color=_TARGET, linewidth=1.3, linestyle=(0, (6, 4)), zorder=2)
+        axes.annotate(
+            f"target {_number(return_target)}", (0.006, return_target), xycoords=("axes fraction", "data"),
+            xytext=(0, 4), textcoords="offset points", ha="left", va="bottom", color=_TARGET, fontsize=9.5, zorder=7,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.8},
+        )  # fmt: skip
+    means = np.array([record.number(names.RETURN_EVALUATION) for record in evaluations], dtype=np.float64)
+    _limit_returns(axes, train, [test, means, np.array([] if return_target is None else [return_target])])
+    if not (len(train) or len(test) or len(means)):
+        _say_empty(axes, "no episode has ended yet")
+        return
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}".replace("-", _MINUS))
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.012, 1.0), ncols=4, frameon=False, fontsize=9, labelcolor=_INK,
+        handletextpad=0.5, columnspacing=1.8,
+    )  # fmt: skip
+
+
+def _draw_training(axes: Any, x: _Floats, returns: _Floats, workers: int) -> None:
+    step = 1 + len(returns) // _MOST_POINTS
+    label = f"training episodes of {workers} workers" if workers > 1 else "training episodes"
+    crowd = _crowd(len(returns) // 4)
+    axes.scatter(
+        x[::step], returns[::step], s=20 * crowd, color=_TRAIN_POINT, alpha=0.25 + 0.6 * crowd**3, linewidths=0,
+        label=label,
+    )  # fmt: skip
+    window = int(np.clip(len(returns) // 20, 5, 200))
+    if len(returns) >= 2 * window:
+        # The first means are of too few episodes to say anything.
+        shown = slice(window // 3, None, step)
+        smooth = moving_average(returns, window)
+        axes.plot(x[shown], smooth[shown], color=_TRAIN, linewidth=1.9, label=f"mean of the latest {window}", zorder=3)
+
+
+def _draw_evaluations(axes: Any, series: _Series, evaluations: Sequence[MetricRecord]) -> None:
+    x = np.array([series.x(record) for record in evaluations])
+    means = np.array([record.number(names.RETURN_EVALUATION) for record in evaluations], dtype=np.float64)
+    spread = np.array([record.number(names.RETURN_EVALUATION_STD) or 0.0 for record in evaluations])
+    crowd = _crowd(len(means))
+    label = "evaluations (mean ± std)" if spread.any() else "evaluations"
+    marker: dict[str, Any] = {
+        "color": _EVALUATION, "linewidth": 1.6, "marker": "o", "markersize": 7 * crowd, "markeredgecolor": "white",
+        "markeredgewidth": 1.0 * crowd, "zorder": 6, "label": label,
+    }  # fmt: skip
+    if spread.any() and len(means) > 30:
+        axes.fill_between(x, means - spread, means + spread, color=_EVALUATION, alpha=0.15, linewidth=0, zorder=5)
+        axes.plot(x, means, **marker)
+    else:
+        axes.errorbar(x, means, yerr=spread if spread.any() else None, elinewidth=1.1, capsize=3, **marker)
+    axes.annotate(
+        _number(means[-1]), (1.0, means[-1]), xycoords=("axes fraction", "data"), xytext=(5, 0),
+        textcoords="offset points", ha="left", va="center", color=_EVALUATION, fontsize=10, fontweight="bold",
+        annotation_clip=False,
+    )  # fmt: skip
+
+
+def _crowd(count: int) -> float:
+    """Return a factor for the size of one of so many markers: 1 for a few, down to 0.4."""
+    return float(np.clip(1.15 - 0.15 * np.log2(max(1, count) / 12), 0.4, 1.0))
+
+
+def _limit_returns(axes: Any, train: _Floats, strong: Sequence[_Floats]) -> None:
+    """Show all strong points, and the training points but for a hundredth that would squeeze the rest."""
+    values = np.concatenate([np.percentile(train, [1, 99.5]) if len(train) >= 20 else train, *strong])
+    if len(values):
+        low, high = float(values.min()), float(values.max())
+        margin = 0.07 * (high - low) or max(1.0, abs(high) * 0.1)
+        axes.set_ylim(low - margin, high + margin)
+
+
+def _draw_rates(axes: Any, series: _Series) -> None:
+    _style(axes)
+    rates = _lines(series, ((names.SAMPLES_PER_S, "samples/s", _SAMPLES), (names.UPDATES_PER_S, "updates/s", _UPDATES)))
+    lags = _lines(series, ((names.POLICY_LAG_MEAN, "mean", _SAMPLES), (names.POLICY_LAG_MAX, "highest", _UPDATES)))
+    lines = rates or lags
+    if not lines:
+        _say_empty(axes, "no rates recorded")
+        return
+    tops = [max(float(np.percentile(y, 99)), float(np.median(y))) for _, y, _, _ in lines]
+    together = bool(lags and not rates) or min(tops) * 8 >= max(tops)
+    sides = [axes if together or index == 0 else axes.twinx() for index in range(len(lines))]
+    for (x, y, label, color), side in zip(lines, sides, strict=True):
+        if len(y) >= 40:
+            side.plot(x, y, color=color, linewidth=0.7, alpha=0.25)
+            y = moving_average(y, max(2, len(y) // 40))
+        few = len(y) < 12
+        side.plot(x, y, color=color, linewidth=1.6, marker="o" if few else None, markersize=3.5, label=label)
+    for side, (_, _, label, color), top in zip(sides, lines, tops, strict=True):
+        side.set_ylim(0, 1.2 * (max(tops) if together else top) or 1.0)
+        side.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+        side.locator_params(axis="y", nbins=4)
+        if not together:
+            side.set_ylabel(label, color=color)
+            side.tick_params(axis="y", colors=color, length=0, labelsize=9)
+        if side is not axes:
+            for spine in side.spines.values():
+                spine.set_visible(False)
+    if together:
+        axes.set_ylabel("a second" if rates else "policy lag\n(versions)", color=_INK)
+        axes.legend(
+            loc="lower right", ncols=2, frameon=False, fontsize=9, labelcolor="linecolor", borderaxespad=0.2,
+            handlelength=1.2, handletextpad=0.5, columnspacing=1.5,
+        )  # fmt: skip
+
+
+def _lines(series: _Series, wanted: Sequence[tuple[str, str, str]]) -> list[tuple[_Floats, _Floats, str, str]]:
+    found = []
+    for name, label, color in wanted:
+        x, y = series.of(("network",), name)
+        if not len(y):
+            x, y = series.of(("round",), name)
+        if y.any():
+            found.append((x, y, label, color))
+    return found
+
+
+def _say_empty(axes: Any, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=_FAINT, fontsize=11)
+    axes.set_yticks([])
+    axes.grid(visible=False)
+
+
+def _number(value: float) -> str:
+    return number_text(float(value)).replace("-", _MINUS)
+
+
+def _style(axes: Any) -> None:
+    axes.grid(True, color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_GRID)
+    axes.tick_params(colors=_INK, labelsize=9, length=0, pad=5)
+
+
+def _summary(records: Sequence[MetricRecord], series: _Series) -> str:
+    if not records:
+        return "no records yet"
+    parts = []
+    if series.by_samples:
+        parts.append(f"{series.last_x:,.0f} environment steps")
+    parts.append(f"{max(record.step for record in records):,} updates")
+    parts.append(f"{clock_text(max(record.elapsed_s for record in records))} elapsed")
+    evaluations = series.evaluations()
+    if evaluations:
+        last = evaluations[-1]
+        text = f"last evaluation {_number(last.number(names.RETURN_EVALUATION) or 0.0)}"
+        if (spread := last.number(names.RETURN_EVALUATION_STD)) is not None:
+            text += f" ± {_number(spread)}"
+        if (episodes := last.number(names.EPISODES)) is not None:
+            text += f" over {episodes:.0f} episodes"
+        parts.append(text)
+    return "   ·   ".join(parts)

@@ -1,0 +1,476 @@
+"""The live display of a run: phase, rates, returns, what the network does; on a terminal or as plain lines."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.reading import RecordReader
+from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.sinks import clock_text, number_text
+
+PHASES: Final = ("waiting", "collecting", "learning", "evaluating", "done")
+_PHASE_WORDS: Final = {
+    "waiting": "waiting for workers",
+    "collecting": "collecting",
+    "learning": "learning",
+    "evaluating": "evaluating",
+    "done": "done",
+}
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS: Final = "_.-:=+*#"
+_WIDEST: Final = 100
+_RATE_WINDOW_S: Final = 10.0
+_RECENT: Final = 10
+
+
+class ProgressDisplay:
+    """What a run does, as something that rich can draw: pass it to `rich.live.Live`, or take `line()`.
+
+    Not thread-safe: `update` and drawing belong to one thread (so use `Live(..., auto_refresh=False)`, or
+    `LiveProgress`, which does).
+
+    Args:
+        run_name: for the title; "" until the records say it.
+        return_target: mean return at which an evaluation counts as learned; None: what the records say.
+        time_limit_s: shown beside the elapsed time.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        run_name: str = "",
+        *,
+        return_target: float | None = None,
+        time_limit_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.run_name = run_name
+        self.return_target = return_target
+        self.time_limit_s = time_limit_s
+        self.phase = "waiting"
+        self.note = ""
+        """A line below everything; the latest message of an event, or what the owner of the display sets."""
+        self._clock = clock
+        self._started_s = clock()
+        self._ended_s: float | None = None
+        self._told_phase = False
+        self._step = 0
+        self._latest: dict[str, names.Value] = {}
+        self._workers: set[str] = set()
+        self._window: deque[tuple[float, float, int]] = deque()
+        self._train = Trace()
+        self._test = Trace()
+        self._recent_train: deque[float] = deque(maxlen=_RECENT)
+        self._evaluations: deque[MetricRecord] = deque(maxlen=200)
+        self._best: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began; stands still once it is done."""
+        return max(0.0, (self._clock() if self._ended_s is None else self._ended_s) - self._started_s)
+
+    def update(self, records: Iterable[MetricRecord]) -> None:
+        """Take new records, oldest first."""
+        for record in records:
+            self._take(record)
+
+    def _take(self, record: MetricRecord) -> None:
+        self._started_s = record.time_s - record.elapsed_s
+        if record.kind == "event":
+            self._take_event(record)
+        if record.step > self._step:
+            self._step = record.step
+            # Training goes on, so it does not wait any more, said or not.
+            self._latest.pop(names.LACK, None)
+        self._latest.update({name: value for name, value in record.values.items() if value is not None})
+        if self.return_target is None:
+            self.return_target = record.number(names.RETURN_TARGET)
+        samples = record.number(names.SAMPLES_RECEIVED)
+        if samples is not None:
+            self._window.append((record.time_s, samples, record.step))
+            while record.time_s - self._window[0][0] > _RATE_WINDOW_S and len(self._window) > 2:
+                self._window.popleft()
+        if record.kind == "episode":
+            if (train := record.number(names.RETURN_TRAIN)) is not None:
+                self._train.add(train)
+                self._recent_train.append(train)
+            if (test := record.number(names.RETURN_TEST)) is not None:
+                self._test.add(test)
+        if record.kind == "evaluation" and (mean := record.number(names.RETURN_EVALUATION)) is not None:
+            self._evaluations.append(record)
+            self._best = mean if self._best is None else max(self._best, mean)
+        if not self._told_phase:
+            self._guess_phase(samples)
+
+    def _take_event(self, record: MetricRecord) -> None:
+        event = record.text(names.EVENT)
+        if event == names.EVENT_START:
+            self._ended_s = None
+            self._workers.clear()
+            self.run_name = record.text(names.RUN_NAME) or self.run_name
+        elif event == names.EVENT_WORKER_JOINED:
+            self._workers.add(record.text(names.WORKER))
+        elif event == names.EVENT_WORKER_LEFT:
+            self._workers.discard(record.text(names.WORKER))
+        phase = record.text(names.PHASE) or ("done" if event == names.EVENT_END else "")
+        if phase in PHASES:
+            self.phase, self._told_phase = phase, True
+            self._ended_s = record.time_s if phase == "done" else None
+        if record.text(names.MESSAGE):
+            self.note = record.text(names.MESSAGE)
+
+    def _guess_phase(self, samples: float | None) -> None:
+        if self._step > 0:
+            self.phase = "learning"
+        elif samples:
+            self.phase = "collecting"
+
+    def rates(self) -> tuple[float, float]:
+        """Return samples and updates a second: as recorded, else over the latest ten seconds of records."""
+        first, last = (self._window[0], self._window[-1]) if self._window else ((0.0, 0.0, 0), (0.0, 0.0, 0))
+        span_s = last[0] - first[0]
+        own = ((last[1] - first[1]) / span_s, (last[2] - first[2]) / span_s) if span_s > 0 else (0.0, 0.0)
+        samples = self._number(names.SAMPLES_PER_S)
+        updates = self._number(names.UPDATES_PER_S)
+        return own[0] if samples is None else samples, own[1] if updates is None else updates
+
+    def line(self) -> str:
+        """Return everything as one plain line without colours."""
+        samples_per_s, updates_per_s = self.rates()
+        parts = [
+            f"{clock_text(self.elapsed_s)} {_PHASE_WORDS[self.phase]}",
+            f"workers {self._worker_count()}",
+            f"samples {number_text(self._count(names.SAMPLES_RECEIVED))} ({_rate(samples_per_s)})",
+            f"updates {self._step:,} ({_rate(updates_per_s)})",
+        ]
+        if self._recent_train:
+            parts.append(f"train {_return(self._train_mean())}")
+        if (test := self._test.last) is not None:
+            parts.append(f"test {_return(test)}")
+        if self._evaluations:
+            parts.append(f"evaluation {_return(self._evaluations[-1].number(names.RETURN_EVALUATION))}")
+        if self.return_target is not None:
+            parts.append(f"target {_return(self.return_target)}")
+        if (lag := self._number(names.POLICY_LAG_MEAN)) is not None:
+            parts.append(f"lag {lag:.1f}")
+        parts.extend(f"{label} {count:,}" for label, count in self._losses() if count)
+        if lack := self._lack():
+            parts.append(f"waits: {lack}")
+        return " | ".join(parts)
+
+    def render(self, *, width: int = _WIDEST, ascii_only: bool = False) -> RenderableType:
+        """Return the display as it is now.
+
+        Args:
+            width: columns of the terminal; the display takes up to 100.
+            ascii_only: draw without block characters and signs that an old console lacks.
+        """
+        width = min(width, _WIDEST)
+        left, right = self._work_table(), self._return_table(ascii_only=ascii_only)
+        if width >= 72:
+            body = Table.grid(padding=(0, 3), expand=True)
+            body.add_column(ratio=1)
+            body.add_column(ratio=1)
+            body.add_row(left, right)
+        else:
+            body = Table.grid()
+            body.add_row(left)
+            body.add_row(right)
+        rows: list[RenderableType] = [self._phase_text(short=width < 72, ascii_only=ascii_only), Text(), body]
+        traces = self._trace_table(width - 6, ascii_only=ascii_only)
+        if traces.row_count:
+            rows += [Text(), traces]
+        if lack := self._lack():
+            rows += [Text(), Text(f"training waits: {lack}", style="yellow")]
+        if self.note:
+            rows += [Text(), Text(self.note, style="dim", overflow="ellipsis", no_wrap=True)]
+        elapsed = clock_text(self.elapsed_s)
+        if self.time_limit_s is not None:
+            elapsed += f" of {clock_text(self.time_limit_s)}"
+        return Panel(
+            Group(*rows),
+            title=Text(f" {self.run_name or 'run'} ", style="bold"),
+            title_align="left",
+            subtitle=Text(f" {elapsed} ", style="dim"),
+            subtitle_align="right",
+            border_style="green" if self.phase == "done" else "cyan",
+            padding=(1, 2),
+            width=width,
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.render(width=options.max_width, ascii_only=options.ascii_only)
+
+    def _phase_text(self, *, short: bool, ascii_only: bool) -> Text:
+        here = PHASES.index(self.phase)
+        signs = "*>-" if ascii_only else "●◉○"
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for index, phase in enumerate(PHASES):
+            if index:
+                text.append("  " if short else "   ")
+            if index == here:
+                sign = signs[0] if phase == "done" else signs[1]
+                text.append(f"{sign} {_PHASE_WORDS[phase]}", style="bold green" if phase == "done" else "bold cyan")
+            elif index < here:
+                text.append(signs[0] if short else f"{signs[0]} {phase}", style="cyan")
+            else:
+                text.append(signs[2] if short else f"{signs[2]} {phase}", style="dim")
+        return text
+
+    def _work_table(self) -> Table:
+        table = _two_columns()
+        samples_per_s, updates_per_s = self.rates()
+        table.add_row("samples", _counted(number_text(self._count(names.SAMPLES_RECEIVED)), _rate(samples_per_s)))
+        table.add_row("updates", _counted(f"{self._step:,}", _rate(updates_per_s)))
+        table.add_row("workers", Text(str(self._worker_count())))
+        lag, highest = self._number(names.POLICY_LAG_MEAN), self._number(names.POLICY_LAG_MAX)
+        lag_text = Text("-", style="dim") if lag is None else Text(f"{lag:.1f}")
+        if lag is not None and highest is not None:
+            lag_text.append(f"  highest {highest:.0f}", style="dim")
+        table.add_row("policy lag", lag_text)
+        table.add_row("queue", Text(bytes_text(self._number(names.QUEUE_BYTES) or 0.0)))
+        lost = Text()
+        for label, count in self._losses():
+            lost.append(f"{label} ", style="dim").append(f"{count:,}", style="bold red" if count else "").append("  ")
+        table.add_row("lost", lost)
+        return table
+
+    def _return_table(self, *, ascii_only: bool) -> Table:
+        table = _two_columns()
+        none = Text("-", style="dim")
+        train = none
+        if self._recent_train:
+            train = Text(_return(self._train_mean()))
+            train.append(f"  mean of latest {len(self._recent_train)}", style="dim")
+        table.add_row("training return", train)
+        test = self._test.last
+        table.add_row("test return", none if test is None else Text(_return(test)))
+        evaluation = none
+        reached = False
+        if self._evaluations:
+            last = self._evaluations[-1]
+            mean = last.number(names.RETURN_EVALUATION) or 0.0
+            reached = self.return_target is not None and mean >= self.return_target
+            evaluation = Text().append(_return(mean), style="bold green" if reached else "bold")
+            if (spread := last.number(names.RETURN_EVALUATION_STD)) is not None:
+                evaluation.append(f" {'+-' if ascii_only else '±'} {_return(spread)}", style="dim")
+        table.add_row("evaluation", evaluation)
+        best = none if self._best is None else Text(_return(self._best))
+        table.add_row("best evaluation", best)
+        if self.return_target is not None:
+            target = Text(_return(self.return_target))
+            if reached:
+                target.append("  reached" if ascii_only else "  ✓ reached", style="bold green")
+            table.add_row("target", target)
+        return table
+
+    def _trace_table(self, width: int, *, ascii_only: bool) -> Table:
+        """Return one row for each kind of return: name, first value, a small curve, last value; one scale for all."""
+        table = Table.grid(padding=(0, 1))
+        table.add_column(style="dim", min_width=11)
+        table.add_column(justify="right", style="dim")
+        table.add_column(no_wrap=True)
+        table.add_column(justify="left", style="dim")
+        room = max(10, width - 11 - 2 * 9 - 4)
+        evaluations = [record.number(names.RETURN_EVALUATION) or 0.0 for record in self._evaluations]
+        rows = [
+            ("training", self._train.values(room), "blue"),
+            ("test", self._test.values(room), "yellow"),
+            ("evaluation", shrink(evaluations, room), "magenta"),
+        ]
+        shown = [(label, values, color) for label, values, color in rows if len(values) >= 2]
+        if shown:
+            low = min(min(values) for _, values, _ in shown)
+            high = max(max(values) for _, values, _ in shown)
+            for label, values, color in shown:
+                curve = Text(sparkline(values, low, high, ascii_only=ascii_only), style=color)
+                table.add_row(label, _return(values[0]), curve, _return(values[-1]))
+        return table
+
+    def _number(self, name: str) -> float | None:
+        value = self._latest.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def _count(self, name: str) -> int:
+        return int(self._number(name) or 0)
+
+    def _worker_count(self) -> int:
+        counted = self._number(names.WORKERS)
+        return len(self._workers) if counted is None else int(counted)
+
+    def _train_mean(self) -> float:
+        return sum(self._recent_train) / len(self._recent_train)
+
+    def _losses(self) -> Sequence[tuple[str, int]]:
+        return [
+            ("dropped", self._count(names.SAMPLES_DROPPED)),
+            ("gaps", self._count(names.GAPS)),
+            ("refused", self._count(names.REFUSED)),
+        ]
+
+    def _lack(self) -> str:
+        value = self._latest.get(names.LACK)
+        return value if isinstance(value, str) and self.phase != "done" else ""
+
+
+class Trace:
+    """A long series kept short: when it is full, neighbours are averaged, so that it always spans the whole run.
+
+    Args:
+        limit: how many values are kept at most; even.
+    """
+
+    def __init__(self, limit: int = 512) -> None:
+        self.last: float | None = None
+        self._limit = limit
+        self._means: list[float] = []
+        self._of_each = 1
+        self._sum = 0.0
+        self._summed = 0
+
+    def add(self, value: float) -> None:
+        """Add the newest value."""
+        self.last = value
+        self._sum += value
+        self._summed += 1
+        if self._summed == self._of_each:
+            self._means.append(self._sum / self._summed)
+            self._sum, self._summed = 0.0, 0
+            if len(self._means) == self._limit:
+                pairs = zip(self._means[::2], self._means[1::2], strict=True)
+                self._means = [(first + second) / 2 for first, second in pairs]
+                self._of_each *= 2
+
+    def values(self, room: int) -> list[float]:
+        """Return the series as at most `room` means, oldest first."""
+        values = list(self._means)
+        if self._summed:
+            values.append(self._sum / self._summed)
+        return shrink(values, room)
+
+
+def shrink(values: Sequence[float], room: int) -> list[float]:
+    """Return at most `room` means of runs of neighbours, the values themselves where they fit."""
+    count = len(values)
+    if count <= room:
+        return list(values)
+    edges = [count * index // room for index in range(room + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges) if end > start]
+
+
+def sparkline(values: Sequence[float], low: float, high: float, *, ascii_only: bool = False) -> str:
+    """Return one character for each value, higher ones for higher values between `low` and `high`."""
+    blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
+    span = high - low
+    if span <= 0:
+        return blocks[len(blocks) // 2] * len(values)
+    top = len(blocks) - 1
+    return "".join(blocks[min(top, max(0, round((value - low) / span * top)))] for value in values)
+
+
+def bytes_text(count: float) -> str:
+    """Return a number of bytes as short text, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+class LiveProgress:
+    """Shows a `ProgressDisplay` while a run writes its records: drawn in place on a terminal, else as plain lines.
+
+    It has no thread: its owner calls `refresh` a few times a second from the loop that waits for the run.
+
+    Args:
+        display: what to show.
+        reader: where the records come from; None: the owner calls `display.update`.
+        console: where to show it; None: rich's standard one on standard output.
+        line_every_s: seconds between two lines where it is not a terminal.
+        clock: any seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        display: ProgressDisplay,
+        reader: RecordReader | None = None,
+        *,
+        console: Console | None = None,
+        line_every_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.display = display
+        self.console = console if console is not None else Console()
+        self._reader = reader
+        self._line_every_s = line_every_s
+        self._clock = clock
+        self._next_line_s = clock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> LiveProgress:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            # Drawn by refresh() only: a thread of rich's own would draw while update() changes the numbers.
+            self._live = Live(self.display, console=self.console, auto_refresh=False, transient=False)
+            self._live.start(refresh=True)
+        return self
+
+    def refresh(self) -> None:
+        """Take new records and show them. OSError: the records cannot be read."""
+        if self._reader is not None:
+            self.display.update(self._reader.read())
+        if self._live is not None:
+            self._live.refresh()
+        elif self._clock() >= self._next_line_s:
+            self._next_line_s = self._clock() + self._line_every_s
+            self._print_line()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show the last state and give the terminal back, whatever happened."""
+        live, self._live = self._live, None
+        try:
+            if self._reader is not None:
+                self.display.update(self._reader.read())
+        finally:
+            if live is not None:
+                live.refresh()
+                live.stop()
+            else:
+                self._print_line()
+
+    def _print_line(self) -> None:
+        self.console.print(self.display.line(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _two_columns() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", min_width=10)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _counted(count: str, rate: str) -> Text:
+    return Text(f"{count:<11}").append(rate, style="bold")
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}/s" if per_s >= 10 or per_s == 0 else f"{per_s:.1f}/s"
+
+
+def _return(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if 1 <= abs(value) < 100_000 else f"{value:.4g}"

@@ -1,0 +1,298 @@
+"""The recorder: what training writes its records to. It never blocks and never raises because of a sink."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from tmrl_core.metrics.records import Kind, MetricRecord, record
+from tmrl_core.metrics.sinks import MetricSink
+
+logger = logging.getLogger(__name__)
+
+
+class SinkState(msgspec.Struct, frozen=True, kw_only=True):
+    """How one sink does.
+
+    Args:
+        name: the sink's name.
+        written: records it took.
+        waiting: records in its queue.
+        dropped: records that its full queue pushed out, the oldest each time, or that were left at a close.
+        failed: records given up after as many attempts as the recorder makes.
+        error: its latest failure in words, "" once it works again.
+    """
+
+    name: str
+    written: int
+    waiting: int
+    dropped: int
+    failed: int
+    error: str
+
+
+class Recorder:
+    """Hands records to sinks, each in a thread of its own behind a bounded queue.
+
+    A sink that is slow fills its queue, and then loses its oldest records, counted. One that raises gets the same
+    record again, `attempts` times with growing pauses between failures (a full disk may be made room on); the failure
+    is logged the first time, and again after 10, 100, 1000 failures in a row. Training and the other sinks notice
+    nothing.
+
+    Args:
+        sinks: they belong to the recorder from now on, which closes them. Sinks that share state with each other would
+            have to guard it.
+        queue_records: how many records may wait for one sink.
+        attempts: how often a record is tried before it is given up.
+        pause_s: seconds after a first failure; doubles up to `longest_pause_s` while failures go on.
+        longest_pause_s: see `pause_s`.
+        elapsed_s: seconds that the run had been going before this process (after a resume).
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        sinks: Iterable[MetricSink],
+        *,
+        queue_records: int = 4096,
+        attempts: int = 3,
+        pause_s: float = 1.0,
+        longest_pause_s: float = 60.0,
+        elapsed_s: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if queue_records < 1 or attempts < 1:
+            raise ValueError(f"queue_records and attempts must be at least 1, got {queue_records} and {attempts}")
+        self._clock = clock
+        self.started_s = clock() - elapsed_s
+        self._closed = False
+        self._closed_in_time = False
+        self._lanes = [
+            _Lane(sink, queue_records, attempts=attempts, pause_s=pause_s, longest_pause_s=longest_pause_s)
+            for sink in sinks
+        ]
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, over resumes: part of a checkpoint."""
+        return max(0.0, self._clock() - self.started_s)
+
+    @property
+    def states(self) -> list[SinkState]:
+        """How each sink does, in the order they were given."""
+        return [lane.state for lane in self._lanes]
+
+    @property
+    def dropped(self) -> int:
+        """Records that some sink did not get: pushed out of a queue, or given up."""
+        return sum(state.dropped + state.failed for state in self.states)
+
+    def record(self, kind: Kind, values: Mapping[str, Any], *, step: int) -> MetricRecord:
+        """Make a record of now, write it and return it.
+
+        Args:
+            kind: what it is about.
+            values: by name; see `records.VOCABULARY`.
+            step: updates done so far.
+        """
+        made = record(kind, values, step=step, started_s=self.started_s, now_s=self._clock())
+        self.write(made)
+        return made
+
+    def event(self, event: str, message: str = "", *, step: int, **values: Any) -> MetricRecord:
+        """Write an `event` record: its name, what happened in words, and further values."""
+        named: dict[str, Any] = {"event": event}
+        if message:
+            named["message"] = message
+        return self.record("event", {**named, **values}, step=step)
+
+    def write(self, record: MetricRecord) -> None:
+        """Hand a record to every sink's queue. Never blocks, from any thread; after `close` it does nothing."""
+        if not self._closed:
+            for lane in self._lanes:
+                lane.put(record)
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until every sink took, and flushed, what was written before; return False after `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        marks = [(lane, lane.ask_flush()) for lane in self._lanes]
+        late = [lane for lane, mark in marks if not lane.wait_flushed(mark, deadline - time.monotonic())]
+        return not late
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Let every sink take what waits, flush and close it; a second call does nothing.
+
+        Args:
+            timeout_s: seconds for all sinks together. One that hangs longer is left behind in its daemon thread, and
+                a warning names it.
+
+        Returns:
+            Whether all sinks were closed in time.
+        """
+        if self._closed:
+            return self._closed_in_time
+        self._closed = True
+        deadline = time.monotonic() + timeout_s
+        for lane in self._lanes:
+            lane.ask_close()
+        late = [lane for lane in self._lanes if not lane.join(deadline - time.monotonic())]
+        self._closed_in_time = not late
+        return self._closed_in_time
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Lane:
+    """One sink, its queue and its thread. `_wake`'s lock guards every attribute below it; the sink is the thread's."""
+
+    def __init__(self, sink: MetricSink, limit: int, *, attempts: int, pause_s: float, longest_pause_s: float) -> None:
+        self._sink = sink
+        self._limit = limit
+        self._attempts = attempts
+        self._pause_s = pause_s
+        self._longest_pause_s = longest_pause_s
+        self._wake = threading.Condition()
+        self._queue: deque[MetricRecord] = deque()
+        self._flushes_asked = 0
+        self._flushes_done = 0
+        self._closing = False
+        self._ended = False
+        self._written = 0
+        self._dropped = 0
+        self._failed = 0
+        self._failures_in_a_row = 0
+        self._error = ""
+        self._thread = threading.Thread(target=self._run, name=f"metrics-{sink.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> SinkState:
+        with self._wake:
+            return SinkState(
+                name=self._sink.name,
+                written=self._written,
+                waiting=len(self._queue),
+                dropped=self._dropped,
+                failed=self._failed,
+                error=self._error,
+            )
+
+    def put(self, record: MetricRecord) -> None:
+        with self._wake:
+            if self._closing:
+                return
+            if len(self._queue) >= self._limit:
+                self._queue.popleft()
+                self._dropped += 1
+            self._queue.append(record)
+            self._wake.notify_all()
+
+    def ask_flush(self) -> int:
+        with self._wake:
+            self._flushes_asked += 1
+            self._wake.notify_all()
+            return self._flushes_asked
+
+    def wait_flushed(self, mark: int, timeout_s: float) -> bool:
+        with self._wake:
+            return self._wake.wait_for(lambda: self._flushes_done >= mark or self._ended, max(0.0, timeout_s))
+
+    def ask_close(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(max(0.0, timeout_s))
+        if not self._thread.is_alive():
+            return True
+        with self._wake:
+            left = len(self._queue)
+            self._dropped += left
+            self._queue.clear()
+        logger.warning(
+            "metric sink %s did not finish in time; it is left behind with %d records", self._sink.name, left
+        )
+        return False
+
+    def _run(self) -> None:
+        unflushed = False
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._queue or self._closing or self._flushes_asked > self._flushes_done)
+                record = self._queue.popleft() if self._queue else None
+                asked = self._flushes_asked
+                closing = self._closing
+            if record is not None:
+                self._deliver(record)
+                unflushed = True
+                with self._wake:
+                    more = bool(self._queue)
+                if more:
+                    continue
+            # The queue is empty: now is the time to let readers see what was written.
+            if unflushed:
+                self._try("flush", self._sink.flush)
+                unflushed = False
+            with self._wake:
+                self._flushes_done = max(self._flushes_done, asked)
+                self._wake.notify_all()
+            if closing and record is None:
+                self._try("close", self._sink.close)
+                with self._wake:
+                    self._ended = True
+                    self._wake.notify_all()
+                return
+
+    def _deliver(self, record: MetricRecord) -> None:
+        for _ in range(self._attempts):
+            if self._try("write", lambda: self._sink.write(record)):
+                with self._wake:
+                    self._written += 1
+                return
+            self._pause()
+        with self._wake:
+            self._failed += 1
+
+    def _try(self, what: str, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except Exception as error:
+            with self._wake:
+                self._failures_in_a_row += 1
+                failures = self._failures_in_a_row
+                self._error = f"{type(error).__name__}: {error}"
+            if failures in (1, 10, 100) or failures % 1000 == 0:
+                logger.warning(
+                    "metric sink %s failed to %s (%d in a row): %s: %s; training goes on",
+                    self._sink.name,
+                    what,
+                    failures,
+                    type(error).__name__,
+                    error,
+                )
+            return False
+        if what == "write":
+            with self._wake:
+                self._failures_in_a_row = 0
+                self._error = ""
+        return True
+
+    def _pause(self) -> None:
+        """Wait after a failure, longer each time; a close ends the wait, and there is none while closing."""
+        with self._wake:
+            pause_s = min(self._longest_pause_s, self._pause_s * 2.0 ** min(30, self._failures_in_a_row - 1))
+            self._wake.wait_for(lambda: self._closing, pause_s)

@@ -1,0 +1,255 @@
+"""The seam to where records go, and the sinks that need nothing but what every installation has."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.records import MetricRecord, encode_line
+
+logger = logging.getLogger(__name__)
+
+
+class MetricSink(abc.ABC):
+    """A place that records go to.
+
+    A sink is a plain, blocking object that is used by one thread at a time. `Recorder` gives each sink a thread and a
+    bounded queue of its own, so that a slow or failing one stops neither training nor the other sinks; it need not
+    care for that itself. `tests/metrics/test_sinks.py` has the suite that every sink passes.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call this sink."""
+        return type(self).__name__
+
+    @abc.abstractmethod
+    def write(self, record: MetricRecord) -> None:
+        """Take one record. May block; records come in the order of their times.
+
+        Raises:
+            Exception: of any kind: the record was not taken, and the sink can be tried again with the same record.
+            ValueError: the sink is closed.
+        """
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Hand what was written to the operating system, or to whoever keeps it: another process sees it afterwards.
+
+        Raises:
+            Exception: of any kind; what was written may or may not be kept, later writes are possible.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Flush and let go of everything; a second call does nothing.
+
+        Raises:
+            Exception: of any kind; the sink is closed all the same.
+        """
+
+    def __enter__(self) -> MetricSink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MemorySink(MetricSink):
+    """Keeps the latest records in memory: for tests, notebooks and scripts.
+
+    Args:
+        limit: how many; the oldest go.
+    """
+
+    def __init__(self, limit: int = 100_000) -> None:
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}")
+        self.limit = limit
+        self.records: list[MetricRecord] = []
+        self.closed = False
+
+    def write(self, record: MetricRecord) -> None:
+        """Keep it."""
+        if self.closed:
+            raise ValueError("the sink is closed")
+        self.records.append(record)
+        del self.records[: -self.limit]
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """Take no more; what is kept stays readable."""
+        self.closed = True
+
+
+class JsonLinesSink(MetricSink):
+    """Appends each record to a file as one line of JSON.
+
+    A line is handed to the operating system in one write as it comes: a killed process loses none, and at worst the
+    last line is torn (`reading.py` steps over it). An existing file is continued.
+
+    Args:
+        path: the file; its folder is made if it is not there.
+        fsync: also wait for the disk at `flush` and `close`, to survive the machine and not only the process.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
+        self.path = Path(path)
+        self.fsync = fsync
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: what a failed write has left behind is known, and is not written again at some later flush.
+        self._file = self.path.open("ab", buffering=0)
+        self._torn = _ends_within_a_line(self.path)
+
+    def write(self, record: MetricRecord) -> None:
+        """Append one line. OSError (a full disk): a part of the line may be there, which the next one steps over."""
+        if self._file.closed:
+            raise ValueError("the sink is closed")
+        line = encode_line(record)
+        if self._torn:
+            line = b"\n" + line
+        left = memoryview(line)
+        while left:
+            written = self._file.write(left)
+            if written:
+                left = left[written:]
+                self._torn = bool(left)
+
+    def flush(self) -> None:
+        """Wait for the disk, if that was asked for; the operating system has each line already."""
+        if self.fsync and not self._file.closed:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return False
+        try:
+            file.seek(-1, os.SEEK_END)
+        except OSError:  # a device or a pipe has no end
+            return False
+        return file.read(1) not in (b"", b"\n")
+
+
+class ConsoleSink(MetricSink):
+    """Logs each round's row, evaluations and events at level INFO, for scripts that show nothing else.
+
+    Args:
+        log: takes one text; None: this package's logger. `show_messages` (in `console.py`) makes that visible where
+            the application has not set up logging.
+    """
+
+    def __init__(self, log: Callable[[str], None] | None = None) -> None:
+        self._log = log if log is not None else _log_info
+        self._closed = False
+
+    def write(self, record: MetricRecord) -> None:
+        """Log it, unless it is of a kind that comes too often to read."""
+        if self._closed:
+            raise ValueError("the sink is closed")
+        if record.kind in ("round", "evaluation", "event"):
+            self._log(describe(record))
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """Take no more."""
+        self._closed = True
+
+
+def _log_info(text: str) -> None:
+    logger.info("%s", text)
+
+
+_SHOWN_FIRST = (
+    names.RETURN_TEST,
+    names.RETURN_TRAIN,
+    names.EPISODE_LENGTH_TEST,
+    names.EPISODE_LENGTH_TRAIN,
+    names.MEMORY_LEN,
+    names.ROUND_TIME,
+    names.IDLE_TIME,
+    names.SAMPLES_PER_S,
+    names.UPDATES_PER_S,
+)
+_COLUMNS = 3
+_COLUMN_WIDTH = 37
+
+
+def describe(record: MetricRecord) -> str:
+    """Return a record as text to read: one line, and for a round a table of its values below."""
+    values = record.values
+    when = f"{clock_text(record.elapsed_s)}, {record.step:,} updates"
+    if record.kind == "event":
+        text = record.text(names.MESSAGE) or ", ".join(
+            f"{name} {number_text(value)}" for name, value in values.items() if name != names.EVENT
+        )
+        return f"{record.text(names.EVENT) or 'event'}: {text} ({when})"
+    if record.kind == "evaluation":
+        number = record.text(names.EVALUATION)
+        text = f"evaluation {number}".rstrip() + f": mean return {number_text(values.get(names.RETURN_EVALUATION))}"
+        if (spread := record.number(names.RETURN_EVALUATION_STD)) is not None:
+            text += f" ± {number_text(spread)}"
+        if (episodes := record.number(names.EPISODES)) is not None:
+            text += f" over {episodes:.0f} episodes"
+        if (target := record.number(names.RETURN_TARGET)) is not None:
+            text += f", target {number_text(target)}"
+        return f"{text} ({when})"
+    heading: str = record.kind
+    if names.ROUND in values:
+        heading = f"round {number_text(values[names.ROUND])}"
+        if names.EPOCH in values:
+            heading = f"epoch {number_text(values[names.EPOCH])}, {heading}"
+    ordered = [name for name in _SHOWN_FIRST if name in values]
+    ordered += [name for name in values if name not in _SHOWN_FIRST and name not in (names.EPOCH, names.ROUND)]
+    lines = [f"{heading} ({when})"]
+    for start in range(0, len(ordered), _COLUMNS):
+        cells = (
+            f"{name} {number_text(values[name]):>{max(1, _COLUMN_WIDTH - 3 - len(name))}}"
+            for name in ordered[start : start + _COLUMNS]
+        )
+        lines.append("  " + "   ".join(cell.ljust(_COLUMN_WIDTH - 3) for cell in cells).rstrip())
+    return "\n".join(lines)
+
+
+def number_text(value: names.Value) -> str:
+    """Return a value as short text: whole numbers with commas, others with four significant digits."""
+    if value is None:
+        return "nan"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def clock_text(seconds: float) -> str:
+    """Return a time span as `m:ss`, from an hour on as `h:mm:ss`."""
+    whole = max(0, int(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

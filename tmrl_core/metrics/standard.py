@@ -1,0 +1,83 @@
+"""The sinks that a run has by its settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics.sinks import ConsoleSink, JsonLinesSink, MetricSink
+
+logger = logging.getLogger(__name__)
+
+
+class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the wandb sink needs; see `WandbSink`. The key never shows in its `repr`."""
+
+    project: str
+    entity: str | None = None
+    run_id: str | None = None
+    run_name: str | None = None
+    config: Mapping[str, Any] = {}
+    key: str | None = None
+
+    def __repr__(self) -> str:
+        key = "None" if self.key is None else "'***'"
+        return f"WandbSettings(project={self.project!r}, entity={self.entity!r}, run_id={self.run_id!r}, key={key})"
+
+
+def open_sinks(
+    folder: str | os.PathLike[str],
+    *,
+    tensorboard: bool = False,
+    wandb: WandbSettings | None = None,
+    console: bool = True,
+) -> list[MetricSink]:
+    """Open a run's sinks: `metrics.jsonl` always, and what else is asked for.
+
+    A package that is missing, or a folder that cannot be written, is a warning that says what to do: training is
+    worth more than a picture of it.
+
+    Args:
+        folder: the run's; holds `metrics.jsonl`, `tensorboard/` and `wandb/`.
+        tensorboard: write TensorBoard files.
+        wandb: log to wandb with these settings.
+        console: log each round's row.
+
+    Raises:
+        OSError: `metrics.jsonl` cannot be opened.
+    """
+    folder = Path(folder)
+    sinks: list[MetricSink] = [JsonLinesSink(folder / "metrics.jsonl")]
+    if console:
+        sinks.append(ConsoleSink())
+    if tensorboard:
+        from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
+
+        try:
+            sinks.append(TensorBoardSink(folder / "tensorboard"))
+        except (MissingExtraError, OSError) as error:
+            logger.warning("no TensorBoard files: %s", error)
+    if wandb is not None:
+        from tmrl_core.metrics.wandb_sink import WandbSink
+
+        try:
+            sinks.append(
+                WandbSink(
+                    project=wandb.project,
+                    folder=folder,
+                    entity=wandb.entity,
+                    run_id=wandb.run_id,
+                    run_name=wandb.run_name,
+                    config=wandb.config,
+                    key=wandb.key,
+                )
+            )
+        except MissingExtraError as error:
+            logger.warning("nothing goes to wandb: %s", error)
+    return sinks

@@ -1,0 +1,87 @@
+"""Records as TensorBoard event files, written with tensorboard's own formats and without torch or TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.sinks import MetricSink
+
+_file_numbers = itertools.count()
+
+
+class TensorBoardSink(MetricSink):
+    """Writes each record's numbers as scalars `<kind>/<name>` over updates, and events as text, at the record's time.
+
+    Strings and other labels of a record are left out; what is not finite is written as it is, and TensorBoard marks it.
+
+    Args:
+        folder: where the event file goes; made if it is not there. Each sink writes a file of its own, so that a
+            resumed run adds one.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+            from tensorboard.plugins.text import metadata
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise MissingExtraError("tensorboard", "tensorboard", "The TensorBoard sink") from error
+        self._event_type: Any = event_pb2.Event
+        self._summary_type: Any = summary_pb2.Summary
+        self._tensor_type: Any = tensor_pb2.TensorProto
+        self._text_metadata: Any = metadata.create_summary_metadata(display_name="", description="")
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The name that TensorBoard looks for and sorts by. tensorboard's own EventFileWriter would add a thread and a
+        # queue whose failures show at a later call only; the Recorder has both already.
+        now_s = time.time()
+        self.path = self.folder / (
+            f"events.out.tfevents.{now_s:.0f}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
+        )
+        self._file = self.path.open("xb")
+        self._writer: Any = RecordWriter(self._file)
+        self._write(self._event_type(wall_time=now_s, file_version="brain.Event:2"))
+        self._file.flush()
+
+    def write(self, record: MetricRecord) -> None:
+        """Write one event with all numbers of the record."""
+        if self._file.closed:
+            raise ValueError("the sink is closed")
+        values = [
+            self._summary_type.Value(tag=f"{record.kind}/{name}", simple_value=value)
+            for name, value in record.numbers().items()
+        ]
+        if record.kind == "event" and (text := record.text(names.MESSAGE) or record.text(names.PHASE)):
+            values.append(self._text(f"event/{record.text(names.EVENT) or 'event'}", text))
+        if values:
+            summary = self._summary_type(value=values)
+            self._write(self._event_type(wall_time=record.time_s, step=record.step, summary=summary))
+
+    def flush(self) -> None:
+        """Hand what was written to the operating system."""
+        if not self._file.closed:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+
+    def _text(self, tag: str, text: str) -> Any:
+        tensor = self._tensor_type(dtype="DT_STRING", string_val=[text.encode()])
+        tensor.tensor_shape.dim.add(size=1)
+        return self._summary_type.Value(tag=tag, metadata=self._text_metadata, tensor=tensor)

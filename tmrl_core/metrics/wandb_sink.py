@@ -1,0 +1,190 @@
+"""Records to Weights & Biases, online where that works and else offline, without ever holding training up.
+
+What wandb does by itself, and what this file does about it (wandb 0.31):
+
+- `wandb.init` without a key asks for one on a terminal and raises elsewhere: the key is looked for first, and without
+  one the run is offline.
+- With a key and no network `wandb.init` tries for 90 s and then raises: its limit is set, and an offline run follows.
+- `run.finish` waits for the upload for ever: it gets a limit, and what is missing then stays on disk for `wandb sync`.
+- It captures the console: turned off, the live display has that.
+
+All of it happens at the first `write`, in the thread that the Recorder gives this sink; meanwhile records wait in the
+Recorder's bounded queue. The key is handed to wandb as an object and never put into `os.environ`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.sinks import MetricSink
+
+logger = logging.getLogger(__name__)
+
+
+class WandbSink(MetricSink):
+    """Logs each record's numbers as `<kind>/<name>`, with updates as the horizontal axis.
+
+    `WANDB_MODE` (online, offline, disabled) and wandb's other settings hold as usual.
+
+    Args:
+        project: wandb's project.
+        entity: user or team; None: wandb's default.
+        run_id: identity of the run: a resumed run goes on under it; None: wandb makes one.
+        run_name: name to show.
+        folder: where wandb keeps its files (in `wandb/` below it); made if it is not there.
+        config: settings of the run to show; without secrets.
+        key: wandb's API key; None: `WANDB_API_KEY`, wandb's settings or the netrc file, where `wandb login` puts it.
+        start_limit_s: longest wait for wandb's server at the start; then the run is offline.
+        finish_limit_s: longest wait for the upload at the end.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        folder: str | os.PathLike[str],
+        entity: str | None = None,
+        run_id: str | None = None,
+        run_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        start_limit_s: float = 15.0,
+        finish_limit_s: float = 15.0,
+    ) -> None:
+        # A folder that wandb left in the current directory is found as a namespace package: it has no origin. wandb
+        # itself takes a second to import, which is spent beside training.
+        found = importlib.util.find_spec("wandb")
+        if found is None or found.origin is None:
+            raise MissingExtraError("wandb", "wandb", "The wandb sink")
+        self.folder = Path(folder)
+        self.mode = ""
+        """`online`, `offline` or `disabled` once wandb is up, "" before."""
+        self._identity = {"project": project, "entity": entity, "id": run_id, "name": run_name}
+        self._config = dict(config or {})
+        self._key = key
+        self._start_limit_s = start_limit_s
+        self._finish_limit_s = finish_limit_s
+        self._run: Any = None
+        self._unreachable = False
+        self._closed = False
+
+    def write(self, record: MetricRecord) -> None:
+        """Log the record's numbers; the first call starts wandb, which takes up to `start_limit_s` and a few seconds.
+
+        Raises:
+            Exception: whatever wandb raises, without the key.
+        """
+        if self._closed:
+            raise ValueError("the sink is closed")
+        if self._run is None:
+            self._run = self._start()
+        values = {f"{record.kind}/{name}": value for name, value in record.numbers().items()}
+        if values:
+            self._run.log({names.UPDATES: record.step, names.ELAPSED: record.elapsed_s, **values})
+
+    def flush(self) -> None:
+        """Nothing to do: wandb's own process has each record, and writes and sends it when it sees fit."""
+
+    def close(self) -> None:
+        """Finish the run; waits for wandb's upload for `finish_limit_s` at most."""
+        self._closed = True
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+            if self.mode == "offline":
+                logger.info("wandb kept this run on disk; `wandb sync %s` uploads it", Path(run.dir).parent)
+
+    def _start(self) -> Any:
+        import wandb
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.setup().settings
+        wanted = str(settings.mode)
+        if wanted in ("offline", "dryrun", "disabled"):
+            mode = "disabled" if wanted == "disabled" else "offline"
+            return self._init(wandb, mode, key=None)
+        key, elsewhere = self._find_key(settings)
+        if key is None and not elsewhere:
+            logger.info("wandb has no API key (`wandb login` or WANDB_API_KEY), so this run is logged offline")
+            return self._init(wandb, "offline", key=None)
+        if not self._unreachable:
+            try:
+                return self._init(wandb, "online", key=key)
+            except Exception as error:
+                self._unreachable = True
+                text = str(error).strip().splitlines()
+                reason = _without_key(text[0] if text else type(error).__name__, key)
+                logger.warning("wandb is not reachable or refuses (%s); this run is logged offline", reason)
+        return self._init(wandb, "offline", key=None)
+
+    def _init(self, wandb: Any, mode: str, *, key: str | None) -> Any:
+        settings: dict[str, Any] = {
+            "mode": mode,
+            "console": "off",
+            "silent": True,
+            "init_timeout": self._start_limit_s,
+            # Another run of this process, say of another trainer, is none of ours.
+            "reinit": "create_new",
+        }
+        if key is not None:
+            settings["api_key"] = key
+        known = wandb.Settings.model_fields
+        if "finish_timeout" in known:
+            settings["finish_timeout"] = self._finish_limit_s
+        resume = "allow" if self._identity["id"] and mode == "online" else None
+        run = wandb.init(
+            dir=str(self.folder),
+            config=self._config,
+            resume=resume,
+            settings=wandb.Settings(**settings),
+            **self._identity,
+        )
+        self.mode = mode
+        # Records of several kinds come out of the order that wandb's own step counter demands: updates are the axis.
+        run.define_metric(names.UPDATES, hidden=True)
+        run.define_metric("*", step_metric=names.UPDATES)
+        if mode == "online":
+            logger.info("wandb shows this run at %s", run.url)
+        return run
+
+    def _find_key(self, settings: Any) -> tuple[str | None, bool]:
+        """Return the API key, and whether wandb can log in by other means. It must not come to ask on the terminal."""
+        if self._key is not None:
+            return self._key, True
+        if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+            return None, True
+        key = os.environ.get("WANDB_API_KEY") or getattr(settings, "api_key", None)
+        return key or _netrc_key(str(settings.base_url)), False
+
+
+def _netrc_key(base_url: str) -> str | None:
+    path = os.environ.get("NETRC")
+    candidates = [Path(path)] if path else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    host = urlsplit(base_url).netloc
+    for candidate in candidates:
+        try:
+            entries = netrc.netrc(candidate)
+        except (OSError, netrc.NetrcParseError):
+            continue
+        for name in (host, "api.wandb.ai"):
+            # netrc's `default` entry is for other services; hosts says what is meant for this one.
+            if name in entries.hosts:
+                return entries.hosts[name][2] or None
+    return None
+
+
+def _without_key(text: str, key: str | None) -> str:
+    return text.replace(key, "***") if key else text
