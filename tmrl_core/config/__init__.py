@@ -14,6 +14,7 @@ from tmrl_core.config.loading import (
     resolved,
     use,
 )
+from tmrl_core.config.ratios import ratios_conflict
 from tmrl_core.config.references import resolve, resolve_optional, resolve_with
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.config.sentinel import CFG, Cfg, given
@@ -30,6 +31,7 @@ __all__ = [
     "given",
     "is_loopback",
     "load",
+    "ratios_conflict",
     "resolve",
     "resolve_optional",
     "resolve_with",

@@ -75,8 +75,9 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises:
         ConfigError: with line and column: broken YAML, a duplicate key, a tag that is no plain value.
     """
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         return loader.get_single_data()
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -86,7 +87,8 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{source}: broken YAML: {exc}") from exc
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def parse_json(text: str, source: str) -> Any:

@@ -97,6 +97,8 @@ def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: s
     hint = ""
     if isinstance(found, str):
         hint = near(found, [str(value) for value in literal_values(kind)])
+    elif isinstance(found, bool | int | float) and inspect.StrType in inner_types(kind):
+        hint = " If the text is meant, write it in quotes."
     return f"{source}: {path}: found {shown(found)}, allowed: {allowed(kind)}.{hint}"
 
 

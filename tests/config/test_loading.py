@@ -1,0 +1,361 @@
+"""Precedence, search, secrets, the current configuration, and what a person reads when a key is wrong."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from tmrl_core import config as configuration
+from tmrl_core.config import CFG, Config, current, data_folder, find_credentials_folder, given, load, resolved, use
+from tmrl_core.config.documents import read_document
+from tmrl_core.config.loading import from_values
+from tmrl_core.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+READY = sorted((ROOT / "config").glob("*.*"))
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the person who runs the tests: no file here, an empty data folder, no variables."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("TMRL_CORE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TMRL_CORE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+# --- what is refused, and how it is said ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"server": {"prot": 1}}, ["server.prot: unknown key", "Did you mean port?", "Allowed here: host, bind, port"]),
+        ({"servr": {}}, ["servr: unknown section", "Did you mean server?", "trainer, checkpoint"]),
+        ({"port": 1}, ["port: unknown section", "server.port"]),
+        ({"trainer": {"evaluation": {"seeds": 3}}}, ["trainer.evaluation.seeds: unknown key", "first_seed"]),
+        ({"a": 1, "server": {"b": 2}}, ["a: unknown section", "server.b: unknown key"]),
+        ({"server": {"port": "abc"}}, ["server.port", "the text 'abc'", "a whole number from 0 to 65535"]),
+        ({"server": {"port": 70000}}, ["server.port", "the number 70000", "a whole number from 0 to 65535"]),
+        ({"server": {"port": None}}, ["server.port", "found null"]),
+        ({"server": {"port": True}}, ["server.port", "the flag true"]),
+        ({"server": 3}, ["server: found the number 3", "a mapping with the keys host, bind"]),
+        ({"memory": {"capacity": 1.5}}, ["memory.capacity", "1.5", "a whole number of at least 1"]),
+        ({"memory": {"capacity": 0}}, ["memory.capacity", "a whole number of at least 1"]),
+        ({"worker": {"collection": "asynchron"}}, ["worker.collection", "Did you mean asynchronous or synchronous?"]),
+        ({"worker": {"crc_debug": "no"}}, ["worker.crc_debug", "the text 'no'", "true or false"]),
+        ({"worker": {"max_env_steps_per_update": 0}}, ["max_env_steps_per_update", "a number above 0 or null"]),
+        ({"network": {"security": "SSL"}}, ["network.security", "'SSL'", "TLS or null"]),
+        ({"environment": {"cls": "gymnasium.make"}}, ["environment.cls", "a reference `package.module:Name`"]),
+        ({"environment": {"kwargs": [1]}}, ["environment.kwargs", "found a list", "allowed: a mapping"]),
+        ({"run": {"name": "a/b"}}, ["run.name", "'a/b'"]),
+        ({"run": {"name": ".."}}, ["run.name"]),
+        ({"worker": {"name": 7}}, ["worker.name", "the number 7", "write it in quotes"]),
+        ({"network": {"token": "hunter2"}}, ["network.token", "secrets do not live", "TMRL_CORE_TOKEN"]),
+        ({"password": "hunter2"}, ["password", "TMRL_CORE_TOKEN"]),
+        ({"metrics": {"wandb_key": "hunter2"}}, ["metrics.wandb_key", "WANDB_API_KEY"]),
+        ({"memory": {"capacity": 10}}, ["memory.capacity: 10", "memory.batch_size = 256"]),
+        ({"memory": {"capacity": 500}}, ["trainer.start_training: 1000", "memory.capacity = 500"]),
+        ({"network": {"heartbeat_s": 20}}, ["network.heartbeat_s: 20", "network.silent_s = 10"]),
+        ({"network": {"backoff_min_s": 20}}, ["network.backoff_min_s", "backoff_max_s = 15"]),
+        ({"network": {"transport": "tlspyo", "local_port_worker": 55555}}, ["must differ", "55555"]),
+        ({"network": {"security": None}, "server": {"host": "a.org"}}, ["server.host: 'a.org'", "allow_insecure"]),
+        ({"network": {"security": None}, "server": {"bind": "0.0.0.0"}}, ["server.bind", "allow_insecure_remote"]),
+        ({"worker": {"max_steps_per_update": 1}}, ["worker.max_steps_per_update", "synchronous collection only"]),
+        ({"worker": {"collection": "lockstep", "when_full": "drop_oldest"}}, ["worker.when_full", "lockstep"]),
+        ({"trainer": {"evaluation": {"target_return": 1.0}}}, ["target_return", "every_updates is 0"]),
+        ({"worker": {"max_env_steps_per_update": float("inf")}}, ["worker.max_env_steps_per_update", "write null"]),
+    ],
+)
+def test_what_is_refused_is_named_with_its_path(values: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_values(values, "my.yaml")
+    for part in parts:
+        assert part in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_file_s_mistake_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("server: {port: abc}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"my\.yaml: server\.port: found the text 'abc'"):
+        load(path)
+
+
+def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("memory: {capacity: 1e6, batch_size: 512.0}\nworker: {max_samples_per_episode: 1e3}\n", "utf-8")
+    config = load(path)
+    assert (config.memory.capacity, config.memory.batch_size) == (1_000_000, 512)
+    assert type(config.memory.capacity) is int
+    assert config.worker.max_samples_per_episode == 1000
+
+
+def test_what_kwargs_hold_is_handed_over_as_it_is() -> None:
+    kwargs = {"hidden_sizes": [256.0, 256], "token": "x", "bound": float("inf")}
+    assert from_values({"agent": {"kwargs": kwargs}}).agent.kwargs == kwargs
+    assert type(from_values({"agent": {"kwargs": kwargs}}).agent.kwargs["hidden_sizes"][0]) is float
+
+
+# --- where values come from -------------------------------------------------------------------------------------------
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("server: {host: file.org, port: 1000, max_workers: 3}\n", encoding="utf-8")
+    environ = {"TMRL_CORE_SERVER_HOST": "environment.org", "TMRL_CORE_SERVER_PORT": "2000"}
+    config = load(path, ["server.port=3000"], environ)
+    assert (config.server.host, config.server.port, config.server.max_workers) == ("environment.org", 3000, 3)
+    assert config.server.budget_bytes == Config().server.budget_bytes
+
+
+def test_environment_values_are_checked_like_others() -> None:
+    with pytest.raises(ConfigError, match=r"TMRL_CORE_SERVER_PORT: server\.port: found the text 'many'"):
+        load(environ={"TMRL_CORE_SERVER_PORT": "many"})
+    # A name that looks like a number is still a name.
+    assert load(environ={"TMRL_CORE_RUN_NAME": "12"}).run.name == "12"
+
+
+def test_unknown_variables_are_warned_about_without_their_value(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tmrl_core.config"):
+        load(environ={"TMRL_CORE_TOKN": "hunter2", "TMRL_CORE_TOKEN": "hunter2"})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "TMRL_CORE_TOKN" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("server.port", "write it as section.key=value"),
+        ("=3", "write it as section.key=value"),
+        ("server..port=3", "write it as section.key=value"),
+        ("server.port=[", "--set server.port: line 1"),
+        ("server.prot=3", "--set server.prot: server.prot: unknown key"),
+        ("server.port=abc", "--set server.port: server.port: found the text 'abc'"),
+        ("server.port.x=3", "server.port.x"),
+        ("network.token=hunter2", "secrets do not live"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(overrides=[override])
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_overrides_are_yaml_and_reach_into_kwargs() -> None:
+    config = load(
+        overrides=[
+            "agent.kwargs.hidden_sizes=[64, 64]",
+            "worker.max_env_steps_per_update=null",
+            "environment.kwargs.id=CartPole-v1",
+            "memory.capacity=1e5",
+            "worker.name=robot6",
+            "worker.name=robot7",
+        ]
+    )
+    assert config.agent.kwargs == {"hidden_sizes": [64, 64]}
+    assert config.worker.max_env_steps_per_update is None
+    assert config.environment.kwargs["id"] == "CartPole-v1"
+    assert config.memory.capacity == 100_000
+    assert config.worker.name == "robot7"
+
+
+def test_without_a_name_the_file_is_searched_in_order(tmp_path: Path) -> None:
+    assert load(environ={"TMRL_CORE_HOME": str(tmp_path / "home")}).run.name == "default"
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.yaml").write_text("run: {name: of_data_folder}\n", encoding="utf-8")
+    environ = {"TMRL_CORE_HOME": str(home)}
+    assert load(environ=environ).run.name == "of_data_folder"
+    (tmp_path / "tmrl_core.yaml").write_text("run: {name: of_here}\n", encoding="utf-8")
+    assert load(environ=environ).run.name == "of_here"
+    (tmp_path / "named.json").write_text('{"run": {"name": "of_variable"}}', encoding="utf-8")
+    environ["TMRL_CORE_CONFIG"] = str(tmp_path / "named.json")
+    assert load(environ=environ).run.name == "of_variable"
+    (tmp_path / "named.json").unlink()
+    with pytest.raises(ConfigError, match=r"named\.json: no such file"):
+        load(environ=environ)
+
+
+def test_the_data_folder_is_the_platform_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert data_folder({"TMRL_CORE_HOME": "/somewhere"}) == Path("/somewhere")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert data_folder({"XDG_DATA_HOME": str(tmp_path)}) == tmp_path / "tmrl_core"
+    assert data_folder({}) == Path.home() / ".local" / "share" / "tmrl_core"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert data_folder({}) == Path.home() / "Library" / "Application Support" / "tmrl_core"
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert data_folder({"LOCALAPPDATA": str(tmp_path)}) == tmp_path / "tmrl_core"
+
+
+def test_the_credentials_folder_is_searched_in_order(tmp_path: Path) -> None:
+    environ = {"TMRL_CORE_HOME": str(tmp_path / "home")}
+    assert find_credentials_folder(Config(), environ) == tmp_path / "home" / "credentials"
+    here = tmp_path / "credentials"
+    here.mkdir()
+    (here / "README.md").touch()
+    assert find_credentials_folder(Config(), environ) == tmp_path / "home" / "credentials"
+    (here / "ca.pem").touch()
+    assert find_credentials_folder(Config(), environ) == Path("credentials")
+    named = from_values({"network": {"credentials_dir": "keys"}})
+    assert find_credentials_folder(named, environ) == Path("keys")
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_token_is_read_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Config().network.token is None
+    file = tmp_path / "token"
+    file.write_text("hunter2\n", encoding="utf-8")
+    monkeypatch.setenv("TMRL_CORE_TOKEN_FILE", str(file))
+    config = load()
+    assert config.network.token == "hunter2"
+    monkeypatch.setenv("TMRL_CORE_TOKEN", "hunter3")
+    assert config.network.token == "hunter3"
+    assert "hunter" not in repr(config) + resolved(config) + str(msgspec.to_builtins(config))
+
+
+@pytest.mark.parametrize("content", [None, b" \n", b"\xff"])
+def test_a_token_file_without_a_token_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("TMRL_CORE_TOKEN_FILE", str(file))
+    with pytest.raises(ConfigError, match="TMRL_CORE_TOKEN_FILE"):
+        assert Config().network.token
+
+
+# --- the current configuration ----------------------------------------------------------------------------------------
+
+
+def test_current_is_what_is_used_else_what_is_found(tmp_path: Path) -> None:
+    assert current().run.name == "default"
+    assert current() is current()
+    (tmp_path / "tmrl_core.yaml").write_text("run: {name: one}\n", encoding="utf-8")
+    assert current().run.name == "one"
+    (tmp_path / "tmrl_core.yaml").write_text("run: {name: another}\n", encoding="utf-8")
+    assert current().run.name == "another"
+    use(from_values({"run": {"name": "used"}}))
+    try:
+        assert current().run.name == "used"
+    finally:
+        use(None)
+    assert current().run.name == "another"
+
+
+def test_current_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert current().server.port == Config().server.port
+    monkeypatch.setenv("TMRL_CORE_SERVER_PORT", "4000")
+    assert current().server.port == 4000
+
+
+def test_the_mark_of_what_was_left_out() -> None:
+    assert repr(CFG) == "cfg"
+    assert given(CFG, 3) == 3
+    assert given(None, 3) is None
+
+
+# --- structures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Config().server.port = 3  # type: ignore[misc]
+
+
+def test_security_is_tls_unless_null_was_asked_for() -> None:
+    assert (Config().network.security, Config().network.security_left_out) == ("TLS", True)
+    asked = from_values({"network": {"security": "TLS"}}).network
+    assert (asked.security, asked.security_left_out) == ("TLS", False)
+    plain = from_values({"network": {"security": None}}).network
+    assert (plain.security, plain.security_left_out) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("host", "bind", "address"),
+    [
+        ("127.0.0.1", None, "127.0.0.1"),
+        ("localhost", None, "localhost"),
+        ("::1", None, "::1"),
+        ("server.example.org", None, "0.0.0.0"),
+        ("server.example.org", "10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_the_server_listens_beyond_this_machine_only_when_others_dial_it(host: str, bind: str, address: str) -> None:
+    assert from_values({"server": {"host": host, "bind": bind}}).server.bind_address == address
+
+
+def test_one_run_name_names_every_file() -> None:
+    config = from_values({"run": {"name": "x", "folder": "all"}})
+    folder = Path("all") / "x"
+    assert config.run_folder == folder
+    assert config.worker_model_path == folder / "worker" / "policy.tmod"
+    assert config.worker_history_path == str(folder / "worker" / "history" / "policy_")
+    assert config.trainer_model_path == folder / "policy.tmod"
+    assert config.checkpoint_path == folder / "checkpoint"
+    assert config.metrics_path == folder / "metrics.jsonl"
+    assert from_values({"checkpoint": {"enabled": False}}).checkpoint_path is None
+
+
+def test_the_resolved_configuration_loads_again(tmp_path: Path) -> None:
+    config = load(ROOT / "config" / "pendulum_sac_synchronous.yaml")
+    path = tmp_path / "resolved.yaml"
+    path.write_text(resolved(config), encoding="utf-8")
+    assert load(path) == config
+
+
+# --- files that come with the project ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.name)
+def test_each_ready_file_loads_and_fits_the_schema(path: Path) -> None:
+    config = load(path)
+    assert configuration.ratios_conflict(config, workers=2, episode_steps=200) is None
+    schema = msgspec.json.schema(Config)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(read_document(path), schema)
+
+
+def test_the_schema_refuses_what_loading_refuses() -> None:
+    schema = msgspec.json.schema(Config)
+    for values in ({"server": {"prot": 1}}, {"server": {"port": "x"}}, {"worker": {"collection": "x"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(values, schema)
+
+
+def test_the_ready_files_are_there() -> None:
+    names = [path.name for path in READY]
+    assert names == ["pendulum_sac.json", "pendulum_sac.yaml", "pendulum_sac_synchronous.yaml", "three_machines.yaml"]
+
+
+def test_json_and_yaml_say_the_same() -> None:
+    assert load(ROOT / "config" / "pendulum_sac.json") == load(ROOT / "config" / "pendulum_sac.yaml")
+
+
+def test_the_page_of_all_keys_is_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "configuration_docs.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_reads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmrl_core.yaml").write_text("broken: [", encoding="utf-8")
+    code = "import sys; import tmrl_core.config; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,181 @@
+"""The check of the ratios against a slow, obvious simulation of the rules that it judges."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+
+from tmrl_core.config import Config, from_values, ratios_conflict
+from tmrl_core.config.ratios import exact
+
+
+def synchronous(**keys: float | bool) -> Config:
+    """A configuration with synchronous collection and a short training."""
+    worker_keys = {k: keys[k] for k in ("initial_steps", "max_steps_per_update", "end_episodes") if k in keys}
+    trainer_keys = {
+        k: keys[k] for k in ("start_training", "update_model_interval", "max_training_steps_per_env_step") if k in keys
+    }
+    return from_values(
+        {
+            "worker": {"collection": "synchronous", **worker_keys},
+            "trainer": {"epochs": 1, "rounds": 1, "steps": keys.get("steps", 40), **trainer_keys},
+        }
+    )
+
+
+def finishes(config: Config, workers: int, lengths: random.Random | None = None, longest: int = 0) -> bool:
+    """Play both rules, one move at a time, until the trainer has ended or nobody can move.
+
+    Args:
+        config: the configuration.
+        workers: how many workers collect.
+        lengths: draws the lengths of episodes; None: every step is asked for alone.
+        longest: longest episode, the reset not counted.
+    """
+    worker, trainer = config.worker, config.trainer
+    ratio = exact(trainer.max_training_steps_per_env_step)
+    total = trainer.epochs * trainer.rounds * trainer.steps
+    steps, updates, versions = [0] * workers, 0, 1
+    while updates < total:
+        moved = False
+        for index in range(workers):
+            if config.worker.collection == "asynchronous":
+                assert worker.max_env_steps_per_update is not None
+                limit = trainer.start_training + exact(worker.max_env_steps_per_update) * updates
+                may = sum(steps) <= limit
+            else:
+                assert worker.max_steps_per_update is not None
+                may = steps[index] < worker.initial_steps or Fraction(steps[index] + 1, 1 + versions) <= exact(
+                    worker.max_steps_per_update
+                )
+            if may:
+                steps[index] += 1 if lengths is None else 1 + lengths.randint(1, longest)
+                moved = True
+        samples = sum(steps)
+        if samples >= max(1, trainer.start_training) and updates <= ratio * samples:
+            updates += 1
+            versions += updates % trainer.update_model_interval == 0
+            moved = True
+        if not moved:
+            return False
+    return True
+
+
+GRID = list(
+    itertools.product(
+        (1, 3),  # workers
+        (1, 20),  # initial_steps
+        (0.3, 1.0, 2.5, 5.0),  # max_steps_per_update
+        (0, 21),  # start_training
+        (1, 3, 5),  # update_model_interval
+        (0.5, 1.0, 2.0),  # max_training_steps_per_env_step
+    )
+)
+
+
+def test_step_by_step_the_check_says_what_the_simulation_does() -> None:
+    seen = set()
+    for workers, initial, per_update, start, interval, ratio in GRID:
+        config = synchronous(
+            initial_steps=initial,
+            max_steps_per_update=per_update,
+            end_episodes=False,
+            start_training=start,
+            update_model_interval=interval,
+            max_training_steps_per_env_step=ratio,
+        )
+        expected = finishes(config, workers)
+        seen.add(expected)
+        found = ratios_conflict(config, workers)
+        assert (found is None) == expected, (workers, initial, per_update, start, interval, ratio, found)
+    assert seen == {True, False}
+
+
+def test_with_whole_episodes_whatever_is_refused_never_finishes() -> None:
+    generator = random.Random(1)
+    refused = 0
+    for workers, initial, per_update, start, interval, ratio in GRID:
+        config = synchronous(
+            initial_steps=initial,
+            max_steps_per_update=per_update,
+            end_episodes=True,
+            start_training=start,
+            update_model_interval=interval,
+            max_training_steps_per_env_step=ratio,
+            steps=120,
+        )
+        if ratios_conflict(config, workers, episode_steps=6) is not None:
+            refused += 1
+            assert not finishes(config, workers, generator, longest=6)
+    assert refused > 40
+
+
+def test_whole_episodes_of_unknown_length_are_refused_by_their_rates() -> None:
+    keys: dict[str, float | bool] = {"max_steps_per_update": 10.0, "update_model_interval": 100, "start_training": 0}
+    assert ratios_conflict(synchronous(**keys, steps=1_000_000)) is not None
+    assert ratios_conflict(synchronous(**{**keys, "max_steps_per_update": 100.0}, steps=1_000_000)) is None
+
+
+@pytest.mark.parametrize("brake", [0.1, 0.5, 0.9, 1.0, 2.0])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 1.5, 2.0, 10.0])
+@pytest.mark.parametrize("start", [0, 3, 1000])
+def test_the_brake_against_the_simulation(brake: float, ratio: float, start: int) -> None:
+    config = from_values(
+        {
+            "worker": {"max_env_steps_per_update": brake},
+            "trainer": {
+                "epochs": 1,
+                "rounds": 1,
+                "steps": 100,
+                "start_training": start,
+                "max_training_steps_per_env_step": ratio,
+            },
+        }
+    )
+    assert (ratios_conflict(config) is None) == finishes(config, 1)
+
+
+def test_no_brake_and_no_ratio_never_starve() -> None:
+    assert ratios_conflict(from_values({"worker": {"max_env_steps_per_update": None}})) is None
+    assert ratios_conflict(from_values({"worker": {"collection": "synchronous"}})) is None
+    assert ratios_conflict(from_values({"worker": {"collection": "lockstep"}})) is None
+
+
+def test_without_workers_nothing_is_collected() -> None:
+    assert "at least one worker" in str(ratios_conflict(from_values({}), workers=0))
+
+
+def test_the_messages_name_the_numbers_and_what_to_change() -> None:
+    late = ratios_conflict(
+        synchronous(max_steps_per_update=10.0, initial_steps=5, end_episodes=False, start_training=500), workers=2
+    )
+    assert late is not None
+    for part in ("trainer.start_training = 500", "collect at most 40", "worker.initial_steps to 250"):
+        assert part in late
+    slow = ratios_conflict(
+        synchronous(max_steps_per_update=2.0, end_episodes=False, update_model_interval=5, start_training=0), workers=2
+    )
+    assert slow is not None
+    for part in ("update_model_interval = 5", "max_steps_per_update = 2", "to 2.5 or more"):
+        assert part in slow
+    brake = ratios_conflict(from_values({"worker": {"max_env_steps_per_update": 0.5}}))
+    assert brake is not None
+    assert "Their product, 0.5, must be at least 1" in brake
+
+
+def test_what_the_messages_advise_is_enough() -> None:
+    for per_update, interval, ratio, workers in itertools.product((0.3, 1.0, 2.5), (3, 5, 7), (0.5, 1.0), (1, 3)):
+        keys: dict[str, float | bool] = {
+            "end_episodes": False,
+            "update_model_interval": interval,
+            "max_training_steps_per_env_step": ratio,
+            "start_training": 0,
+        }
+        found = ratios_conflict(synchronous(max_steps_per_update=per_update, **keys), workers)
+        if found is None:
+            continue
+        advised = float(found.rpartition("max_steps_per_update to ")[2].split(" ")[0])
+        assert ratios_conflict(synchronous(max_steps_per_update=advised, **keys), workers) is None

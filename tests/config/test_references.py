@@ -1,0 +1,59 @@
+"""References `package.module:Name`: what they find, and what is said when they find nothing."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.config import resolve, resolve_optional, resolve_with
+from tmrl_core.errors import ConfigError
+
+
+def test_a_reference_finds_names_and_names_in_names() -> None:
+    assert resolve("collections:OrderedDict") is collections.OrderedDict
+    assert resolve("collections:OrderedDict.fromkeys") == collections.OrderedDict.fromkeys
+    assert resolve_optional(None) is None
+    assert resolve_optional("collections:deque") is collections.deque
+
+
+def test_keyword_arguments_are_bound() -> None:
+    assert resolve_with("collections:deque", {}) is collections.deque
+    bound = resolve_with("collections:deque", {"maxlen": 3})
+    assert isinstance(bound, functools.partial)
+    assert bound().maxlen == 3
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("collections.deque", ["is no reference", "package.module:Name"]),
+        ("collections:", ["is no reference"]),
+        (":deque", ["is no reference"]),
+        ("colections:deque", ["no module 'colections'"]),
+        ("collections.nothing:deque", ["no module 'collections.nothing'"]),
+        ("collections:dequeue", ["has no 'dequeue'", "Did you mean deque"]),
+        ("collections:OrderedDict.fromkey", ["has no 'fromkey'", "fromkeys"]),
+    ],
+)
+def test_what_is_not_there_is_named_with_its_key(reference: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(reference, "memory.cls")
+    assert str(caught.value).startswith("memory.cls: ")
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"agent\.cls: 'math:pi' is a float, which cannot be called"):
+        resolve_with("math:pi", {}, "agent.cls")
+
+
+def test_a_module_s_own_missing_import_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_something.py").write_text("import package_that_is_not_there\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="package_that_is_not_there") as caught:
+        resolve("needs_something:Name")
+    assert not isinstance(caught.value, ConfigError)

@@ -1,0 +1,136 @@
+"""Will the worker's ratio and the trainer's ratio make both sides wait for each other for ever?
+
+The rules, with S samples received (environment steps, resets included) and U updates done:
+
+- the trainer does update U when S >= max(1, start_training) and U / S <= max_training_steps_per_env_step. It publishes
+  a version at the start and after every `update_model_interval` updates, and ends after epochs * rounds * steps;
+- a synchronous worker that has made s steps and received M versions makes the next step while s < initial_steps or
+  (s + 1) / (1 + M) <= max_steps_per_update; with `end_episodes` it asks this between episodes only;
+- asynchronous workers with a brake make steps while S <= start_training + max_env_steps_per_update * U.
+
+So with M versions out, W step-wise workers come to W * max(initial_steps, floor(max_steps_per_update * (1 + M)))
+samples and stop; the trainer must reach the next multiple of its interval with those. With whole episodes each worker
+may come further by less than one episode: only what starves with the longest episodes is called a conflict here, and
+the rest is left to the roles, which notice at run time that both wait.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from tmrl_core.config.sections import Config
+
+LONGEST_SEARCH = 200_000
+"""Versions that are looked at one by one; of those beyond only the last is looked at."""
+
+LONGEST_EPISODE = 10_000
+"""Steps of an episode when nothing limits it: longer ones are left to the check at run time."""
+
+
+def ratios_conflict(config: Config, workers: int = 1, episode_steps: int | None = None) -> str | None:
+    """Why both sides would wait for ever, with the numbers and what to change; None when they would not.
+
+    Args:
+        config: the configuration of all roles.
+        workers: how many workers will collect.
+        episode_steps: longest episode in environment steps, the reset not counted; None: what
+            `worker.max_samples_per_episode` says.
+    """
+    if workers < 1:
+        return "no worker collects samples, so the trainer would wait for ever; start at least one worker"
+    if config.worker.collection == "asynchronous":
+        return brake_conflict(config)
+    if config.worker.collection == "synchronous" and config.worker.max_steps_per_update is not None:
+        limits = [n for n in (episode_steps, config.worker.max_samples_per_episode) if n is not None]
+        return synchronous_conflict(config, workers, min(limits, default=LONGEST_EPISODE))
+    return None
+
+
+def exact(number: float) -> Fraction:
+    """The number as people wrote it: 0.1 is a tenth."""
+    return Fraction(str(number))
+
+
+def brake_conflict(config: Config) -> str | None:
+    """The asynchronous brake against the trainer's ratio."""
+    trainer, brake = config.trainer, config.worker.max_env_steps_per_update
+    if brake is None:
+        return None
+    ratio, steps_per_update = exact(trainer.max_training_steps_per_env_step), exact(brake)
+    if ratio * steps_per_update >= 1:
+        return None
+    last = trainer.epochs * trainer.rounds * trainer.steps - 1
+    # Workers stop at the first S above start_training + brake * U.
+    samples = math.floor(trainer.start_training + steps_per_update * last) + 1
+    if last <= ratio * samples:
+        return None
+    return (
+        f"Workers and trainer would wait for each other for ever: workers make at most worker.max_env_steps_per_update "
+        f"= {brake:g} environment steps for each update, and the trainer makes at most "
+        f"trainer.max_training_steps_per_env_step = {trainer.max_training_steps_per_env_step:g} updates for each "
+        f"environment step. Their product, {float(ratio * steps_per_update):g}, must be at least 1: raise "
+        f"worker.max_env_steps_per_update to {rounded_up(1 / ratio)} or more, or the trainer's ratio to "
+        f"{rounded_up(1 / steps_per_update)}."
+    )
+
+
+def synchronous_conflict(config: Config, workers: int, episode_steps: int) -> str | None:
+    """Synchronous workers against the trainer's ratio and its `start_training`."""
+    worker, trainer = config.worker, config.trainer
+    assert worker.max_steps_per_update is not None
+    per_model = exact(worker.max_steps_per_update)
+    ratio = exact(trainer.max_training_steps_per_env_step)
+    interval = trainer.update_model_interval
+    total = trainer.epochs * trainer.rounds * trainer.steps
+    last_version = -(-total // interval)
+    # The last episode begins at most one step below, and adds its reset and its steps.
+    beyond = episode_steps if worker.end_episodes else 0
+
+    def samples(version: int) -> int:
+        """Most samples that arrive while `version` versions are out."""
+        return workers * (max(worker.initial_steps, math.floor(per_model * (1 + version))) + beyond)
+
+    first, needed = samples(1), max(1, trainer.start_training)
+    if first < needed:
+        return (
+            f"Workers and trainer would wait for each other for ever: the trainer begins after "
+            f"trainer.start_training = {needed} samples, and before it has published a second model "
+            f"{count(workers, 'worker')} collect at most {first} (worker.initial_steps = {worker.initial_steps}, "
+            f"worker.max_steps_per_update = {worker.max_steps_per_update:g}). Raise worker.initial_steps to "
+            f"{-(-needed // workers)}, or lower trainer.start_training to {first}."
+        )
+    # What `initial_steps` and an episode add is a constant, so far out the last version is the tightest.
+    for version in (*range(1, min(last_version, LONGEST_SEARCH)), last_version):
+        updates = min(version * interval, total)
+        if updates - 1 > ratio * samples(version):
+            return starved(config, workers, updates, samples(version))
+    return None
+
+
+def starved(config: Config, workers: int, updates: int, samples: int) -> str:
+    """The message: what each side gives the other, where it ends, and what to change."""
+    worker, trainer = config.worker, config.trainer
+    assert worker.max_steps_per_update is not None
+    ratio = exact(trainer.max_training_steps_per_env_step)
+    interval = trainer.update_model_interval
+    enough = rounded_up(Fraction(interval) / (ratio * workers))
+    return (
+        f"Workers and trainer would wait for each other for ever: between two models the trainer makes "
+        f"trainer.update_model_interval = {interval} updates and needs {float(interval / ratio):g} samples for them "
+        f"(trainer.max_training_steps_per_env_step = {trainer.max_training_steps_per_env_step:g}), and for each model "
+        f"{count(workers, 'worker')} collect {workers * worker.max_steps_per_update:g} "
+        f"(worker.max_steps_per_update = {worker.max_steps_per_update:g}). It would stop before update {updates}, with "
+        f"{samples} samples. Raise worker.max_steps_per_update to {enough} or more, lower "
+        f"trainer.update_model_interval, or raise trainer.max_training_steps_per_env_step."
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def rounded_up(number: Fraction) -> str:
+    """A number of at most three digits after the point, not below `number`."""
+    return f"{math.ceil(number * 1000) / 1000:.10g}"
