@@ -2,43 +2,338 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, overload
 
-from tmrl_core.samples.columns import Chunk
-from tmrl_core.samples.records import EpisodeRecord, Version
+import msgspec
+import numpy as np
+
+from tmrl_core.config import CFG, Cfg, current
+from tmrl_core.errors import CodecError
+from tmrl_core.samples.columns import Chunk, Sample
+from tmrl_core.samples.records import NO_VERSION, EpisodeRecord, Version
+from tmrl_core.samples.writer import FIRST_ROWS, ChunkWriter
+
+MAX_RECORDS = 65_536
+"""Records of episodes that a Buffer keeps when nobody takes them; older ones go."""
+
+
+class Samples(Sequence[Sample]):
+    """The samples of some chunks, made when they are asked for.
+
+    A sample's arrays are views of the columns: copy what is to be changed.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self._chunks = list(chunks)
+        self._starts = [0, *accumulate(chunk.rows for chunk in self._chunks)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        """Return one sample, or a list of them."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        chunk = bisect_right(self._starts, position) - 1
+        return self._chunks[chunk].sample(position - self._starts[chunk])
+
+    def __iter__(self) -> Iterator[Sample]:
+        for chunk in self._chunks:
+            for row in range(chunk.rows):
+                yield chunk.sample(row)
 
 
 class Buffer:
-    """Samples in the order in which they were made, and the records of the episodes that finished."""
+    """Samples in the order in which they were made, and the records of the episodes that finished.
 
-    def __init__(self, maxlen: Any = None) -> None:
-        raise NotImplementedError("the Buffer is being written")
+    Samples are written into columns as they are appended: arrays are copied, so that an environment may use its own
+    again. For one thread at a time.
 
-    def append_sample(self, sample: tuple[Any, ...], extras: dict[str, Any] | None = None) -> None:
-        """Append `(act, new_obs, rew, terminated, truncated, info)`."""
-        raise NotImplementedError("the Buffer is being written")
+    Args:
+        maxlen: how many samples to keep; past that the oldest go, counted in `dropped`. None: all.
+            Left out: `worker.buffer_maxlen` of the configuration. May be a float such as 1e6.
 
-    def start_episode(self, episode: int, version: Version = (0, 0)) -> None:
-        """Begin an episode: the next sample is its reset."""
-        raise NotImplementedError("the Buffer is being written")
+    Raises:
+        ValueError: `maxlen` is not at least 1.
+
+    Attributes:
+        episodes: one `EpisodeRecord` per finished episode, in order; at most `MAX_RECORDS`.
+        dropped: samples that `maxlen` has cost so far.
+        stat_train_return, stat_test_return: undiscounted return of the latest episode of that mode; 0.0 before any.
+        stat_train_steps, stat_test_steps: its length in environment steps; 0 before any.
+    """
+
+    def __init__(self, maxlen: float | Cfg | None = CFG) -> None:
+        if maxlen is CFG:
+            maxlen = current().worker.buffer_maxlen
+        if maxlen is not None and not maxlen >= 1:
+            raise ValueError(f"maxlen must be None or at least 1, got {maxlen}")
+        self._maxlen: float = math.inf if maxlen is None or maxlen == math.inf else int(maxlen)
+        self.episodes: list[EpisodeRecord] = []
+        self.dropped = 0
+        self.stat_train_return = 0.0
+        self.stat_test_return = 0.0
+        self.stat_train_steps = 0
+        self.stat_test_steps = 0
+        self._chunks: list[Chunk] = []  # finished
+        self._writer: ChunkWriter | None = None  # of the rows after them
+        self._finished_rows = 0
+        self._skipped = 0  # oldest rows that are gone already, less than the first chunk's
+        self._room = self._maxlen
+        self._rows_hint = FIRST_ROWS
+        self._ragged: set[str] = set()
+        self._version: Version = NO_VERSION
+        self._episode = 0
+        # A run is rows of one episode and version. `_run_step` is the step index of the row `_run_row` of the writer.
+        self._run_begins = True
+        self._run_row = 0
+        self._run_step = 0
+        self._episode_over = False
+
+    @property
+    def maxlen(self) -> int | None:
+        """How many samples are kept; None: all."""
+        return None if self._maxlen == math.inf else int(self._maxlen)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._finished_rows - self._skipped + (self._writer.rows if self._writer else 0)
+
+    # Writing
+
+    def append_sample(self, sample: Sequence[Any], extras: dict[str, Any] | None = None) -> None:
+        """Append a sample.
+
+        Without `start_episode`, a sample after a terminal one, and one without an action, begins a new episode.
+
+        Args:
+            sample: `(act, new_obs, rew, terminated, truncated, info)`; `act` is None for a reset without one.
+            extras: further values by name, each with a column of its own.
+
+        Raises:
+            CodecError: something in the sample cannot be carried; the message names the field. Nothing is appended.
+        """
+        action, observation, reward, terminated, truncated, info = sample
+        if action is None and not self._run_begins and self._next_step():
+            self._episode_over = True
+        if self._run_begins or self._episode_over:
+            self._begin_run(observation, reward, extras)
+        writer = self._writer
+        if writer is None or not writer.append(action, observation, reward, terminated, truncated, info, extras):
+            self._seal()
+            self._begin_run(observation, reward, extras)
+            assert self._writer is not None
+            fits = self._writer.append(action, observation, reward, terminated, truncated, info, extras)
+            assert fits, "a sample has to fit the chunk that was made for it"
+        if terminated or truncated:
+            self._episode_over = True
+        self._room -= 1
+        if self._room < 0:
+            self._drop_oldest()
+
+    def start_episode(self, episode: int, version: Version | None = None) -> None:
+        """Begin an episode: the next sample is its reset, step 0.
+
+        Args:
+            episode: its id, at least 0, not used before in this process.
+            version: of the policy that plays it; None: the one so far.
+
+        Raises:
+            ValueError: a negative id or version.
+        """
+        if episode < 0:
+            raise ValueError(f"an episode's id is at least 0, got {episode}")
+        if version is not None:
+            self.set_version(version)
+        self._episode = episode
+        self._run_step, self._run_row = 0, self._writer.rows if self._writer else 0
+        self._run_begins, self._episode_over = True, False
 
     def set_version(self, version: Version) -> None:
-        """Say which policy version makes the samples from the next one on."""
-        raise NotImplementedError("the Buffer is being written")
+        """Say which policy version makes the samples from the next one on.
+
+        Raises:
+            ValueError: a negative number in it.
+        """
+        incarnation, counter = version
+        if incarnation < 0 or counter < 0:
+            raise ValueError(f"a version is two numbers of at least 0, got {version}")
+        if version != self._version:
+            self._run_step = self._next_step()
+            self._run_row = self._writer.rows if self._writer else 0
+            self._version = (int(incarnation), int(counter))
+            self._run_begins = True
 
     def end_episode(self, record: EpisodeRecord) -> None:
-        """Add the record of a finished episode."""
-        raise NotImplementedError("the Buffer is being written")
+        """Add the record of a finished episode; NumPy numbers in it become Python's.
+
+        Raises:
+            CodecError: a field is of the wrong type or out of range.
+        """
+        try:
+            plain = msgspec.to_builtins(record, enc_hook=_plain_number)
+            record = msgspec.convert(plain, EpisodeRecord)
+        except (msgspec.ValidationError, TypeError, OverflowError) as error:
+            raise CodecError(f"a record of an episode cannot be sent: {error}. It is {record}") from error
+        self._add_records((record,))
 
     def drop_unsent(self) -> int:
-        """Drop what the Buffer still holds of the open episode; return how many samples that were."""
-        raise NotImplementedError("the Buffer is being written")
+        """Drop what the Buffer still holds of the open episode, because its environment failed.
+
+        The next sample begins another episode.
+
+        Returns:
+            How many samples that were. What was taken before is not among them.
+        """
+        dropped = 0
+        if not self._episode_over and not (self._run_begins and self._next_step() == 0):
+            dropped = self._drop_last_rows_of(self._episode, self._next_step())
+        self._episode_over = True
+        return dropped
+
+    # Reading
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The samples as columns, oldest first: views that later appends do not touch."""
+        chunks = list(self._chunks)
+        if self._writer is not None and self._writer.rows:
+            chunks.append(self._writer.view())
+        if self._skipped:
+            chunks[0] = chunks[0].slice(self._skipped, chunks[0].rows)
+        return chunks
+
+    @property
+    def memory(self) -> Samples:
+        """The samples as tuples, oldest first, made when they are asked for."""
+        return Samples(self.chunks)
 
     def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Hand over what is here without copying it, and be empty."""
-        raise NotImplementedError("the Buffer is being written")
+        """Hand over the samples and the records without copying them, and be empty.
+
+        An open episode goes on: its step indices continue.
+        """
+        rows = self._writer.rows if self._writer else 0
+        self._seal()
+        chunks, records = self.chunks, self.episodes
+        if rows:
+            self._rows_hint = 1 << (rows - 1).bit_length()
+        self._empty()
+        self.episodes = []
+        return chunks, records
+
+    def clear(self) -> None:
+        """Forget the samples; the statistics and `episodes` stay."""
+        self._seal()
+        self._empty()
 
     def extend(self, chunks: Iterable[Chunk], records: Iterable[EpisodeRecord] = ()) -> None:
-        """Append chunks and records without copying rows."""
-        raise NotImplementedError("the Buffer is being written")
+        """Append chunks and records. Rows are not copied: the Buffer shares the chunks' arrays from now on."""
+        self._seal()
+        for chunk in chunks:
+            if chunk.rows:
+                self._chunks.append(chunk)
+                self._finished_rows += chunk.rows
+                self._room -= chunk.rows
+        if self._room < 0:
+            self._drop_oldest()
+        self._add_records(records)
+
+    def __iadd__(self, other: Buffer) -> Buffer:
+        """Append what another Buffer holds; that one stays as it is."""
+        self.extend(other.chunks, list(other.episodes))
+        return self
+
+    def __repr__(self) -> str:
+        return f"Buffer({len(self)} samples, {len(self.episodes)} episode records, maxlen={self.maxlen})"
+
+    # Inside
+
+    def _next_step(self) -> int:
+        return self._run_step + (self._writer.rows if self._writer else 0) - self._run_row
+
+    def _begin_run(self, observation: Any, reward: Any, extras: dict[str, Any] | None) -> None:
+        if self._episode_over:
+            self._episode += 1
+            self._run_step = 0
+            self._run_row = self._writer.rows if self._writer else 0
+        self._run_begins = self._episode_over = False
+        if self._writer is None:
+            self._writer = ChunkWriter(observation, reward, extras, self._ragged, self._rows_hint)
+        self._writer.begin_run(self._episode, self._run_step, self._version)
+
+    def _seal(self) -> None:
+        """Finish the chunk that is being written; the next sample begins another."""
+        writer = self._writer
+        if writer is None:
+            return
+        self._run_step, self._run_row, self._run_begins = self._next_step(), 0, True
+        self._writer = None
+        if writer.rows:
+            self._chunks.append(writer.view())
+            self._finished_rows += writer.rows
+
+    def _empty(self) -> None:
+        self._chunks = []
+        self._finished_rows = self._skipped = 0
+        self._room = self._maxlen
+
+    def _drop_oldest(self) -> None:
+        """Make the samples `maxlen` again; rows of a chunk are skipped until the whole of it can go."""
+        excess = int(-self._room)
+        self._room = 0
+        self.dropped += excess
+        self._skipped += excess
+        if not self._chunks and self._skipped >= max(self._maxlen, FIRST_ROWS):
+            self._seal()
+        self._forget_skipped()
+
+    def _forget_skipped(self) -> None:
+        gone = 0
+        while gone < len(self._chunks) and self._skipped >= self._chunks[gone].rows:
+            self._skipped -= self._chunks[gone].rows
+            self._finished_rows -= self._chunks[gone].rows
+            gone += 1
+        del self._chunks[:gone]
+
+    def _drop_last_rows_of(self, episode: int, at_most: int) -> int:
+        self._seal()
+        dropped = 0
+        at_most = min(at_most, len(self))
+        while self._chunks and dropped < at_most:
+            chunk = self._chunks.pop()
+            others = chunk.episode != episode
+            keep = max(int(np.flatnonzero(others)[-1]) + 1 if others.any() else 0, chunk.rows - (at_most - dropped))
+            dropped += chunk.rows - keep
+            self._finished_rows -= chunk.rows - keep
+            if keep:
+                self._chunks.append(chunk.slice(0, keep))
+                break
+        self._forget_skipped()
+        self._room += dropped
+        return dropped
+
+    def _add_records(self, records: Iterable[EpisodeRecord]) -> None:
+        for record in records:
+            self.episodes.append(record)
+            if record.mode == "train":
+                self.stat_train_return, self.stat_train_steps = record.episode_return, record.length
+            else:
+                self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
+        if len(self.episodes) > MAX_RECORDS:
+            del self.episodes[:-MAX_RECORDS]
+
+
+def _plain_number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__}")

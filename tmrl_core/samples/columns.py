@@ -1,16 +1,16 @@
 """Runs of samples as columns.
 
-A *chunk* is one homogeneous run of samples: every row has the same structure, dtypes and shapes. A *tree* is the value of
-one field for all rows: the tuples and dicts of a single row's value are kept, and each leaf is a column, either an array
-whose first axis is the row or, where an array cannot hold the rows' values exactly (text, None, shapes that vary), a list
-with one value per row.
+A *chunk* is one homogeneous run of samples: every row has the same structure, dtypes and shapes. A *tree* is the value
+of one field for all rows: the tuples and dicts of a single row's value are kept, and each leaf is a column, either an
+array whose first axis is the row or, where an array cannot hold the rows' values exactly (text, None, shapes that vary),
+a list with one value per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tmrl_core.samples.records import Segment
 
 Array = NDArray[Any]
-Tree = Union[Array, list[Any], tuple["Tree", ...], dict[Any, "Tree"]]
+Tree = Array | list[Any] | tuple["Tree", ...] | dict[Any, "Tree"]
 """Leaves: array [rows, *shape], or a list of `rows` values."""
 
 Sample = tuple[Any, Any, Any, bool, bool, dict[Any, Any]]
@@ -108,23 +108,22 @@ class Chunk:
     @property
     def episode(self) -> NDArray[np.int64]:
         """[rows] id of each row's episode."""
-        return self._per_row([segment.episode for segment in self.segments])
+        episodes = np.array([segment.episode for segment in self.segments], np.int64)
+        return np.repeat(episodes, [segment.rows for segment in self.segments])
 
     @property
     def step(self) -> NDArray[np.int64]:
         """[rows] step index of each row in its episode; 0 is the reset."""
         lengths = np.array([segment.rows for segment in self.segments], np.int64)
         offsets = np.array([segment.first_step for segment in self.segments], np.int64) - (np.cumsum(lengths) - lengths)
-        return np.arange(self.rows, dtype=np.int64) + np.repeat(offsets, lengths)
+        steps: NDArray[np.int64] = np.arange(self.rows, dtype=np.int64) + np.repeat(offsets, lengths)
+        return steps
 
     @property
     def version(self) -> NDArray[np.int64]:
         """[rows, 2] policy version of each row: incarnation, counter."""
         pairs = np.array([segment.version for segment in self.segments], np.int64).reshape(-1, 2)
         return np.repeat(pairs, [segment.rows for segment in self.segments], axis=0)
-
-    def _per_row(self, values: Sequence[int]) -> NDArray[np.int64]:
-        return np.repeat(np.array(values, np.int64), [segment.rows for segment in self.segments])
 
     def sample(self, row: int) -> Sample:
         """Return one sample; its arrays are views of the columns.
