@@ -1,0 +1,292 @@
+"""Keys and certificates of the project's own certificate authority (CA): made and read here, nowhere else.
+
+ECDSA P-256 throughout: small, fast to make, and understood by every TLS library in use. `cryptography` is imported
+inside the functions, since a running worker or Server needs none of this: the standard library's `ssl` reads what is
+made here.
+
+A client certificate says who its holder is in three places: common name (the name), organizational unit (the role) and
+a URI among the alternative names, `urn:tmrl-core:<role>:<name>`, which is the one that a Server goes by.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote
+
+from tmrl_core.errors import CredentialsError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+URN = "urn:tmrl-core:"
+
+# The clock of a robot without a battery may lag; certificates are valid from a day before they are made.
+_CLOCK_SLACK = timedelta(days=1)
+_DNS_NAME = re.compile(
+    r"(\*\.)?([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.?", re.I
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Signed(NamedTuple):
+    """A certificate and its private key, both PEM."""
+
+    certificate: str
+    key: str
+
+    def __repr__(self) -> str:
+        return "Signed(certificate=..., key=<hidden>)"
+
+
+class CertificateFacts(NamedTuple):
+    """What a certificate says about itself.
+
+    `names` are its DNS names, addresses and URIs; `fingerprint` is the SHA-256 of its DER form as `AB:CD:...`.
+    """
+
+    subject: str
+    names: tuple[str, ...]
+    fingerprint: str
+    not_before: datetime
+    not_after: datetime
+
+
+def check_name(name: str) -> str:
+    """A peer's name as certificates and file names can hold it.
+
+    Raises:
+        CredentialsError: it has other characters than letters, digits, `.`, `_`, `-`, or is longer than 64.
+    """
+    if not _NAME.fullmatch(name):
+        raise CredentialsError(
+            f"the name {name!r} does not fit a certificate: use 1 to 64 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or a digit."
+        )
+    return name
+
+
+def identity_uri(role: str, name: str) -> str:
+    """The URI that says in a client certificate who its holder is."""
+    return f"{URN}{role}:{quote(name, safe='')}"
+
+
+def parse_identity_uri(uri: str) -> tuple[str, str] | None:
+    """`(role, name)` of `identity_uri`'s result; None for any other URI."""
+    if not uri.startswith(URN):
+        return None
+    role, separator, name = uri[len(URN) :].partition(":")
+    return (role, unquote(name)) if role and separator and name else None
+
+
+def clean_host(host: str) -> str:
+    """A DNS name or an IP address, without brackets, in its usual spelling.
+
+    Raises:
+        CredentialsError: it is neither, such as a URL or a name with a port.
+    """
+    text = host.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    try:
+        name = text if text.isascii() else text.encode("idna").decode("ascii")
+    except UnicodeError:
+        name = ""
+    if len(name) > 253 or not _DNS_NAME.fullmatch(name):
+        raise CredentialsError(
+            f"{host!r} is neither a host name nor an IP address. Give the name alone, without 'https://' and port."
+        )
+    return name.rstrip(".").lower()
+
+
+def make_authority(not_after: datetime) -> Signed:
+    """A new CA that can sign certificates of peers, and no further CA."""
+    from cryptography import x509
+
+    key = _new_key()
+    # The random part tells one CA from the next, so that a foreign one is reported as foreign, not as a bad signature.
+    subject = _subject(f"tmrl_core CA {secrets.token_hex(4)}", None)
+    builder = _builder(subject, subject, key, key, not_after)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_key_usage(sign_certificates=True), critical=True)
+    return _sign(builder, key, key)
+
+
+def make_server_certificate(authority: Signed, hosts: Iterable[str], not_after: datetime) -> Signed:
+    """A certificate with which a Server proves that it is any of these hosts.
+
+    Args:
+        authority: the CA that signs.
+        hosts: DNS names and IP addresses, as `clean_host` returns them.
+        not_after: the certificate ends then, or with the CA if that is earlier.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    names: list[x509.GeneralName] = []
+    for host in hosts:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    # The common name is for people only: clients look at the alternative names.
+    return _make_leaf(
+        authority, _subject("tmrl_core server", "server"), names, ExtendedKeyUsageOID.SERVER_AUTH, not_after
+    )
+
+
+def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime) -> Signed:
+    """A certificate with which a peer proves its role and name; it cannot pose as a Server."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity_uri(role, check_name(name)))]
+    return _make_leaf(authority, _subject(name, role), names, ExtendedKeyUsageOID.CLIENT_AUTH, not_after)
+
+
+def read_facts(certificate: str) -> CertificateFacts:
+    """What a PEM certificate says about itself.
+
+    Raises:
+        CredentialsError: this is not a PEM certificate.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    parsed = _parse(certificate)
+    names: list[str] = []
+    try:
+        alternatives = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        pass
+    else:
+        names = [str(entry.value) for entry in alternatives]
+    digest = parsed.fingerprint(hashes.SHA256()).hex(":").upper()
+    begin, end = _validity(parsed)
+    return CertificateFacts(parsed.subject.rfc4514_string(), tuple(names), digest, begin, end)
+
+
+def _make_leaf(
+    authority: Signed,
+    subject: x509.Name,
+    names: list[x509.GeneralName],
+    usage: x509.ObjectIdentifier,
+    not_after: datetime,
+) -> Signed:
+    from cryptography import x509
+
+    signer, signer_key = _parse(authority.certificate), _parse_key(authority.key)
+    key = _new_key()
+    end = min(not_after, _validity(signer)[1])
+    builder = _builder(subject, signer.subject, key, signer_key, end)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_key_usage(sign_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return _sign(builder, key, signer_key)
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _subject(common_name: str, unit: str | None) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
+    if unit is not None:
+        attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit))
+    return x509.Name(attributes)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    not_after: datetime,
+) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    # A certificate that is already over must still begin before it ends.
+    not_before = min(datetime.now(timezone.utc), not_after) - _CLOCK_SLACK
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(not_before)
+        .not_valid_after(not_after)
+        # Both identifiers are asked for by the strict checks that Python 3.13 turned on.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+
+
+def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _sign(
+    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, issuer_key: ec.EllipticCurvePrivateKey
+) -> Signed:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    certificate = builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Signed(certificate.decode("ascii"), private.decode("ascii"))
+
+
+def _parse(certificate: str) -> x509.Certificate:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(certificate.encode())
+    except ValueError as exc:
+        raise CredentialsError("this is not a certificate in PEM form") from exc
+
+
+def _parse_key(key: str) -> ec.EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        parsed = serialization.load_pem_private_key(key.encode(), password=None)
+    except (ValueError, TypeError):
+        # Without the cause: it could quote the key.
+        raise CredentialsError("the CA's key is not an unencrypted private key in PEM form") from None
+    if not isinstance(parsed, ec.EllipticCurvePrivateKey):
+        raise CredentialsError("the CA's key is not an elliptic curve key")
+    return parsed
+
+
+def _validity(certificate: x509.Certificate) -> tuple[datetime, datetime]:
+    return certificate.not_valid_before_utc, certificate.not_valid_after_utc
