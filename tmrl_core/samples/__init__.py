@@ -1,11 +1,12 @@
 """Samples: the Buffer that collects them, the columns that hold them, the codec that makes bytes of them."""
 
-from tmrl_core.samples.buffer import Buffer
+from tmrl_core.samples.buffer import Buffer, Samples
 from tmrl_core.samples.codec import (
     SampleMessage,
     decode_message,
     decode_value,
     encode_message,
+    encode_message_buffers,
     encode_value,
     split_chunk,
 )
@@ -18,12 +19,14 @@ __all__ = [
     "EpisodeRecord",
     "Sample",
     "SampleMessage",
+    "Samples",
     "Segment",
     "Tree",
     "Version",
     "decode_message",
     "decode_value",
     "encode_message",
+    "encode_message_buffers",
     "encode_value",
     "split_chunk",
 ]

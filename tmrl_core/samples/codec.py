@@ -335,7 +335,7 @@ def _compress(head: bytes, columns: Sequence[Array]) -> bytes:
 
 def _promises_saving(columns: Sequence[Array], size: int) -> bool:
     """Whether zstd is worth a try: for a large message, by what it does to a piece from the middle of each column."""
-    if not _WHOLE_TRIAL < size:
+    if size <= _WHOLE_TRIAL:
         return size >= _LEAST_MESSAGE
     left = 0.0
     for column in columns:

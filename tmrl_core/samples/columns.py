@@ -2,8 +2,8 @@
 
 A *chunk* is one homogeneous run of samples: every row has the same structure, dtypes and shapes. A *tree* is the value
 of one field for all rows: the tuples and dicts of a single row's value are kept, and each leaf is a column, either an
-array whose first axis is the row or, where an array cannot hold the rows' values exactly (text, None, shapes that vary),
-a list with one value per row.
+array whose first axis is the row or, where an array cannot hold the rows' values exactly (text, None, shapes that
+vary), a list with one value per row.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ def _walk_container(value: dict[Any, Any] | list[Any] | tuple[Any, ...], scheme:
             for place, item in value.items():
                 mapping[own_key(place)] = _walk(item, scheme, depth)
             return mapping
-        items = []
+        items: list[Any] = []
         for item in value:
             place = len(items)
             items.append(_walk(item, scheme, depth))

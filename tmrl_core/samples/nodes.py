@@ -1,0 +1,286 @@
+"""Columns that grow, one row after another, in the structure of one field of a sample.
+
+A leaf's dtype, shape and kind come from the first value. `write` returns False for a value that does not fit. What a
+failed write leaves behind at its row is written over by the next, and conversions of a column (a Python 0.0 that
+becomes a float32) keep every value.
+
+Python's own numbers are weak: they take a NumPy dtype where no value changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from tmrl_core.errors import CodecError
+from tmrl_core.samples.columns import Array, Kind, Tree
+from tmrl_core.samples.values import DTYPES, MAX_DEPTH, UncarriableError, own, own_key
+
+# A chunk that is cut after so few rows by an array's shape: the shape varies from step to step.
+_RAGGED_ROWS = 16
+
+_WEAK: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype(np.bool_),
+    "int": np.dtype(np.int64),
+    "float": np.dtype(np.float64),
+}
+_WEAK_RANK = {"bool": 0, "int": 1, "float": 2}
+
+
+class ArrayLeaf:
+    """A column for values that one array can hold."""
+
+    __slots__ = ("column", "dtype", "kind", "path", "ragged", "shape")
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], kind: Kind, path: str, ragged: set[str]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.kind = kind
+        self.path = path
+        self.ragged = ragged
+        self.column: Array = np.empty((0, *shape), dtype)
+
+    def row_bytes(self) -> int:
+        """Return the bytes of one row."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """Make room for `capacity` rows; the first `rows` stay."""
+        grown = np.empty((capacity, *self.shape), self.dtype)
+        grown[:rows] = self.column[:rows]
+        self.column = grown
+
+    def fill_missing(self, start: int, stop: int) -> None:
+        """Write what stands for missing values into rows `start` to `stop` (exclusive)."""
+        self.column[start:stop] = 0
+
+    def write(self, value: Any, row: int) -> bool:
+        """Write one row; return False if the value does not fit the column."""
+        kind = type(value)
+        if kind is ndarray or kind is np.memmap:
+            if value.shape:
+                if value.shape == self.shape and value.dtype == self.dtype:
+                    self.column[row] = value
+                    return True
+                if value.dtype == self.dtype and value.ndim == len(self.shape) and row < _RAGGED_ROWS:
+                    self.ragged.add(self.path)
+                return False
+            return not self.shape and self._write_strong(value, row, "0-d")
+        if self.shape:
+            return False
+        if isinstance(value, np.generic):
+            return self._write_strong(value, row, "")
+        weak = weak_kind(value)
+        return weak is not None and self._write_weak(value, row, weak)
+
+    def _write_strong(self, value: Any, row: int, kind: Kind) -> bool:
+        """Write a value whose dtype counts; the rows so far may be weak and take its dtype."""
+        if self.kind in _WEAK:
+            if value.dtype.str not in DTYPES or not self._convert(value.dtype, row):
+                return False
+            self.kind = ""
+        elif value.dtype != self.dtype:
+            return False
+        elif kind != self.kind:
+            self.kind = ""
+        self.column[row] = value
+        return True
+
+    def _write_weak(self, value: Any, row: int, kind: Kind) -> bool:
+        if self.kind in _WEAK:
+            if kind != self.kind:
+                if _WEAK_RANK[kind] > _WEAK_RANK[self.kind]:
+                    if not self._convert(_WEAK[kind], row):
+                        return False
+                    self.kind = kind
+                elif not _same(value, _WEAK[self.kind].type(value)):
+                    return False
+            self.column[row] = value
+            return True
+        with np.errstate(all="ignore"):
+            try:
+                cast = np.array(value, _WEAK[kind]).astype(self.dtype)
+            except (OverflowError, ValueError):
+                return False
+        if not _same(value, cast[()]):
+            return False
+        self.kind = ""
+        self.column[row] = cast
+        return True
+
+    def _convert(self, dtype: np.dtype[Any], rows: int) -> bool:
+        with np.errstate(all="ignore"):
+            cast = self.column[:rows].astype(dtype)
+        # Python compares its numbers exactly, NumPy converts them first.
+        if not all(map(_same, self.column[:rows].tolist(), cast.tolist())):
+            return False
+        column: Array = np.empty(len(self.column), dtype)
+        column[:rows] = cast
+        self.column, self.dtype = column, dtype
+        return True
+
+    def finish(self, rows: int, kinds: list[Kind]) -> Tree:
+        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        kinds.append(self.kind)
+        return self.column[:rows]
+
+
+class ListLeaf:
+    """A column for any other values."""
+
+    __slots__ = ("path", "values")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.values: list[Any] = []
+
+    def row_bytes(self) -> int:
+        """Return the bytes of one row."""
+        return 8
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """Do nothing: a list grows by itself."""
+
+    def fill_missing(self, start: int, stop: int) -> None:
+        """Write what stands for missing values into rows `start` to `stop` (exclusive)."""
+        self.values[start:] = [None] * (stop - start)
+
+    def write(self, value: Any, row: int) -> bool:
+        """Write one row; a list takes what the codec carries.
+
+        Raises:
+            CodecError: the value cannot be carried.
+        """
+        self.values[row:] = [own(value, self.path)]
+        return True
+
+    def finish(self, rows: int, kinds: list[Kind]) -> Tree:
+        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        kinds.append("")
+        return self.values[:rows]
+
+
+class TupleNode:
+    """A tuple of fields."""
+
+    __slots__ = ("children",)
+
+    def __init__(self, children: list[Node]) -> None:
+        self.children = children
+
+    def write(self, value: Any, row: int) -> bool:
+        """Write one row; return False if the value does not fit the structure or a column."""
+        if not isinstance(value, tuple) or len(value) != len(self.children):
+            return False
+        return write_all(self.children, value, row)
+
+    def finish(self, rows: int, kinds: list[Kind]) -> Tree:
+        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        return tuple([child.finish(rows, kinds) for child in self.children])
+
+
+class DictNode:
+    """A dict of fields."""
+
+    __slots__ = ("children", "keys")
+
+    def __init__(self, keys: list[Any], children: list[Node]) -> None:
+        self.keys = keys
+        self.children = children
+
+    def write(self, value: Any, row: int) -> bool:
+        """Write one row; return False if the value does not fit the structure or a column."""
+        if not isinstance(value, dict) or list(value) != self.keys:
+            return False
+        return write_all(self.children, value.values(), row)
+
+    def finish(self, rows: int, kinds: list[Kind]) -> Tree:
+        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        return {key: child.finish(rows, kinds) for key, child in zip(self.keys, self.children, strict=True)}
+
+
+Leaf = ArrayLeaf | ListLeaf
+Node = ArrayLeaf | ListLeaf | TupleNode | DictNode
+
+
+def write_all(nodes: Iterable[Node], values: Iterable[Any], row: int) -> bool:
+    """Write one row into several nodes; return whether all values fit.
+
+    Each is asked, also after one that refuses, so that every shape that varies is found at once.
+    """
+    written = [node.write(value, row) for node, value in zip(nodes, values, strict=True)]
+    return all(written)
+
+
+def weak_kind(value: Any) -> Kind | None:
+    """Return the kind of a Python number that a column can hold, else None."""
+    kind = type(value)
+    if kind is float:
+        return "float"
+    if kind is bool:
+        return "bool"
+    if isinstance(value, int):
+        return "int" if -(2**63) <= value < 2**63 else None
+    return "float" if isinstance(value, float) else None
+
+
+def plan(value: Any, name: str, ragged: set[str]) -> Node:
+    """Return nodes for values like this one.
+
+    Args:
+        value: a field of the first sample.
+        name: the field, for messages and paths.
+        ragged: paths of leaves whose shapes vary, which become lists. Leaves add to it what they find.
+
+    Raises:
+        CodecError: the structure cannot be carried.
+    """
+    try:
+        return _plan_node(value, name, ragged, 0)
+    except UncarriableError as error:
+        raise error.named(name) from None
+
+
+def _plan_node(value: Any, path: str, ragged: set[str], depth: int) -> Node:
+    if isinstance(value, (tuple, dict)):
+        if depth >= MAX_DEPTH:
+            raise CodecError(f"{path} is nested deeper than {MAX_DEPTH} levels, which the codec cannot carry.")
+        keys = [own_key(key) for key in value] if isinstance(value, dict) else list(range(len(value)))
+        items = value.values() if isinstance(value, dict) else value
+        children = [
+            _plan_node(item, f"{path}[{key!r}]", ragged, depth + 1) for key, item in zip(keys, items, strict=True)
+        ]
+        return DictNode(keys, children) if isinstance(value, dict) else TupleNode(children)
+    if path in ragged:
+        return ListLeaf(path)
+    if type(value) in (ndarray, np.memmap) and value.dtype.str in DTYPES:
+        return ArrayLeaf(value.dtype, value.shape, "" if value.shape else "0-d", path, ragged)
+    if isinstance(value, np.generic) and value.dtype.str in DTYPES:
+        return ArrayLeaf(value.dtype, (), "", path, ragged)
+    # Whether this is something that a list holds, or nothing that can be carried, shows when it is written.
+    kind = weak_kind(value)
+    return ListLeaf(path) if kind is None else ArrayLeaf(_WEAK[kind], (), kind, path, ragged)
+
+
+def leaves_of(node: Node | None) -> Iterator[Leaf]:
+    """Yield the columns of a node, depth first."""
+    if isinstance(node, (TupleNode, DictNode)):
+        for child in node.children:
+            yield from leaves_of(child)
+    elif node is not None:
+        yield node
+
+
+def _same(value: Any, cast: Any) -> bool:
+    """Whether a Python number and what a cast made of it are the same, the sign of a zero included."""
+    if value != value:
+        return bool(cast != cast)
+    if isinstance(cast, np.generic):
+        cast = cast.item()
+    if value == 0 and isinstance(value, float) and math.copysign(1.0, value) < 0:
+        return isinstance(cast, float) and cast == 0 and math.copysign(1.0, cast) < 0
+    return bool(value == cast)
