@@ -35,26 +35,19 @@ def finishes(config: Config, workers: int, lengths: random.Random | None = None,
         lengths: draws the lengths of episodes; None: every step is asked for alone.
         longest: longest episode, the reset not counted.
     """
-    worker, trainer = config.worker, config.trainer
+    trainer = config.trainer
     ratio = exact(trainer.max_training_steps_per_env_step)
     total = trainer.epochs * trainer.rounds * trainer.steps
-    steps, updates, versions = [0] * workers, 0, 1
+    workers_moves = [Worker(config) for _ in range(workers)]
+    updates, versions = 0, 1
     while updates < total:
         moved = False
-        for index in range(workers):
-            if config.worker.collection == "asynchronous":
-                assert worker.max_env_steps_per_update is not None
-                limit = trainer.start_training + exact(worker.max_env_steps_per_update) * updates
-                may = sum(steps) <= limit
-            else:
-                assert worker.max_steps_per_update is not None
-                may = steps[index] < worker.initial_steps or Fraction(steps[index] + 1, 1 + versions) <= exact(
-                    worker.max_steps_per_update
-                )
-            if may:
-                steps[index] += 1 if lengths is None else 1 + lengths.randint(1, longest)
+        for one in workers_moves:
+            samples = sum(other.sent for other in workers_moves)
+            if one.may_begin(samples, updates, versions):
+                one.collect(1 if lengths is None else 1 + lengths.randint(1, longest))
                 moved = True
-        samples = sum(steps)
+        samples = sum(other.sent for other in workers_moves)
         if samples >= max(1, trainer.start_training) and updates <= ratio * samples:
             updates += 1
             versions += updates % trainer.update_model_interval == 0
@@ -62,6 +55,35 @@ def finishes(config: Config, workers: int, lengths: random.Random | None = None,
         if not moved:
             return False
     return True
+
+
+class Worker:
+    """The rules of one worker, asked before each step, or before each episode."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sent = 0
+        self.counted = 0
+        self.initial = True
+
+    def may_begin(self, samples: int, updates: int, versions: int) -> bool:
+        worker = self.config.worker
+        if worker.collection == "asynchronous":
+            assert worker.max_env_steps_per_update is not None
+            brake = exact(worker.max_env_steps_per_update)
+            return samples <= self.config.trainer.start_training + brake * (updates + 1)
+        assert worker.max_steps_per_update is not None
+        if self.initial and self.counted < worker.initial_steps:
+            return True
+        allowed = Fraction(self.counted + 1, 1 + versions) <= exact(worker.max_steps_per_update)
+        if self.initial and allowed:
+            self.initial, self.counted = False, 0
+            return self.may_begin(samples, updates, versions)
+        return allowed
+
+    def collect(self, steps: int) -> None:
+        self.sent += steps
+        self.counted += steps
 
 
 GRID = list(
@@ -135,7 +157,9 @@ def test_the_brake_against_the_simulation(brake: float, ratio: float, start: int
             },
         }
     )
-    assert (ratios_conflict(config) is None) == finishes(config, 1)
+    assert (ratios_conflict(config, episode_steps=0) is None) == finishes(config, 1)
+    if ratios_conflict(config, workers=2, episode_steps=5) is not None:
+        assert not finishes(config, 2, random.Random(3), longest=5)
 
 
 def test_no_brake_and_no_ratio_never_starve() -> None:
@@ -153,7 +177,7 @@ def test_the_messages_name_the_numbers_and_what_to_change() -> None:
         synchronous(max_steps_per_update=10.0, initial_steps=5, end_episodes=False, start_training=500), workers=2
     )
     assert late is not None
-    for part in ("trainer.start_training = 500", "collect at most 40", "worker.initial_steps to 250"):
+    for part in ("trainer.start_training = 500", "collect at most 50", "worker.initial_steps to 250"):
         assert part in late
     slow = ratios_conflict(
         synchronous(max_steps_per_update=2.0, end_episodes=False, update_model_interval=5, start_training=0), workers=2

@@ -4,14 +4,16 @@ The rules, with S samples received (environment steps, resets included) and U up
 
 - the trainer does update U when S >= max(1, start_training) and U / S <= max_training_steps_per_env_step. It publishes
   a version at the start and after every `update_model_interval` updates, and ends after epochs * rounds * steps;
-- a synchronous worker that has made s steps and received M versions makes the next step while s < initial_steps or
-  (s + 1) / (1 + M) <= max_steps_per_update; with `end_episodes` it asks this between episodes only;
-- asynchronous workers with a brake make steps while S <= start_training + max_env_steps_per_update * U.
+- a synchronous worker collects initial_steps, and waits until these, n of them, and the M versions that it received
+  satisfy (n + 1) / (1 + M) <= max_steps_per_update. Then it counts steps anew and takes the next one while the same
+  holds for them; with `end_episodes` it collects whole episodes and asks between them only;
+- asynchronous workers with a brake begin an episode while S <= start_training + max_env_steps_per_update * (U + 1).
 
-So with M versions out, W step-wise workers come to W * max(initial_steps, floor(max_steps_per_update * (1 + M)))
-samples and stop; the trainer must reach the next multiple of its interval with those. With whole episodes each worker
-may come further by less than one episode: only what starves with the longest episodes is called a conflict here, and
-the rest is left to the roles, which notice at run time that both wait.
+So a step-wise synchronous worker stops, with M versions out, at initial_steps + floor(max_steps_per_update * (1 + M))
+steps, or at initial_steps if these alone are too many; and with what all workers bring, the trainer must reach the next
+multiple of its interval. With whole episodes each worker may come further by less than one episode, twice: only what
+starves with the longest episodes is called a conflict here, and the rest is left to the roles, which notice at run time
+that both wait.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ def ratios_conflict(config: Config, workers: int = 1, episode_steps: int | None 
     """
     if workers < 1:
         return "no worker collects samples, so the trainer would wait for ever; start at least one worker"
+    limits = [n for n in (episode_steps, config.worker.max_samples_per_episode) if n is not None]
+    longest = min(limits, default=LONGEST_EPISODE)
     if config.worker.collection == "asynchronous":
-        return brake_conflict(config)
+        return brake_conflict(config, workers, longest)
     if config.worker.collection == "synchronous" and config.worker.max_steps_per_update is not None:
-        limits = [n for n in (episode_steps, config.worker.max_samples_per_episode) if n is not None]
-        return synchronous_conflict(config, workers, min(limits, default=LONGEST_EPISODE))
+        return synchronous_conflict(config, workers, longest)
     return None
 
 
@@ -52,7 +55,7 @@ def exact(number: float) -> Fraction:
     return Fraction(str(number))
 
 
-def brake_conflict(config: Config) -> str | None:
+def brake_conflict(config: Config, workers: int, longest: int) -> str | None:
     """The asynchronous brake against the trainer's ratio."""
     trainer, brake = config.trainer, config.worker.max_env_steps_per_update
     if brake is None:
@@ -61,8 +64,8 @@ def brake_conflict(config: Config) -> str | None:
     if ratio * steps_per_update >= 1:
         return None
     last = trainer.epochs * trainer.rounds * trainer.steps - 1
-    # Workers stop at the first S above start_training + brake * U.
-    samples = math.floor(trainer.start_training + steps_per_update * last) + 1
+    # Each worker's last episode begins when the brake just does not hold, and adds its reset and its steps.
+    samples = math.floor(trainer.start_training + steps_per_update * (last + 1)) + workers * (1 + longest)
     if last <= ratio * samples:
         return None
     return (
@@ -75,7 +78,7 @@ def brake_conflict(config: Config) -> str | None:
     )
 
 
-def synchronous_conflict(config: Config, workers: int, episode_steps: int) -> str | None:
+def synchronous_conflict(config: Config, workers: int, longest: int) -> str | None:
     """Synchronous workers against the trainer's ratio and its `start_training`."""
     worker, trainer = config.worker, config.trainer
     assert worker.max_steps_per_update is not None
@@ -84,17 +87,19 @@ def synchronous_conflict(config: Config, workers: int, episode_steps: int) -> st
     interval = trainer.update_model_interval
     total = trainer.epochs * trainer.rounds * trainer.steps
     last_version = -(-total // interval)
-    # The last episode begins at most one step below, and adds its reset and its steps.
-    beyond = episode_steps if worker.end_episodes else 0
+    # The last episode begins one step below at most, and adds its reset and its steps.
+    beyond = longest if worker.end_episodes else 0
+    initial = worker.initial_steps + (beyond if worker.initial_steps else 0)
 
     def samples(version: int) -> int:
         """Most samples that arrive while `version` versions are out."""
-        return workers * (max(worker.initial_steps, math.floor(per_model * (1 + version))) + beyond)
+        room = math.floor(per_model * (1 + version))
+        return workers * (initial if worker.initial_steps + 1 > room else initial + room + beyond)
 
     first, needed = samples(1), max(1, trainer.start_training)
     if first < needed:
         return (
-            f"Workers and trainer would wait for each other for ever: the trainer begins after "
+            "Workers and trainer would wait for each other for ever: the trainer begins after "
             f"trainer.start_training = {needed} samples, and before it has published a second model "
             f"{count(workers, 'worker')} collect at most {first} (worker.initial_steps = {worker.initial_steps}, "
             f"worker.max_steps_per_update = {worker.max_steps_per_update:g}). Raise worker.initial_steps to "
