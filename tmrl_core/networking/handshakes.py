@@ -116,7 +116,7 @@ def _explain_client(exc: ssl.SSLCertVerificationError, host: str) -> str:
 
 
 def _explain_alert(exc: ssl.SSLError, host: str, name: str, side: Side) -> str:
-    reason = exc.reason or ""
+    reason = getattr(exc, "reason", None) or ""  # the end of a connection comes without
     if "CERTIFICATE_EXPIRED" in reason:
         mine, fix = _own(side, name)
         return f"{host} says that {mine} has expired. {fix}"

@@ -1,0 +1,42 @@
+"""What every test runs under: processes are spawned, never forked, and nothing of the user's own is read or written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def _no_fork() -> int:
+    raise RuntimeError("os.fork: processes are started by spawn everywhere (threads and locks do not survive a fork)")
+
+
+@pytest.fixture(autouse=True)
+def _spawn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`multiprocessing`'s fork and forkserver, and anybody else's, end here. `subprocess` does not come by."""
+    if hasattr(os, "fork"):
+        monkeypatch.setattr(os, "fork", _no_fork)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of the test's own, and no variable that changes what the package reads."""
+    for name in list(os.environ):
+        if name.startswith(("TMRL_CORE_", "WANDB_")):
+            monkeypatch.delenv(name)
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("TMRL_CORE_HOME", str(home))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    # Two cores are shared by all the processes of a test.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return home
+
+
+@pytest.fixture(scope="session")
+def full() -> bool:
+    """Whether the long forms were asked for (`scripts/test.py --full`)."""
+    return _FULL
+
+
+_FULL = os.environ.get("TMRL_CORE_FULL") == "1"

@@ -1,0 +1,217 @@
+"""What a running role takes from its credentials: TLS contexts, its token, and the means to check tokens.
+
+Nothing here needs `cryptography`; `credentials.py` makes what is used here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import ssl
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.certificates import Signed, check_name
+from tmrl_core.networking.handshakes import BUNDLE, CREATE
+from tmrl_core.networking.secret_files import missing, need, read_file, warn_if_readable
+
+logger = logging.getLogger(__name__)
+
+ClientRole = Literal["worker", "trainer"]
+BundleRole = Literal["worker", "trainer", "server"]
+CLIENT_ROLES: tuple[ClientRole, ...] = ("worker", "trainer")
+
+BUNDLE_FORMAT = "tmrl_core bundle"
+
+
+class TokenVerifier:
+    """Checks tokens of roles in constant time; knows their hashes only."""
+
+    def __init__(self, hashes: Mapping[str, str]) -> None:
+        self._hashes = dict(hashes)
+
+    def __repr__(self) -> str:
+        return f"TokenVerifier(roles={sorted(self._hashes)})"
+
+    def check(self, role: str, token: str) -> bool:
+        """Whether this is the token of that role. The time it takes depends on neither."""
+        expected = self._hashes.get(role, "")
+        # A role without a token is compared too, with what no SHA-256 equals.
+        return hmac.compare_digest(token_hash(token), expected.ljust(64, "-"))
+
+
+class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a bundle file holds. A server's has the hashes of both tokens; a client's the token of its role."""
+
+    format: str
+    role: BundleRole
+    name: str
+    ca: str
+    certificate: str
+    key: str
+    token: str = ""
+    token_hashes: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Bundle(role={self.role!r}, name={self.name!r}, ...)"
+
+
+def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, TokenVerifier]:
+    """What a Server needs: its side of TLS, where a client may show a certificate of our CA, and the tokens' verifier.
+
+    Raises:
+        CredentialsError: something is missing or does not fit; the message says what to run.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        if content.role != "server":
+            raise CredentialsError(f"{folder} is a {content.role}'s bundle. A Server needs one of `{BUNDLE} server`.")
+        ca, hashes = content.ca, content.token_hashes
+    else:
+        ca, hashes = need(folder / "ca.pem"), folder_hashes(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_authority(context, ca, folder)
+    # Asked for, not demanded: a peer without a certificate may still show its role's token.
+    context.verify_mode = ssl.CERT_OPTIONAL
+    if folder.is_file():
+        _load_text_chain(context, Signed(content.certificate, content.key), folder)
+    else:
+        _load_file_chain(context, folder / "server.pem", folder / "server.key")
+    return context, TokenVerifier(hashes)
+
+
+def client_context(directory: str | os.PathLike[str], role: ClientRole, name: str | None = None) -> ssl.SSLContext:
+    """A client's side of TLS: trusts our CA alone, checks the host name, shows its own certificate if there is one.
+
+    Args:
+        directory: the credentials folder or bundle file.
+        role: of which role the certificate is to be.
+        name: whose certificate to take if there are several; with one of that role, that one is taken.
+
+    Raises:
+        CredentialsError: something is missing or does not fit; the message says what to run.
+    """
+    folder = Path(directory).expanduser()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if folder.is_file():
+        content = read_bundle(folder)
+        _load_authority(context, content.ca, folder)
+        if content.role != role:
+            raise CredentialsError(f"{folder} is a {content.role}'s bundle. This needs one of `{BUNDLE} {role}`.")
+        _load_text_chain(context, Signed(content.certificate, content.key), folder)
+        return context
+    _load_authority(context, need(folder / "ca.pem"), folder)
+    certificates = sorted(folder.glob(f"{role}-*.pem"))
+    own = [file for file in certificates if file.stem == f"{role}-{name}"] or certificates
+    if len(own) == 1:
+        _load_file_chain(context, own[0], own[0].with_suffix(".key"))
+    elif own:
+        logger.warning(
+            "%s has the certificates of several %ss and none of %r: only the token is shown", folder, role, name
+        )
+    return context
+
+
+def token_for(directory: str | os.PathLike[str], role: ClientRole) -> str | None:
+    """The token of that role; None where there is none.
+
+    Raises:
+        CredentialsError: the file cannot be read.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        return content.token or None if content.role == role else None
+    file = folder / f"{role}.token"
+    return read_file(file, private=True).strip() or None if file.exists() else None
+
+
+def read_bundle(file: Path) -> Bundle:
+    """The content of a bundle file.
+
+    Raises:
+        CredentialsError: it cannot be read, or is no bundle.
+    """
+    text = read_file(file, private=True)
+    try:
+        content = msgspec.json.decode(text, type=Bundle)
+    except msgspec.DecodeError:
+        # Without the cause, which could quote the file.
+        raise CredentialsError(
+            f"{file} is not a bundle of tmrl_core. Make one with `{BUNDLE} ROLE --name NAME`."
+        ) from None
+    if content.format != BUNDLE_FORMAT:
+        raise CredentialsError(f"{file} is not a bundle of tmrl_core.")
+    check_name(content.name)  # it becomes part of a file name
+    return content
+
+
+def folder_hashes(folder: Path) -> dict[str, str]:
+    """Of the tokens that this folder knows, in full or by hash."""
+    hashes: dict[str, str] = {}
+    file = folder / "server.tokens.json"
+    if file.exists():
+        try:
+            hashes = msgspec.json.decode(read_file(file, private=True), type=dict[str, str])
+        except msgspec.DecodeError as exc:
+            raise CredentialsError(f"{file} is damaged. Make it anew with `{CREATE} --overwrite`.") from exc
+    else:
+        hashes = {role: token_hash(token) for role in CLIENT_ROLES if (token := token_for(folder, role))}
+    return hashes
+
+
+def token_hash(token: str) -> str:
+    """The SHA-256 of a token, 64 hexadecimal digits: what is kept instead of it."""
+    # A plain hash will do: a token is 256 random bits, there is nothing to guess.
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _load_authority(context: ssl.SSLContext, ca: str, folder: Path) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cadata=ca)
+    except ssl.SSLError as exc:
+        raise CredentialsError(f"the CA certificate in {folder} is not a certificate in PEM form") from exc
+
+
+def _load_file_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    for file in (certificate, key):
+        if not file.exists():
+            raise CredentialsError(missing(file))
+    warn_if_readable(key)
+    _load_chain(context, certificate, key, certificate)
+
+
+def _load_text_chain(context: ssl.SSLContext, chain: Signed, source: Path) -> None:
+    """OpenSSL reads keys from files only: one that this user alone can read, gone when this returns."""
+    handle, name = tempfile.mkstemp(prefix="tmrl_core-", suffix=".pem")
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(chain.key + "\n" + chain.certificate)
+        _load_chain(context, Path(name), None, source)
+    finally:
+        os.unlink(name)
+
+
+def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path | None, source: Path) -> None:
+    def refuse_password() -> str:
+        # Without this OpenSSL asks the terminal, and a role that runs unattended waits for ever.
+        raise CredentialsError(f"the key of {source} is encrypted; tmrl_core's own keys are not. Store it without.")
+
+    try:
+        context.load_cert_chain(certificate, key, password=refuse_password)
+    except ssl.SSLError as exc:
+        raise CredentialsError(
+            f"{source} and its key do not fit together, or are not PEM ({exc.reason or 'unreadable'}). "
+            f"Make them anew with `{CREATE}` or `{BUNDLE}`."
+        ) from exc
+    except OSError as exc:
+        raise CredentialsError(f"{source} or its key cannot be read: {exc.strerror}") from exc
