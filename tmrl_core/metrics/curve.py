@@ -190,11 +190,13 @@ def _draw_returns(axes: Any, series: _Series, return_target: float | None) -> No
     if evaluations:
         _draw_evaluations(axes, series, evaluations)
     if return_target is not None:
+        from matplotlib.patheffects import withStroke
+
         axes.axhline(return_target, color=_TARGET, linewidth=1.3, linestyle=(0, (6, 4)), zorder=2)
         axes.annotate(
             f"target {_number(return_target)}", (0.006, return_target), xycoords=("axes fraction", "data"),
             xytext=(0, 4), textcoords="offset points", ha="left", va="bottom", color=_TARGET, fontsize=9.5, zorder=7,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.8},
+            path_effects=[withStroke(linewidth=3, foreground="white")],
         )  # fmt: skip
     means = np.array([record.number(names.RETURN_EVALUATION) for record in evaluations], dtype=np.float64)
     _limit_returns(axes, train, [test, means, np.array([] if return_target is None else [return_target])])

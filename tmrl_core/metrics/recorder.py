@@ -126,7 +126,7 @@ class Recorder:
         late = [lane for lane, mark in marks if not lane.wait_flushed(mark, deadline - time.monotonic())]
         return not late
 
-    def close(self, timeout_s: float = 10.0) -> bool:
+    def close(self, timeout_s: float = 20.0) -> bool:
         """Let every sink take what waits, flush and close it; a second call does nothing.
 
         Args:

@@ -8,11 +8,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.records import MetricRecord, encode_line
 
 logger = logging.getLogger(__name__)
+
+_Sink = TypeVar("_Sink", bound="MetricSink")
 
 
 class MetricSink(abc.ABC):
@@ -53,7 +56,7 @@ class MetricSink(abc.ABC):
             Exception: of any kind; the sink is closed all the same.
         """
 
-    def __enter__(self) -> MetricSink:
+    def __enter__(self: _Sink) -> _Sink:
         return self
 
     def __exit__(

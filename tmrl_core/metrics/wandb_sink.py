@@ -61,8 +61,8 @@ class WandbSink(MetricSink):
         run_name: str | None = None,
         config: Mapping[str, Any] | None = None,
         key: str | None = None,
-        start_limit_s: float = 15.0,
-        finish_limit_s: float = 15.0,
+        start_limit_s: float = 10.0,
+        finish_limit_s: float = 10.0,
     ) -> None:
         # A folder that wandb left in the current directory is found as a namespace package: it has no origin. wandb
         # itself takes a second to import, which is spent beside training.

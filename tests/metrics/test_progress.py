@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tmrl_core.metrics.progress import LiveProgress, ProgressDisplay, Trace, bytes_text, shrink, sparkline
+from tmrl_core.metrics.reading import follow
+from tmrl_core.metrics.records import Kind, MetricRecord, encode_line, episode_values, record
+
+
+def make(kind: Kind, at_s: float, step: int = 0, **values: object) -> MetricRecord:
+    return record(kind, values, step=step, started_s=1000.0, now_s=1000.0 + at_s)
+
+
+def episode(at_s: float, value: float, samples: int = 0, step: int = 0) -> MetricRecord:
+    values = episode_values(worker="a", mode="train", episode_return=value, length=200, samples_received=samples)
+    return make("episode", at_s, step, **values)
+
+
+RUN = [
+    make("event", 0, event="start", run_name="pendulum", return_target=-200.0),
+    make("event", 1, event="worker_joined", worker="a"),
+    make("event", 1, event="worker_joined", worker="b"),
+    make("event", 2, event="phase", phase="learning"),
+    *(episode(10 + index, -1000.0 + 10 * index, 200 * index, 100 * index) for index in range(20)),
+    make("network", 30, 2000, samples_received=4200, samples_per_s=199.6, updates_per_s=150.0, policy_lag_mean=1.25,
+         policy_lag_max=4, queue_bytes=38_200, samples_dropped=7, gaps=1, refused=0, workers=2),
+    make("round", 31, 2000, return_test=-150.5),
+    make("episode", 31, 2000, return_test=-150.5),
+    make("evaluation", 32, 2000, return_evaluation=-250.0, return_evaluation_std=90.0),
+    make("evaluation", 40, 2500, return_evaluation=-187.25, return_evaluation_std=80.0),
+]  # fmt: skip
+
+
+def display(records: list[MetricRecord], now_s: float = 41.0, **options: float) -> ProgressDisplay:
+    shown = ProgressDisplay(clock=lambda: 1000.0 + now_s, **options)  # type: ignore[arg-type]
+    shown.update(records)
+    return shown
+
+
+def drawn(shown: ProgressDisplay, width: int = 100, encoding: str = "utf-8") -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
+    console = Console(file=file, width=width, legacy_windows=False, color_system=None)
+    console.print(shown)
+    file.flush()
+    raw = file.buffer
+    assert isinstance(raw, io.BytesIO)
+    return raw.getvalue().decode(encoding)
+
+
+def row(text: str, label: str) -> str:
+    (found,) = [line for line in text.splitlines() if f" {label} " in line]
+    return " ".join(found.split())
+
+
+def test_everything_is_shown() -> None:
+    text = drawn(display(RUN, time_limit_s=480.0))
+    assert "pendulum" in text.splitlines()[0]
+    assert "0:41 of 8:00" in text.splitlines()[-1]
+    assert "◉ learning" in text
+    for label, parts in {
+        "samples": ["4,200", "200/s"],
+        "updates": ["2,500", "150/s"],
+        "workers": ["workers 2"],
+        "policy lag": ["1.2", "highest 4"],
+        "queue": ["38.2 kB"],
+        "dropped": ["dropped 7", "gaps 1", "refused 0"],
+        "training return": ["-855.0 mean of latest 10"],
+        "test return": ["-150.5"],
+        "best evaluation": ["-187.2"],
+        "target": ["-200.0 ✓ reached"],
+    }.items():
+        for part in parts:
+            assert part in row(text, label)
+    assert "▁" in text
+    assert "█" in text
+
+
+def test_it_fits_a_narrow_terminal_and_an_old_one() -> None:
+    for width in (40, 60, 72, 100, 200):
+        assert max(len(line) for line in drawn(display(RUN), width).splitlines()) <= min(width, 100)
+    text = drawn(display(RUN), encoding="ascii")
+    assert "> learning" in text
+    assert "-187.2 +- 80.0" in text
+
+
+def test_a_run_that_has_not_begun_is_shown() -> None:
+    shown = display([], now_s=0.0)
+    assert "◉ waiting for workers" in drawn(shown)
+    assert shown.line() == "0:00 waiting for workers | workers 0 | samples 0 (0/s) | updates 0 (0/s)"
+
+
+def test_the_line_says_the_same() -> None:
+    assert display(RUN).line() == (
+        "0:41 learning | workers 2 | samples 4,200 (200/s) | updates 2,500 (150/s) | train -855.0 | test -150.5"
+        " | evaluation -187.2 | target -200.0 | lag 1.2 | dropped 7 | gaps 1"
+    )
+
+
+def test_the_phase_is_guessed_until_it_is_told() -> None:
+    shown = display([])
+    phases = []
+    for made in (
+        make("network", 1, samples_received=0),
+        make("network", 2, samples_received=10),
+        make("network", 3, 5, samples_received=20),
+        make("event", 4, 5, event="phase", phase="evaluating"),
+        make("network", 5, 6, samples_received=30),
+        make("event", 6, 6, event="phase", phase="unheard of"),
+        make("event", 7, 6, event="end"),
+    ):
+        shown.update([made])
+        phases.append(shown.phase)
+    assert phases == ["waiting", "collecting", "learning", "evaluating", "evaluating", "evaluating", "done"]
+
+
+def test_the_clock_stands_still_when_the_run_is_done() -> None:
+    shown = display([*RUN, make("event", 50, 2500, event="end", message="learned")], now_s=500.0)
+    assert shown.elapsed_s == 50.0
+    assert "learned" in drawn(shown)
+    shown.update([make("event", 51, 2500, event="start")])
+    assert shown.elapsed_s == 500.0
+
+
+def test_rates_are_reckoned_where_they_are_not_recorded() -> None:
+    shown = display([make("network", second, 50 * second, samples_received=100 * second) for second in range(30)])
+    assert shown.rates() == (100.0, 50.0)
+    assert display([]).rates() == (0.0, 0.0)
+
+
+def test_workers_are_counted_from_events_where_nobody_counts_them() -> None:
+    assert "workers 2" in display(RUN[:4]).line()
+    assert "workers 1" in display([*RUN[:4], make("event", 3, event="worker_left", worker="b")]).line()
+
+
+def test_what_training_waits_for_is_shown_until_it_goes_on() -> None:
+    shown = display([make("network", 1, 5, samples_received=9, lack="400 more samples")])
+    assert "training waits: 400 more samples" in drawn(shown)
+    assert "waits: 400 more samples" in shown.line()
+    shown.update([make("network", 2, 6, samples_received=900)])
+    assert "waits" not in drawn(shown) + shown.line()
+
+
+def test_a_number_that_is_not_finite_does_no_harm() -> None:
+    shown = display([*RUN, make("round", 42, 2500, policy_lag_mean=None, return_train=float("nan"))])
+    assert "lag 1.2" in shown.line()
+
+
+def test_lines_come_every_few_seconds_where_there_is_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    now = [0.0]
+    out = io.StringIO()
+    progress = LiveProgress(
+        display([]), follow(path), console=Console(file=out, width=20), line_every_s=5.0, clock=lambda: now[0]
+    )
+    with progress as live:
+        for second in range(11):
+            now[0] = float(second)
+            live.refresh()
+        path.write_bytes(b"".join(map(encode_line, RUN)))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 4  # at 0, 5 and 10 seconds, and at the end with what came last
+    assert "updates 0" in lines[2]
+    assert "updates 2,500" in lines[3]
+
+
+def test_on_a_terminal_it_is_drawn_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
+    with LiveProgress(display([]), follow(path), console=console) as live:
+        path.write_bytes(b"".join(map(encode_line, RUN)))
+        live.refresh()
+        assert "2,500" in out.getvalue()
+    text = out.getvalue()
+    assert "\x1b[1A" in text  # the cursor went up to draw over the first picture
+    assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h")  # and is visible again
+
+
+def test_the_terminal_is_given_back_when_the_loop_fails(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
+
+    def fail() -> None:
+        with LiveProgress(display([]), follow(tmp_path / "metrics.jsonl"), console=console):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+
+
+def test_a_trace_stays_short_and_spans_the_whole_run() -> None:
+    trace = Trace(limit=8)
+    for value in range(1000):
+        trace.add(float(value))
+    values = trace.values(100)
+    assert len(values) <= 8
+    assert values == sorted(values)
+    assert values[0] < 130
+    assert values[-1] > 890
+    assert trace.last == 999.0
+
+
+def test_a_short_trace_is_itself() -> None:
+    trace = Trace(limit=8)
+    for value in (3.0, 1.0, 2.0):
+        trace.add(value)
+    assert trace.values(10) == [3.0, 1.0, 2.0]
+    assert Trace().values(10) == []
+
+
+def test_shrinking_keeps_the_mean_of_equal_runs() -> None:
+    assert shrink([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
+    assert shrink([1.0, 2.0], 5) == [1.0, 2.0]
+    assert len(shrink([0.0] * 101, 10)) == 10
+
+
+def test_sparklines() -> None:
+    assert sparkline([0.0, 1.0], 0.0, 1.0) == "▁█"
+    assert sparkline([3.0, 3.0], 3.0, 3.0) == "▅▅"
+    assert sparkline([], 0.0, 1.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (38_200, "38.2 kB"), (5e6, "5.0 MB"), (7.2e9, "7.2 GB")]
+)
+def test_bytes_as_text(count: float, text: str) -> None:
+    assert bytes_text(count) == text

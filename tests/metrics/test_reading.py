@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.metrics.reading import follow, read_records
+from tmrl_core.metrics.records import encode_line, record
+
+
+def line(step: int) -> bytes:
+    return encode_line(record("round", {"x": step}, step=step, started_s=0.0, now_s=1.0))
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_a_file_that_is_not_there_yet_has_no_records(tmp_path: Path) -> None:
+    reader = follow(tmp_path / "metrics.jsonl")
+    assert reader.read() == []
+    append(tmp_path / "metrics.jsonl", line(1))
+    assert [record.step for record in reader.read()] == [1]
+
+
+def test_each_record_comes_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = follow(path)
+    for step in range(3):
+        append(path, line(step))
+        assert [record.step for record in reader.read()] == [step]
+        assert reader.read() == []
+
+
+def test_a_line_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = follow(path)
+    got = []
+    for index in range(len(data := line(1) + line(2))):
+        append(path, data[index : index + 1])
+        got.append([record.step for record in reader.read()])
+    assert [(index + 1, steps) for index, steps in enumerate(got) if steps] == [
+        (len(line(1)), [1]),
+        (len(data), [2]),
+    ]
+
+
+def test_lines_that_hold_no_record_are_counted_and_stepped_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, line(1) + line(2)[:30] + b"\n" + b"\n" + b"\xff\n" + line(3))
+    reader = follow(path)
+    assert [record.step for record in reader.read()] == [1, 3]
+    assert reader.bad_lines == 2
+
+
+def test_a_file_that_was_cut_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = follow(path)
+    append(path, line(1) + line(2) + line(3)[:10])
+    reader.read()
+    path.write_bytes(line(7))
+    assert [record.step for record in reader.read()] == [7]
+
+
+def test_another_file_under_the_same_name_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = follow(path)
+    append(path, line(1))
+    reader.read()
+    append(tmp_path / "new", line(8) + line(9))
+    (tmp_path / "new").replace(path)
+    assert [record.step for record in reader.read()] == [8, 9]
+
+
+def test_read_records_leaves_the_torn_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, line(1) + line(2)[:-1])
+    assert [record.step for record in read_records(path)] == [1]
+
+
+def test_read_records_needs_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl"):
+        read_records(tmp_path / "metrics.jsonl")

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.records import MetricRecord, decode_line, encode_line, episode_values, plain, record
+
+
+def make(**values: names.Value) -> MetricRecord:
+    return record("round", values, step=3, started_s=100.0, now_s=112.5)
+
+
+def test_a_record_knows_its_times_and_step() -> None:
+    made = make(return_test=-1.5)
+    assert (made.time_s, made.elapsed_s, made.step, made.kind) == (112.5, 12.5, 3, "round")
+
+
+def test_the_elapsed_time_is_never_negative() -> None:
+    assert record("round", {}, step=0, started_s=100.0, now_s=90.0).elapsed_s == 0.0
+
+
+def test_the_time_is_the_clocks_when_it_is_not_given() -> None:
+    made = record("event", {"event": "start"}, step=0, started_s=0.0)
+    assert made.time_s == made.elapsed_s > 1_000_000_000
+
+
+def test_a_record_survives_its_line() -> None:
+    made = make(memory_len=10, return_test=-1.25, worker="näme", connected=True, lack=None)
+    line = encode_line(made)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert decode_line(line) == made
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_becomes_null_in_a_line(value: float) -> None:
+    assert decode_line(encode_line(make(loss_actor=value))).values == {"loss_actor": None}
+
+
+@pytest.mark.parametrize("line", [b'{"time_s": 1.0, "elap', b"", b"[]", b'{"time_s": "x"}', b"\xff\xfe"])
+def test_a_line_that_holds_no_record_is_an_error(line: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_line(line)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7),
+        (np.bool_(True), True),
+        (np.array([2.5]), 2.5),
+        (np.array(3), 3),
+        (torch.tensor(1.5), 1.5),
+        (torch.tensor([4]), 4),
+        ("text", "text"),
+        (None, None),
+        (True, True),
+        ((1, 2), "(1, 2)"),
+    ],
+)
+def test_values_become_pythons_own(value: object, expected: names.Value) -> None:
+    got = plain({"x": value})["x"]
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), torch.zeros(2), np.zeros(0)])
+def test_arrays_of_other_sizes_become_text(value: object) -> None:
+    assert isinstance(plain({"x": value})["x"], str)
+
+
+def test_number_gives_finite_numbers_only() -> None:
+    made = make(whole=2, real=0.5, nan=math.nan, none=None, text="1", yes=True)
+    got = {name: made.number(name) for name in (*made.values, "absent")}
+    assert got == {"whole": 2.0, "real": 0.5, "nan": None, "none": None, "text": None, "yes": None, "absent": None}
+
+
+def test_numbers_leaves_labels_out() -> None:
+    assert make(whole=2, text="1", none=None, yes=True).numbers() == {"whole": 2.0, "yes": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("mode", "evaluation", "expected"),
+    [
+        ("train", None, {names.RETURN_TRAIN: -3.5, names.EPISODE_LENGTH_TRAIN: 200}),
+        ("test", None, {names.RETURN_TEST: -3.5, names.EPISODE_LENGTH_TEST: 200}),
+        ("test", 4, {names.RETURN_EVALUATION: -3.5, names.EPISODE_LENGTH_EVALUATION: 200, names.EVALUATION: 4}),
+    ],
+)
+def test_an_episodes_values_are_named_by_what_it_was_for(
+    mode: Literal["train", "test"], evaluation: int | None, expected: dict[str, names.Value]
+) -> None:
+    values = episode_values(
+        worker="robot7",
+        mode=mode,
+        episode_return=-3.5,
+        length=200,
+        samples_received=800,
+        agent="a0",
+        end="truncated",
+        version=(1, 9),
+        seed=5,
+        evaluation=evaluation,
+    )
+    assert values == expected | {
+        "worker": "robot7", "mode": mode, "samples_received": 800, "version": "1.9", "agent": "a0",
+        "end": "truncated", "seed": 5,
+    }  # fmt: skip
+
+
+def test_every_constant_is_in_the_vocabulary() -> None:
+    constants = {
+        value
+        for name, value in vars(names).items()
+        if name.isupper() and isinstance(value, str) and not name.startswith(("EVENT_", "LOSS_PREFIX"))
+    }
+    assert constants == set(names.VOCABULARY)

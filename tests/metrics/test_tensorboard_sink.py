@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto import event_pb2
+
+from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics.conformance import SinkSuite, Written
+from tmrl_core.metrics.records import record
+from tmrl_core.metrics.sinks import MetricSink
+from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
+
+
+def events(folder: Path) -> list[Any]:
+    found = []
+    # The file number at the end of the name counts up in this process; times in the name are whole seconds.
+    for path in sorted(folder.iterdir(), key=lambda path: int(path.name.rpartition(".")[2])):
+        for raw in RawEventFileLoader(str(path)).Load():
+            found.append(event_pb2.Event.FromString(raw))
+    return found
+
+
+class TestTensorBoardSink(SinkSuite):
+    def make_sink(self, folder: Path) -> MetricSink:
+        return TensorBoardSink(folder / "tensorboard")
+
+    def read_back(self, folder: Path) -> list[Written]:
+        written = []
+        for event in events(folder / "tensorboard"):
+            numbers = {
+                value.tag.partition("/")[2]: value.simple_value
+                for value in event.summary.value
+                if value.HasField("simple_value")
+            }
+            if numbers:
+                written.append((event.summary.value[0].tag.partition("/")[0], event.step, numbers))
+        return written
+
+
+def test_tensorboard_shows_scalars_at_their_steps_and_times(tmp_path: Path) -> None:
+    with TensorBoardSink(tmp_path) as sink:
+        for step in (0, 100, 200):
+            made = record("round", {"return_test": -step / 4}, step=step, started_s=0.0, now_s=1_000.0 + step)
+            sink.write(made)
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert accumulator.Tags()["scalars"] == ["round/return_test"]
+    got = [(point.wall_time, point.step, point.value) for point in accumulator.Scalars("round/return_test")]
+    assert got == [(1000.0, 0, 0.0), (1100.0, 100, -25.0), (1200.0, 200, -50.0)]
+
+
+def test_tensorboard_shows_events_as_text(tmp_path: Path) -> None:
+    with TensorBoardSink(tmp_path) as sink:
+        sink.write(record("event", {"event": "checkpoint", "message": "wrote näme"}, step=7, started_s=0.0))
+        sink.write(record("event", {"event": "phase", "phase": "learning"}, step=7, started_s=0.0))
+        sink.write(record("event", {"event": "silent"}, step=7, started_s=0.0))
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    # Older data that TensorBoard migrates on loading gets this suffix.
+    tags = [tag for tag in accumulator.Tags()["tensors"] if tag.startswith("event/")]
+    assert [tag.removesuffix("/text_summary") for tag in tags] == ["event/checkpoint", "event/phase"]
+    (point,) = accumulator.Tensors(tags[0])
+    assert (point.step, [text.decode() for text in point.tensor_proto.string_val]) == (7, ["wrote näme"])
+
+
+def test_what_is_not_finite_is_kept(tmp_path: Path) -> None:
+    with TensorBoardSink(tmp_path) as sink:
+        sink.write(record("round", {"loss_actor": math.nan}, step=1, started_s=0.0))
+    assert math.isnan(events(tmp_path)[-1].summary.value[0].simple_value)
+
+
+def test_each_sink_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    sinks = [TensorBoardSink(tmp_path) for _ in range(3)]
+    for sink in sinks:
+        sink.close()
+    assert len({sink.path for sink in sinks}) == len(list(tmp_path.iterdir())) == 3
+
+
+def test_without_tensorboard_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard.summary.writer.record_writer", None)
+    with pytest.raises(MissingExtraError, match=r"tmrl_core\[tensorboard\]"):
+        TensorBoardSink(tmp_path)
