@@ -1,0 +1,256 @@
+"""The environment of this checkout: `.venv` beside pyproject.toml, with the tested versions of everything.
+
+Needs nothing but Python's standard library, since it runs before anything is installed. It works from any directory
+and in any shell. When nothing changed since the last time, it only compares a stamp and is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST = (3, 10)
+OLDEST_PIP = (23, 1)  # tells what it would install without downloading it
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+STAMP = "tmrl_core.json"
+TAIL_LINES = 25
+
+
+class SetupError(Exception):
+    """The environment could not be made; the message says what to do."""
+
+
+def ensure(extras: Sequence[str], *, gpu: bool = False) -> Path:
+    """The environment's Python, after making or updating the environment if that is needed."""
+    return Environment(ROOT).ensure(extras, gpu=gpu)
+
+
+class Environment:
+    """The environment of the checkout at `root`.
+
+    Args:
+        root: the folder of pyproject.toml and constraints.txt.
+        pip: the command that runs pip; None: the environment's own.
+    """
+
+    def __init__(self, root: Path, pip: Sequence[str] | None = None) -> None:
+        self.root = root
+        self.folder = root / ".venv"
+        windows = sys.platform == "win32"
+        self.python = self.folder / ("Scripts/python.exe" if windows else "bin/python")
+        self.pip = list(pip) if pip is not None else [str(self.python), "-m", "pip"]
+        self._own_pip = pip is None
+
+    def ensure(self, extras: Sequence[str], *, gpu: bool = False) -> Path:
+        """Make or update the environment unless it already has these extras; return its Python.
+
+        Args:
+            extras: of pyproject.toml, such as `all` and `dev`. What an earlier call installed stays.
+            gpu: take the build of torch that pip takes by itself; otherwise the one for the CPU.
+
+        Raises:
+            SetupError: Python is too old, `venv` is missing, or pip failed.
+        """
+        stamp = self._read_stamp()
+        wanted = sorted({*extras, *stamp.get("extras", [])})
+        if stamp.get("made_of") == self._made_of() and stamp.get("extras") == wanted and (stamp["gpu"] or not gpu):
+            return self.python
+        started = time.monotonic()
+        if not self._is_usable():
+            self._make()
+            stamp, wanted = {}, sorted(extras)
+        print(f"Setting up {self.folder} (the first time this takes some minutes) ...", flush=True)
+        (self.folder / STAMP).unlink(missing_ok=True)
+        if self._own_pip:
+            self._update_pip()
+        if gpu and not stamp.get("gpu") and stamp:
+            # The CPU build satisfies the same pin, so pip would keep it.
+            self._run([*self.pip, "uninstall", "-y", "torch"], "removing the CPU build of torch")
+        gpu = gpu or bool(stamp.get("gpu"))
+        index = [] if gpu else self._index_for_cpu()
+        target = f"{self.root}[{','.join(wanted)}]"
+        self._run([*self._install(), *index, "-e", target], "installing")
+        content = {"made_of": self._made_of(), "extras": wanted, "gpu": gpu}
+        (self.folder / STAMP).write_text(json.dumps(content), encoding="utf-8")
+        print(f"Setting up took {time.monotonic() - started:.0f} s.", flush=True)
+        if not gpu and shutil.which("nvidia-smi"):
+            print("This machine seems to have an NVIDIA GPU: `--gpu` installs torch for it.", flush=True)
+        return self.python
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def _made_of(self) -> str:
+        """A digest of all that decides what gets installed."""
+        digest = hashlib.sha256()
+        for file in (self.root / "pyproject.toml", self.root / "constraints.txt", self.folder / "pyvenv.cfg"):
+            digest.update(file.read_bytes() if file.exists() else b"")
+            digest.update(b"\0")
+        digest.update(str(self.root).encode())  # an editable installation points there
+        return digest.hexdigest()
+
+    def _read_stamp(self) -> dict[str, Any]:
+        try:
+            stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
+            return stamp if self.python.exists() and isinstance(stamp, dict) and "gpu" in stamp else {}
+        except (OSError, ValueError):
+            return {}
+
+    def _is_usable(self) -> bool:
+        if not self.python.exists():
+            return False
+        code = "import sys, pip; sys.exit(sys.version_info < ({}, {}))".format(*OLDEST)
+        return subprocess.run([str(self.python), "-c", code], capture_output=True, check=False).returncode == 0
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        check_python(sys.version_info[:3])
+        try:
+            import ensurepip  # noqa: F401
+            import venv  # noqa: F401
+        except ImportError:
+            version = "{}.{}".format(*sys.version_info[:2])
+            raise SetupError(
+                "this Python has no `venv` module. On Debian and Ubuntu it is a package of its own: "
+                f"`sudo apt install python{version}-venv`."
+            ) from None
+        self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)], f"making {self.folder}")
+
+    def _update_pip(self) -> None:
+        output = self._run([*self.pip, "--version"], None)
+        version = tuple(int(part) for part in output.split()[1].split(".")[:2] if part.isdigit())
+        if version < OLDEST_PIP:
+            self._run([*self.pip, "install", "pip>={}.{}".format(*OLDEST_PIP)], "updating pip")
+
+    def _install(self) -> list[str]:
+        return [*self.pip, "install", "-c", str(self.root / "constraints.txt")]
+
+    def _index_for_cpu(self) -> list[str]:
+        """Nothing where pip takes a CPU build of torch by itself, else PyTorch's own index of such builds."""
+        command = [*self._install(), "--dry-run", "--quiet", "--no-deps", "--report", "-", "torch"]
+        output = self._run(command, "asking pip which build of torch it would take", merge=False)
+        try:
+            report = json.loads(output)
+        except ValueError:
+            raise SetupError(f"pip's report is not JSON:\n{tail(output)}") from None
+        return [] if takes_cpu_build(report) else ["--extra-index-url", CPU_INDEX]
+
+    def _run(self, command: Sequence[str], what: str | None, *, merge: bool = True) -> str:
+        """Run a program behind one line of progress; its output, which is shown only when it fails."""
+        # A `user = true` in somebody's pip configuration makes pip refuse to work in a virtual environment.
+        environment = {**os.environ, "PIP_USER": "0"}
+        progress = Progress(what)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merge else None,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            cwd=str(self.root),
+        )
+        lines = []
+        assert process.stdout is not None
+        with process:
+            for line in process.stdout:
+                lines.append(line)
+                progress.show(line)
+        progress.close()
+        output = "".join(lines)
+        if process.returncode != 0:
+            shown = " ".join(command)
+            raise SetupError(
+                f"{what or 'a command'} failed (exit status {process.returncode}). The end of its output:\n\n"
+                f"{tail(output)}\n\nThe command was: {shown}"
+            )
+        return output
+
+
+class Progress:
+    """One line on a terminal that says what is being done now; elsewhere nothing."""
+
+    def __init__(self, what: str | None) -> None:
+        self._what = what
+        self._started = time.monotonic()
+        self._on = what is not None and sys.stdout.isatty()
+
+    def show(self, line: str) -> None:
+        """Say which package is at hand, from a line of pip's output."""
+        words = line.split()
+        if not self._on or len(words) < 2 or words[0] not in ("Collecting", "Downloading", "Installing", "Building"):
+            return
+        text = f"  {self._what} ({time.monotonic() - self._started:.0f} s): {words[0].lower()} {words[1]}"
+        width = shutil.get_terminal_size().columns - 1
+        print("\r" + text[:width].ljust(width), end="", flush=True)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._on:
+            print("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r", end="", flush=True)
+
+
+def check_python(version: Sequence[int]) -> None:
+    """Refuse a Python that is too old.
+
+    Raises:
+        SetupError: it is.
+    """
+    if tuple(version[:2]) < OLDEST:
+        found = ".".join(str(part) for part in version)
+        raise SetupError(
+            "Python {} is too old: tmrl_core needs {}.{} or newer. Run this with a newer one, for instance "
+            "`python3.12 {}`.".format(found, *OLDEST, " ".join(sys.argv))
+        )
+
+
+def takes_cpu_build(report: dict[str, Any], system: str | None = None) -> bool:
+    """Whether the torch in pip's report (of `--dry-run --report`) is a build for the CPU.
+
+    On Linux a CPU build says so in its version; elsewhere what the package index has is one, unless it asks for CUDA
+    packages. Nothing to install at all means that torch is there already, and stays.
+    """
+    system = platform.system() if system is None else system
+    for item in report.get("install", []):
+        metadata = item.get("metadata", {})
+        if metadata.get("name", "").lower() == "torch":
+            if "+" in metadata.get("version", ""):
+                return bool(metadata["version"].endswith("+cpu"))
+            needs = " ".join(metadata.get("requires_dist", [])).lower()
+            return system != "Linux" and not any(word in needs for word in ("nvidia-", "cuda-", "triton"))
+    return True
+
+
+def tail(output: str) -> str:
+    """The last lines of a program's output."""
+    return "\n".join(output.rstrip().splitlines()[-TAIL_LINES:])
+
+
+def run_here(command: Sequence[str], **options: Any) -> int:
+    """Run a program in the project's folder until it ends; its exit status.
+
+    Ctrl-C reaches it from the terminal by itself: this waits for its orderly end. A SIGTERM is passed on.
+    """
+    import signal
+
+    process = subprocess.Popen(command, cwd=str(ROOT), **options)
+    previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, previous)

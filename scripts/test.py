@@ -1,0 +1,43 @@
+"""Everything that CI runs: format, lint, types, tests and one small quickstart.
+
+    python scripts/test.py            under ten minutes on two cores
+    python scripts/test.py --full     the long forms too: more seeds, more cycles, learning runs
+
+Makes the environment first. Each phase runs whatever the others found; the exit status is 0 when all succeeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from _environment import ROOT, SetupError, ensure
+from _phases import Phase, run_phases, static_phases
+
+
+def main() -> int:
+    """Run the phases; the exit status."""
+    parser = argparse.ArgumentParser(description="Format, lint, types, tests and one small quickstart.")
+    parser.add_argument("--full", action="store_true", help="add the long forms of the tests")
+    arguments = parser.parse_args()
+    try:
+        python = ensure(["all", "dev"])
+    except SetupError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 1
+    environment = dict(os.environ)
+    tests = [str(python), "-m", "pytest"]
+    if arguments.full:
+        environment["TMRL_CORE_FULL"] = "1"
+        tests += ["-m", "full or not full"]
+    quickstart = [sys.executable, str(ROOT / "scripts" / "quickstart.py"), "--small"]
+    phases = [*static_phases(python), Phase("tests", tests), Phase("quickstart", quickstart)]
+    return run_phases(phases, environment)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
