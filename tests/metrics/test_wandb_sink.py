@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import gzip
+import http.server
+import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -47,6 +52,74 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         monkeypatch.setenv("WANDB_BASE_URL", url)
         yield url
+
+
+class FakeWandb(http.server.ThreadingHTTPServer):
+    """As much of wandb's server as a run needs; keeps what it is sent."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), FakeWandbHandler)
+        self.bodies: list[bytes] = []
+        self.silent = threading.Event()
+        self.ended = threading.Event()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is no error here; any other would show in what the test finds missing."""
+
+
+class FakeWandbHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, FakeWandb)
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        server.bodies.append(body)
+        if server.silent.is_set():
+            server.ended.wait(60.0)
+            self.close_connection = True
+            return
+        answer = json.dumps(self.answer(json.loads(body) if self.path == "/graphql" else {})).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        project = {"id": "p", "name": "tests", "entity": {"id": "e", "name": "me"}}
+        if request.get("operationName") == "UpsertBucket":
+            bucket = {"id": "b", "name": "run7", "displayName": "run", "historyLineCount": 0, "project": project}
+            return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
+        if request.get("operationName") == "CreateRunFiles":
+                files = [
+                {"name": name, "uploadUrl": f"http://{self.headers['host']}/upload/{name}"}
+                for name in request["variables"]["files"]
+            ]
+            return {"data": {"createRunFiles": {"runID": "run7", "uploadHeaders": [], "files": files}}}
+        return {"data": {}}
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the test looks at what came, not at a log."""
+
+
+@pytest.fixture
+def wandb_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWandb]:
+    with FakeWandb() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        try:
+            yield server
+        finally:
+            server.ended.set()
+            server.shutdown()
+            thread.join()
 
 
 def make(step: int = 0) -> MetricRecord:
@@ -94,6 +167,31 @@ def test_without_network_the_run_is_kept_on_disk_and_the_key_to_ourselves(
     assert not [name for name, value in os.environ.items() if KEY in value]
     assert KEY not in caplog.text + "".join(capfd.readouterr())
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+def test_with_key_and_network_the_run_is_online(
+    tmp_path: Path, wandb_server: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with WandbSink(project="tests", folder=tmp_path, run_id="run7", key=KEY) as sink:
+        sink.write(make(20))
+        sink.write(make(10))
+        assert sink.mode == "online"
+    sent = b"".join(wandb_server.bodies)
+    assert sent.count(b"round/return_test") >= 2
+    assert KEY.encode() not in sent
+    assert "/me/tests/runs/run7" in caplog.text
+    assert runs(tmp_path) == []
+
+
+def test_an_upload_that_hangs_holds_the_end_up_for_its_limit_only(tmp_path: Path, wandb_server: FakeWandb) -> None:
+    sink = WandbSink(project="tests", folder=tmp_path, run_id="run7", key=KEY, finish_limit_s=0.5)
+    recorder = Recorder([sink])
+    recorder.write(make(1))
+    assert recorder.flush(60.0)
+    assert sink.mode == "online"
+    wandb_server.silent.set()
+    assert recorder.close(60.0)
 
 
 @pytest.mark.parametrize(("wanted", "mode", "files"), [("offline", "offline", 1), ("disabled", "disabled", 0)])
