@@ -23,7 +23,7 @@ def _spawn_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder of the test's own, and no variable that changes what the package reads."""
     for name in list(os.environ):
-        if name.startswith(("TMRL_CORE_", "WANDB_")):
+        if name.startswith(("TMRL_CORE_", "WANDB_")) and name != "TMRL_CORE_FULL":
             monkeypatch.delenv(name)
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("TMRL_CORE_HOME", str(home))
@@ -36,7 +36,4 @@ def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session")
 def full() -> bool:
     """Whether the long forms were asked for (`scripts/test.py --full`)."""
-    return _FULL
-
-
-_FULL = os.environ.get("TMRL_CORE_FULL") == "1"
+    return os.environ.get("TMRL_CORE_FULL") == "1"
