@@ -97,7 +97,7 @@ class FakeWandbHandler(http.server.BaseHTTPRequestHandler):
             bucket = {"id": "b", "name": "run7", "displayName": "run", "historyLineCount": 0, "project": project}
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
         if request.get("operationName") == "CreateRunFiles":
-                files = [
+            files = [
                 {"name": name, "uploadUrl": f"http://{self.headers['host']}/upload/{name}"}
                 for name in request["variables"]["files"]
             ]
