@@ -154,7 +154,7 @@ class Buffer:
             raise ValueError(f"an episode's id is at least 0, got {episode}")
         if version is not None:
             self.set_version(version)
-        self._episode = episode
+        self._episode = int(episode)
         self._run_step, self._run_row = 0, self._writer.rows if self._writer else 0
         self._run_begins, self._episode_over = True, False
 
@@ -180,9 +180,8 @@ class Buffer:
             CodecError: a field is of the wrong type or out of range.
         """
         try:
-            plain = msgspec.to_builtins(record, enc_hook=_plain_number)
-            record = msgspec.convert(plain, EpisodeRecord)
-        except (msgspec.ValidationError, TypeError, OverflowError) as error:
+            record = _RECORD_DECODER.decode(_RECORD_ENCODER.encode(record))
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             raise CodecError(f"a record of an episode cannot be sent: {error}. It is {record}") from error
         self._add_records((record,))
 
@@ -336,4 +335,8 @@ class Buffer:
 def _plain_number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a {type(value).__name__}")
+    raise TypeError(f"a {type(value).__name__} in it")
+
+
+_RECORD_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain_number)
+_RECORD_DECODER = msgspec.msgpack.Decoder(EpisodeRecord)

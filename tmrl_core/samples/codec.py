@@ -243,6 +243,8 @@ def _check(chunk: Chunk) -> None:
     columns = list(leaves(chunk.fields))
     if not isinstance(chunk.reward, np.ndarray):
         raise CodecError("a chunk whose rewards are no array")
+    if not all(isinstance(name, str) for name in chunk.extras):
+        raise CodecError("a chunk with an extra whose name is no text")
     for column in (*columns, chunk.action_present, chunk.terminated, chunk.truncated):
         length = len(column) if isinstance(column, list) or column.ndim else 0
         if length != rows or (isinstance(column, np.ndarray) and not column.ndim):

@@ -32,7 +32,7 @@ MAX_DEPTH = 32
 
 ALLOWED = (
     "None, bool, int, float, str, bytes, list, tuple, dict (keys: str, bytes, int, float, bool, None), and NumPy "
-    "arrays and scalars of bool, integer, float and complex dtypes"
+    "arrays and scalars of bool, integer, float (16 to 64 bits) and complex (64, 128 bits) dtypes"
 )
 
 ARRAY, TUPLE, SCALAR, INTEGER = 1, 2, 3, 4
@@ -40,10 +40,11 @@ PLAIN, PLANES = 0, 1
 
 _HEAD = struct.Struct("<BBB")
 _MAX_AXES = 32
-# A table instead of np.dtype(name): nothing that a peer wrote is parsed.
+# A table instead of np.dtype(name): nothing that a peer wrote is parsed. No long doubles: their format is not the same
+# everywhere, and their padding would carry whatever lay in memory.
 DTYPES: dict[str, np.dtype[Any]] = {
     dtype.str: dtype
-    for dtype in (np.dtype(order + code) for code in "?bhilqBHILQefdgFDG" for order in "<>")
+    for dtype in (np.dtype(order + code) for code in "?bhilqBHILQefdFD" for order in "<>")
     if dtype.kind in "biufc"
 }
 

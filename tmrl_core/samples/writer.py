@@ -29,10 +29,10 @@ class _Other:
 
 
 class ChunkWriter:
-    """Columns for the samples from `first` on.
+    """Columns for one homogeneous run of samples.
 
     Args:
-        observation, reward, extras: fields of the first sample, which has to be appended too.
+        observation, reward, extras: fields of the first sample, which say what the columns are; nothing is written yet.
         ragged: paths of leaves whose shapes vary; they become lists. The writer adds what it finds.
         rows_hint: how many rows to expect.
 
@@ -72,7 +72,11 @@ class ChunkWriter:
         self._action: Node | None = None
         self._observation = plan(observation, "observation", ragged)
         self._reward = _plan_reward(reward)
-        self._extras = {name: plan(value, f"extras[{name!r}]", ragged) for name, value in (extras or {}).items()}
+        self._extras: dict[str, Node] = {}
+        for name, value in (extras or {}).items():
+            if not isinstance(name, str):
+                raise CodecError(f"the name of an extra is a {type(name).__name__}, and has to be text.")
+            self._extras[name] = plan(value, f"extras[{name!r}]", ragged)
         self._info: dict[int, dict[Any, Any]] = {}
         # Rows, since these are rare: flags become columns when the chunk is finished.
         self._missing: list[int] = []
@@ -96,7 +100,7 @@ class ChunkWriter:
         info: Any,
         extras: dict[str, Any] | None,
     ) -> bool:
-        """Write one row; return False, with nothing changed, if it does not fit this chunk.
+        """Write one row; return False, with no row added, if it does not fit this chunk.
 
         Raises:
             CodecError: a field holds something that cannot be carried.
@@ -138,11 +142,13 @@ class ChunkWriter:
 
     def _append_any(self, action: Any, observation: Any, reward: Any, extras: dict[str, Any] | None) -> bool:
         row = self.rows
+        # The columns may be replaced below; the short way is open again when it has seen that.
+        self._flat = False
         if self._extras or extras:
             extras = extras or {}
-            if list(extras) != list(self._extras):
+            if extras.keys() != self._extras.keys():
                 return False
-            if not write_all(self._extras.values(), extras.values(), row):
+            if not write_all(self._extras.values(), [extras[name] for name in self._extras], row):
                 return False
         if not write_all((self._observation, self._reward), (observation, reward), row):
             return False

@@ -1,0 +1,120 @@
+"""Chunks: their rows, slices and per-row columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmrl_core.samples.columns import Chunk, cut_segments, leaves, map_leaves
+from tmrl_core.samples.records import Segment
+
+SEGMENTS = (Segment(3, 7, 0, 1, 2), Segment(2, 7, 3, 1, 3), Segment(4, 8, 0, 1, 3))
+ROWS = 9
+
+
+def make_chunk() -> Chunk:
+    present = np.ones(ROWS, np.bool_)
+    present[[0, 5]] = False
+    return Chunk(
+        rows=ROWS,
+        action=np.arange(ROWS, dtype=np.float32)[:, None],
+        action_present=present,
+        observation={"image": np.arange(ROWS * 4, dtype=np.uint8).reshape(ROWS, 2, 2), "word": (list("abcdefghi"),)},
+        reward=np.arange(ROWS, dtype=np.float64),
+        terminated=np.arange(ROWS) == 4,
+        truncated=np.arange(ROWS) == 8,
+        info={2: {"x": 1}, 6: {"y": 2}},
+        extras={"flag": np.arange(ROWS) % 2, "zero": np.arange(ROWS) * 2.0},
+        segments=SEGMENTS,
+        kinds=("", "", "", "float", "bool", "0-d"),
+        stream=b"s",
+    )
+
+
+def test_a_sample_has_the_rows_values_and_kinds() -> None:
+    chunk = make_chunk()
+    action, observation, reward, terminated, truncated, info = chunk.sample(2)
+    assert action.tolist() == [2.0]
+    assert list(observation) == ["image", "word"]
+    assert observation["image"].tolist() == [[8, 9], [10, 11]]
+    assert observation["word"] == ("c",)
+    assert type(reward) is float
+    assert (reward, terminated, truncated, info) == (2.0, False, False, {"x": 1})
+    assert chunk.sample(5)[0] is None
+    assert chunk.sample(4)[3:] == (True, False, {})
+    assert chunk.sample(8)[4] is True
+
+
+def test_extras_of_a_row_have_their_kinds() -> None:
+    extras = make_chunk().extras_of(3)
+    assert extras["flag"] is True
+    assert isinstance(extras["zero"], np.ndarray)
+    assert extras["zero"].shape == ()
+    assert extras["zero"] == 6.0
+
+
+def test_per_row_columns_of_the_segments() -> None:
+    chunk = make_chunk()
+    assert chunk.episode.tolist() == [7] * 5 + [8] * 4
+    assert chunk.step.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    assert chunk.version.tolist() == [[1, 2]] * 3 + [[1, 3]] * 6
+    for column in (chunk.episode, chunk.step, chunk.version):
+        assert column.dtype == np.int64
+
+
+def test_an_empty_chunk_has_empty_columns() -> None:
+    empty = make_chunk().slice(4, 4)
+    assert empty.rows == 0
+    assert empty.segments == ()
+    assert empty.step.shape == (0,)
+    assert empty.version.shape == (0, 2)
+
+
+@given(st.integers(0, ROWS), st.integers(0, ROWS))
+def test_a_slice_has_the_same_rows_as_views(a: int, b: int) -> None:
+    start, stop = sorted((a, b))
+    whole = make_chunk()
+    part = whole.slice(start, stop)
+    assert part.rows == len(part) == stop - start
+    for row in range(part.rows):
+        ours, theirs = part.sample(row), whole.sample(start + row)
+        assert repr(ours) == repr(theirs)
+        assert repr(part.extras_of(row)) == repr(whole.extras_of(start + row))
+    for name in ("episode", "step", "version"):
+        assert getattr(part, name).tolist() == getattr(whole, name)[start:stop].tolist()
+    assert part.stream == whole.stream
+    if part.rows:
+        assert np.shares_memory(part.reward, whole.reward)
+
+
+def test_rows_that_are_not_there_raise() -> None:
+    chunk = make_chunk()
+    for row in (-1, ROWS):
+        with pytest.raises(IndexError):
+            chunk.sample(row)
+    for start, stop in ((-1, 2), (3, 2), (0, ROWS + 1)):
+        with pytest.raises(IndexError):
+            chunk.slice(start, stop)
+
+
+def test_segments_are_cut_with_their_first_steps() -> None:
+    assert cut_segments(SEGMENTS, 1, 4) == (Segment(2, 7, 1, 1, 2), Segment(1, 7, 3, 1, 3))
+    assert cut_segments(SEGMENTS, 0, ROWS) == SEGMENTS
+
+
+def test_nbytes_counts_columns_lists_and_infos() -> None:
+    chunk = make_chunk()
+    arrays = sum(column.nbytes for column in leaves(chunk.fields) if isinstance(column, np.ndarray))
+    assert arrays + ROWS * 8 < chunk.nbytes < arrays + 2000
+    chunk.info[0] = {"frame": np.zeros(10_000), "text": "x" * 1000, "list": [b"y" * 1000]}
+    assert chunk.nbytes > 82_000
+
+
+def test_map_leaves_keeps_the_structure() -> None:
+    tree: Any = {"a": (np.zeros(2), [1, 2]), "b": {}}
+    assert map_leaves(len, tree) == {"a": (2, 2), "b": {}}
+    assert [len(column) for column in leaves(tree)] == [2, 2]

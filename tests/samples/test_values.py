@@ -1,0 +1,258 @@
+"""Nested values to bytes and back."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tmrl_core.errors import CodecError
+from tmrl_core.samples.values import DTYPES, MAX_DEPTH, array_planes, decode_value, encode_value, own
+
+LIMIT = 1 << 20
+
+dtypes = st.sampled_from(list(DTYPES.values()))
+arrays = dtypes.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+)
+scalars = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, 1)).map(lambda array: array[0])
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+keys = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
+)
+values = st.recursive(
+    plain | arrays | scalars,
+    lambda children: (
+        st.lists(children, max_size=4)
+        | st.lists(children, max_size=4).map(tuple)
+        | st.dictionaries(keys, children, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Whether structure, types, dtypes with byte order, and bits are the same."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, np.generic):
+        return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    if isinstance(a, dict):
+        pairs = zip(a.items(), b.items(), strict=True)
+        return len(a) == len(b) and all(identical(x, y) and identical(v, w) for (x, v), (y, w) in pairs)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(identical, a, b))
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b) or (math.isnan(a) and math.isnan(b))
+    return bool(a == b)
+
+
+@given(values)
+def test_every_allowed_value_comes_back_exactly(value: Any) -> None:
+    assert identical(decode_value(encode_value(value), max_bytes=LIMIT), value)
+
+
+@given(values)
+def test_an_owned_value_is_the_same_value(value: Any) -> None:
+    assert identical(own(value, "value"), value)
+
+
+def test_an_owned_value_shares_no_memory() -> None:
+    inner = np.zeros(3)
+    value = {"a": [inner], "b": (inner, [1])}
+    owned = own(value, "value")
+    inner[:] = 7
+    value["a"].append(2)  # type: ignore[attr-defined]
+    assert owned["a"][0].tolist() == [0, 0, 0]
+    assert owned["b"][0].tolist() == [0, 0, 0]
+    assert len(owned["a"]) == 1
+
+
+def test_non_contiguous_arrays_travel() -> None:
+    array = np.arange(24, dtype=">i4").reshape(4, 6)[::2, ::-3]
+    assert identical(decode_value(encode_value(array), max_bytes=LIMIT), array)
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Name(str, enum.Enum):
+    BOB = "bob"
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("value", "comes_back"),
+    [
+        (Point(1, 2), (1, 2)),
+        (collections.OrderedDict(a=1), {"a": 1}),
+        (Colour.RED, 1),
+        (Name.BOB, "bob"),
+        (np.str_("x"), "x"),
+        (np.bytes_(b"x"), b"x"),
+        ({np.str_("key"): 1}, {"key": 1}),
+    ],
+)
+def test_subclasses_travel_as_what_they_derive_from(value: Any, comes_back: Any) -> None:
+    assert identical(decode_value(encode_value(value), max_bytes=LIMIT), comes_back)
+    assert identical(own(value, "value"), comes_back)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"frame": object()}, "info['frame'] is a object"),
+        ({"a": [1, {"b": {1, 2}}]}, "info['a'][1]['b'] is a set"),
+        ({"a": (1, 2j)}, "info['a'][1] is a complex"),
+        ({"a": bytearray(b"x")}, "info['a'] is a bytearray"),
+        ({"a": np.array([None])}, "info['a'] is an array of dtype object"),
+        ({"a": np.zeros(2, "M8[s]")}, "info['a'] is an array of dtype datetime64[s]"),
+        ({"a": np.datetime64(0, "s")}, "info['a'] is a numpy.datetime64"),
+        ({"a": np.zeros(2, "U3")}, "info['a'] is an array of dtype <U3"),
+        ({"a": np.zeros(2, [("x", "f4")])}, "info['a'] is an array of dtype [('x', '<f4')]"),
+        ({"a": np.zeros(2, np.longdouble)}, f"info['a'] is an array of dtype {np.dtype(np.longdouble)}"),
+        ({"a": np.longdouble(1)}, "info['a'] is a numpy.longdouble"),
+        ({"a": np.ma.zeros(3)}, "info['a'] is a numpy.ma.MaskedArray"),
+        ({"a": {(1, 2): 3}}, "info['a'][a tuple] has a key of type tuple"),
+        ({"a": {2**64: 3}}, "info['a'][a int] has an integer key beyond 64 bits"),
+        ({"a": "\ud800"}, "info['a'] is text with lone surrogates"),
+        ({"a": {"\ud800": 1}}, "info['a']['\\ud800'] is text with lone surrogates"),
+        ({"a" * 100: object()}, f"info['{'a' * 60}'...] is a object"),
+    ],
+)
+def test_what_cannot_be_carried_is_named(value: Any, words: str) -> None:
+    for function in (lambda: own(value, "info"), lambda: encode_value(value)):
+        with pytest.raises(CodecError) as caught:
+            function()
+        assert words.removeprefix("info") in str(caught.value)
+        assert "It carries None, bool, int" in str(caught.value)
+    with pytest.raises(CodecError, match=r"^info"):
+        own(value, "info")
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(CodecError, match="nested too deep"):
+        encode_value(loop)
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def test_the_depth_limit_is_the_same_on_both_sides() -> None:
+    assert identical(decode_value(encode_value(nested(MAX_DEPTH)), max_bytes=LIMIT), nested(MAX_DEPTH))
+    with pytest.raises(CodecError, match="nested too deep"):
+        encode_value(nested(MAX_DEPTH + 1))
+    with pytest.raises(CodecError, match="nested deeper"):
+        decode_value(msgspec.msgpack.encode(nested(MAX_DEPTH + 1)), max_bytes=LIMIT)
+
+
+def test_more_than_max_bytes_is_refused() -> None:
+    data = encode_value(np.zeros(100))
+    assert decode_value(data, max_bytes=len(data)).shape == (100,)
+    with pytest.raises(CodecError, match="more than the limit"):
+        decode_value(data, max_bytes=len(data) - 1)
+
+
+def extension(code: int, payload: bytes) -> bytes:
+    return b"\xc9" + struct.pack(">Ib", len(payload), code) + payload
+
+
+def array_payload(name: bytes, shape: tuple[int, ...], items: bytes, filter_: int = 0) -> bytes:
+    return bytes((filter_, len(shape), len(name))) + name + struct.pack(f"<{len(shape)}I", *shape) + items
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        b"\x81\xa1a" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x01\x02",
+        b"\xa1\xff",
+        b"\x81\x91\x01\x02",
+        b"\x81\x80\x02",
+        b"\xd6\xff\x00\x00\x00\x00",
+        extension(99, b""),
+        extension(2, b""),
+        extension(2, b"x"),
+        b"\x92\x01" + extension(2, b""),
+        b"\x81" + extension(2, b"") + b"\x01",
+        b"\x81" + extension(3, array_payload(b"<f8", (), bytes(8))) + b"\x01",
+        b"\x81" + extension(1, array_payload(b"<f8", (1,), bytes(8))) + b"\x01",
+        extension(4, b""),
+        extension(1, b""),
+        extension(1, b"\x00\x01\x03<f"),
+        extension(1, array_payload(b"|O", (1,), bytes(8))),
+        extension(1, array_payload(b"<M8[s]", (1,), bytes(8))),
+        extension(1, array_payload(b"\xff\xff\xff", (1,), bytes(8))),
+        extension(1, array_payload(b"<f8", (2,), bytes(8))),
+        extension(1, array_payload(b"<f8", (1,), bytes(16))),
+        extension(1, array_payload(b"<f8", (2**31, 2**31, 8), b"")),
+        extension(1, array_payload(b"<f8", (0, *[2**32 - 1] * 8), b"")),
+        extension(1, array_payload(b"<f8", (1,) * 33, bytes(8))),
+        extension(1, array_payload(b"<f8", (1,), bytes(8), filter_=2)),
+        extension(3, array_payload(b"<f8", (1,), bytes(8))),
+    ],
+)
+def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode_value(data, max_bytes=LIMIT)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_value_or_codec_error(data: bytes) -> None:
+    try:
+        value = decode_value(data, max_bytes=LIMIT)
+    except CodecError:
+        return
+    assert identical(decode_value(encode_value(value), max_bytes=LIMIT), value)
+
+
+@given(values, st.data())
+def test_changed_bytes_give_a_value_or_codec_error(value: Any, data: st.DataObject) -> None:
+    message = bytearray(encode_value(value))
+    for _ in range(data.draw(st.integers(1, 3))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(message)))
+    for damaged in (bytes(message), bytes(message[:cut])):
+        try:
+            decode_value(damaged, max_bytes=LIMIT)
+        except CodecError:
+            continue
+
+
+@given(arrays)
+def test_planes_hold_each_byte_of_every_item(array: np.ndarray[Any, Any]) -> None:
+    planes = array_planes(array)
+    assert planes.shape == (array.itemsize, array.size)
+    assert planes.T.tobytes() == array.tobytes()
+
+
+def test_filtered_arrays_come_back() -> None:
+    array = np.arange(6, dtype=">i4").reshape(2, 3)
+    payload = array_payload(b">i4", (2, 3), array_planes(array).tobytes(), filter_=1)
+    assert identical(decode_value(extension(1, payload), max_bytes=LIMIT), array)
