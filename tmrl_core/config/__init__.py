@@ -13,6 +13,7 @@ from tmrl_core.config.loading import (
     load,
     resolved,
     use,
+    with_changes,
 )
 from tmrl_core.config.ratios import ratios_conflict
 from tmrl_core.config.references import resolve, resolve_optional, resolve_with
@@ -37,4 +38,5 @@ __all__ = [
     "resolve_with",
     "resolved",
     "use",
+    "with_changes",
 ]

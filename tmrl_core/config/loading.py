@@ -159,6 +159,19 @@ def from_values(values: Mapping[str, Any], source: str = "configuration") -> Con
     return config
 
 
+def with_changes(config: Config, changes: Iterable[str]) -> Config:
+    """The configuration with `section.key=value` changes, as `--set` has them.
+
+    Raises:
+        ConfigError: a change does not fit.
+    """
+    values = msgspec.to_builtins(config)
+    for change in changes:
+        path, value = parse_override(change)
+        put(values, path, value, f"--set {path}")
+    return from_values(values, "changed configuration")
+
+
 def convert(values: Mapping[str, Any], source: str) -> Config:
     """Types and limits of each key; not yet what the keys say together.
 

@@ -1,0 +1,8 @@
+"""`python -m tmrl_core`."""
+
+import sys
+
+from tmrl_core.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

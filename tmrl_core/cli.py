@@ -1,0 +1,336 @@
+"""The command line: `python -m tmrl_core`, also installed as `tmrl-core`.
+
+The only place that sets up logging, reads the environment for secrets and hosts, installs signal handlers, prints, and
+chooses exit statuses: 0 in order (also when it was asked to end), 1 an error of tmrl_core's own, 2 a wrong command line
+or configuration, 130 ended at once by a second request. Unexpected exceptions keep their traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tmrl_core import __version__
+from tmrl_core.config import Config, find_config_file, load, use
+from tmrl_core.ending import Ending
+from tmrl_core.errors import ConfigError, TmrlError
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""How soon a thread that waits for the interpreter gets it: the I/O thread must answer while Python code computes."""
+
+EPILOG = """\
+examples:
+  python -m tmrl_core --local -c config/pendulum_sac.yaml       all roles on this machine, over TLS
+  python -m tmrl_core --server -c my.yaml                       one role of three, on any machine that can be reached
+  python -m tmrl_core --worker -c my.yaml --set worker.name=robot7
+  python -m tmrl_core --trainer -c my.yaml --wandb
+  python -m tmrl_core --credentials create --host server.example.org
+  python -m tmrl_core --credentials bundle worker --name robot7
+docs/configuration.md lists every key of the configuration.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one role; returns the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None: this process's.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if "--credentials" in given:
+            from tmrl_core.cli_credentials import run_credentials
+
+            return run_credentials(given)
+        options = parser().parse_args(given)
+        return run(options)
+    except TmrlError as exc:
+        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        return 2 if isinstance(exc, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (`... | head`): not worth a traceback, nor another one while flushing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    finally:
+        use(None)
+
+
+def common_options() -> argparse.ArgumentParser:
+    """What every command takes."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("-c", "--config", metavar="FILE", help="configuration, JSON or YAML by its extension")
+    common.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY.PATH=VALUE",
+        help="set one key of the configuration, the value as YAML; may be repeated",
+    )
+    common.add_argument(
+        "--log-level",
+        default="info",
+        type=str.lower,
+        choices=["debug", "info", "warning", "error"],
+        help="least important messages to show on standard error (default: %(default)s)",
+    )
+    return common
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar, but for what follows `--credentials`."""
+    made = argparse.ArgumentParser(
+        prog="python -m tmrl_core",
+        description="Distributed reinforcement learning over TLS: rollout workers, one server, one trainer.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common_options()],
+        allow_abbrev=False,
+    )
+    role = made.add_mutually_exclusive_group(required=True)
+    for name, text in (
+        ("server", "the Server: relays between workers and trainer; the only one that listens"),
+        ("worker", "a RolloutWorker: collects samples in the environment"),
+        ("trainer", "the Trainer: learns and publishes the policy"),
+        ("local", "all roles on this machine"),
+        ("expert", "a RolloutWorker whose policy never changes: collects demonstrations"),
+        ("test", "run the saved policy, without a server"),
+        ("benchmark", "measure the environment's and the policy's step rate"),
+        ("config-schema", "print the configuration's JSON Schema"),
+        ("version", "print the version"),
+    ):
+        role.add_argument(f"--{name}", dest="role", action="store_const", const=name, help=text)
+    role.add_argument(
+        "--credentials",
+        metavar="COMMAND",
+        help="certificates and tokens: create, bundle, install, show; `--credentials --help` says more",
+    )
+    made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
+    local = made.add_argument_group("with --local")
+    local.add_argument("--workers", type=int, default=None, metavar="N", help="how many RolloutWorkers (default: 2)")
+    local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
+    local.add_argument("--quickstart", action="store_true", help="a new run, and at its end what to do next")
+    local.add_argument("--small", action="store_true", help="a short run that tries the way, not the learning")
+    figures = made.add_argument_group("with --test and --benchmark")
+    figures.add_argument("--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10)")
+    figures.add_argument("--steps", type=int, default=None, metavar="N", help="steps of a benchmark (default: 10000)")
+    supervised = made.add_argument_group("for supervisors")
+    supervised.add_argument(
+        "--control", action="store_true", help="the line `stop` on standard input, or its end, ends the role in order"
+    )
+    supervised.add_argument(
+        "--announce", action="store_true", help="with --server: print its port as a line of JSON once it listens"
+    )
+    return made
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the parsed command line asks for."""
+    if options.role == "version":
+        print(f"tmrl_core {__version__}")
+        return 0
+    if options.role == "config-schema":
+        print(json.dumps(config_schema(), indent=2))
+        return 0
+    check_options(options)
+    set_up_logging(options.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = load_config(options)
+    use(config)
+    with Ending(control=options.control) as ending:
+        return ROLES[options.role](config, options, ending)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse options that mean nothing with this role, rather than ignore them.
+
+    Raises:
+        ConfigError: with the option and the role that it belongs to.
+    """
+    for name, roles in (
+        ("workers", ["local"]),
+        ("single_process", ["local"]),
+        ("quickstart", ["local"]),
+        ("small", ["local"]),
+        ("episodes", ["test"]),
+        ("steps", ["benchmark"]),
+        ("announce", ["server"]),
+        ("wandb", ["trainer", "local"]),
+    ):
+        value = getattr(options, name)
+        flag = "--" + name.replace("_", "-")
+        if value not in (None, False) and options.role not in roles:
+            raise ConfigError(f"{flag} goes with {' or '.join('--' + role for role in roles)}, not --{options.role}")
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise ConfigError(f"{flag}: found {value}, allowed: a whole number of at least 1")
+
+
+def config_schema() -> dict[str, object]:
+    """The JSON Schema of the configuration."""
+    import msgspec
+
+    schema = msgspec.json.schema(Config)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tmrl_core configuration", **schema}
+
+
+def set_up_logging(level: str) -> None:
+    """Messages go to standard error; the library itself never sets up handlers."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    logging.getLogger("tmrl_core").setLevel(level.upper())
+
+
+def load_config(options: argparse.Namespace) -> Config:
+    """The configuration, and its folder on `sys.path` for the references in it.
+
+    Raises:
+        ConfigError: it is missing or wrong.
+    """
+    path = Path(options.config).expanduser() if options.config else find_config_file()
+    # The console script does not put the current folder there as `python -m` does.
+    for folder in (Path.cwd(), *([path.resolve().parent] if path is not None else [])):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    overrides = list(options.overrides)
+    if getattr(options, "wandb", False):
+        overrides.append("metrics.wandb=true")
+    return load(path, overrides)
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------
+
+
+def server(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--server`: until it is asked to end."""
+    from tmrl_core import roles
+
+    roles.ensure_credentials(config)
+    with roles.make_server(config) as made:
+        if options.announce:
+            print(json.dumps({"port": made.port}), flush=True)
+        while not ending.wait(0.5):
+            if made.wait(0):
+                break
+    return 0
+
+
+def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--worker`, `--expert`: until the trainer finishes, a limit is reached, or it is asked to end."""
+    from tmrl_core import roles
+
+    roles.ensure_credentials(config)
+    made = roles.make_worker(config)
+    try:
+        ending.calls(made.stop)
+        roles.run_worker(made, config, expert=options.role == "expert")
+    finally:
+        # Closing drains; a second request to end cuts that short.
+        report = made.close()
+    if report is not None:
+        print(
+            f"worker {made.name}: {report.acknowledged} samples acknowledged, {report.handed_over} handed over to the "
+            f"Server, {report.neither} neither",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--trainer`: until training ends or it is asked to end; a checkpoint is written either way."""
+    from tmrl_core import roles
+
+    roles.ensure_credentials(config)
+    roles.write_resolved(config)
+    made = roles.make_trainer(config)
+    try:
+        ending.calls(made.stop)
+        roles.run_trainer(made, config)
+    finally:
+        made.close()
+    return 0
+
+
+def local(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--local`: all roles here."""
+    from tmrl_core.local import run_local
+
+    passed = ["--log-level", options.log_level]
+    path = options.config or find_config_file()
+    passed += ["-c", str(path)] if path is not None else []
+    for override in options.overrides:
+        passed += ["--set", override]
+    return run_local(
+        config,
+        passed,
+        ending,
+        workers=options.workers or 2,
+        single_process=options.single_process,
+        quickstart=options.quickstart,
+        small=options.small,
+    )
+
+
+def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--test`: the saved policy plays, deterministic; prints each return and their mean."""
+    from tmrl_core import roles
+
+    episodes = options.episodes or 10
+    returns: list[float] = []
+    made = roles.make_worker(config, standalone=True, model_path=roles.saved_policy(config))
+    try:
+        ending.calls(made.stop)
+        for index in range(episodes):
+            if ending.asked:
+                break
+            made.run_episode(train=False)
+            returns.append(made.buffer.stat_test_return)
+            print(f"episode {index + 1}: return {returns[-1]:.1f}, {made.buffer.stat_test_steps} steps", flush=True)
+            made.buffer.clear()
+    finally:
+        made.close()
+    if returns:
+        print(f"mean return of {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
+    return 0
+
+
+def benchmark(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--benchmark`: how fast the environment and the policy are here."""
+    from tmrl_core import roles
+
+    made = roles.make_worker(config, standalone=True)
+    try:
+        ending.calls(made.stop)
+        result = made.run_env_benchmark(options.steps or 10_000, verbose=False)
+    finally:
+        made.close()
+    if isinstance(result, dict):
+        for name, value in result.items():
+            print(f"{name}: {value:,.0f}" if isinstance(value, float) else f"{name}: {value}")
+    else:
+        print(result)
+    return 0
+
+
+ROLES: dict[str, Callable[[Config, argparse.Namespace, Ending], int]] = {
+    "server": server,
+    "worker": worker,
+    "trainer": trainer,
+    "local": local,
+    "expert": worker,
+    "test": test,
+    "benchmark": benchmark,
+}

@@ -1,0 +1,109 @@
+"""How a role is asked to end: Ctrl-C, SIGTERM, or a word on the control pipe; a second time ends it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+WORD = b"stop"
+"""What a supervisor writes to the control pipe, as a line. The pipe's end means the same: the supervisor is gone."""
+
+AT_ONCE = 130
+"""Exit status after a second request, as shells have it for Ctrl-C."""
+
+
+class Ending:
+    """Turns requests to end into one flag and one call, for as long as it is entered.
+
+    Entering installs signal handlers, so it belongs to the main thread. Lock rule: the lists are only
+    appended to, and read as copies; what is called must be safe from a signal handler and from another thread.
+
+    Args:
+        control: also obey standard input: the word `stop`, or its end.
+        now: ends the process at once; for tests.
+    """
+
+    def __init__(self, *, control: bool = False, now: Callable[[int], Any] = os._exit) -> None:
+        self._control = control
+        self._now = now
+        self._asked = threading.Event()
+        self._calls: list[Callable[[], Any]] = []
+        self._last_calls: list[Callable[[], Any]] = []
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """True: somebody wants this process to end in order."""
+        return self._asked.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until somebody asks; True: somebody did. Interruptible by signals on every platform for short waits."""
+        return self._asked.wait(timeout_s)
+
+    def calls(self, stop: Callable[[], Any]) -> None:
+        """Have `stop` called at the first request; at once, if there was one already."""
+        self._calls.append(stop)
+        if self.asked:
+            stop()
+
+    def calls_at_once(self, kill: Callable[[], Any]) -> None:
+        """Have `kill` called right before the process ends at once."""
+        self._last_calls.append(kill)
+
+    def ask(self, why: str) -> None:
+        """End in order; the second time: at once."""
+        if self.asked:
+            for kill in list(self._last_calls):
+                with contextlib.suppress(Exception):
+                    kill()
+            self._now(AT_ONCE)
+            return
+        self._asked.set()
+        # Not the log: this may be a signal handler that interrupted a log handler, which holds its lock.
+        with contextlib.suppress(OSError):
+            os.write(2, f"{why}: ending in order; once more ends at once\n".encode())
+        for stop in list(self._calls):
+            stop()
+
+    def __enter__(self) -> Ending:
+        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
+            number = getattr(signal, name, None)
+            if number is not None:
+                self._before[number] = signal.signal(number, self._on_signal)
+        if self._control:
+            threading.Thread(target=self._obey_control, name="tmrl-control", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.ask("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+    def _obey_control(self) -> None:
+        # os.read and not sys.stdin: a thread that holds the buffer's lock at the interpreter's end is fatal to it.
+        descriptor, line = sys.stdin.fileno(), b""
+        while True:
+            try:
+                data = os.read(descriptor, 256)
+            except OSError:
+                data = b""
+            line += data
+            if not data or WORD in line.split():
+                break
+            line = line.rpartition(b"\n")[2][-64:]
+        if not self.asked:
+            self.ask("the control pipe" if data else "the supervisor is gone")

@@ -1,0 +1,170 @@
+"""The roles as the configuration describes them: references resolved, public classes made, the right method run.
+
+Nothing here imports torch: a worker whose policy does not need it, and the Server, run without.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tmrl_core.config import CFG, Cfg, Config, is_loopback, resolve_optional, resolve_with, resolved
+from tmrl_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tmrl_core.networking import RolloutWorker, Server, Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def ensure_credentials(config: Config) -> bool:
+    """Make credentials where there are none and the Server is on this machine; whether they were made.
+
+    For a Server elsewhere somebody has to say its name first: the roles then explain what to run.
+    """
+    network = config.network
+    if network.transport != "tls" or network.security is None or not is_loopback(config.server.host):
+        return False
+    from tmrl_core.networking import credentials
+
+    return credentials.ensure(credentials.find(network.credentials_dir))
+
+
+def make_server(config: Config) -> Server:
+    """The Server; it listens from now on.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials do not serve.
+        NetworkError: the port cannot be had.
+    """
+    from tmrl_core.networking import Server
+
+    return Server(config=config)
+
+
+def make_worker(
+    config: Config, *, name: str | None = None, standalone: bool = False, model_path: Path | Cfg = CFG
+) -> RolloutWorker:
+    """A RolloutWorker, not yet collecting.
+
+    Args:
+        config: the configuration; it must be the one in use (`tmrl_core.config.use`), where the worker looks too.
+        name: label in logs and metrics; None: `worker.name`.
+        standalone: without a Server.
+        model_path: file of the local copy of the policy; left out: the configuration's.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials do not serve.
+    """
+    from tmrl_core.actor import choose_actor
+    from tmrl_core.networking import RolloutWorker
+
+    worker = config.worker
+    limit = worker.max_samples_per_episode
+    return RolloutWorker(
+        env_cls=resolve_with(config.environment.cls, config.environment.kwargs, "environment.cls"),
+        # By its reference, not resolved: where there is a NumPy twin, the policy's own module and torch stay out.
+        actor_module_cls=choose_actor(
+            config.actor.cls, config.actor.kwargs, device=worker.device, backend=worker.backend
+        ),
+        sample_compressor=resolve_optional(worker.sample_compressor, "worker.sample_compressor"),
+        device=worker.device,
+        max_samples_per_episode=math.inf if limit is None else limit,
+        obs_preprocessor=resolve_optional(worker.obs_preprocessor, "worker.obs_preprocessor"),
+        model_path=model_path,
+        crc_debug=worker.crc_debug,
+        standalone=standalone,
+        server_ip=config.server.host,
+        name=name if name is not None else worker.name,
+        backend="torch" if worker.backend == "torch" else "auto",
+    )
+
+
+def saved_policy(config: Config) -> Path:
+    """The run's saved policy: the trainer's or the worker's copy, whichever is newer.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    places = [config.trainer_model_path, config.worker_model_path]
+    found = [path for path in places if path.is_file()]
+    if not found:
+        raise ConfigError(
+            f"run {config.run.name!r} has no saved policy: neither {places[0]} nor {places[1]} is there. Train it "
+            "first, run this in the folder where it was trained, or set trainer.model_path or run.name."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -> None:
+    """Collect as `worker.collection` says, until the trainer finishes, a limit is reached, or `worker.stop()`.
+
+    Raises:
+        TmrlError: the environment failed too often, the link failed for good, or both sides wait for each other.
+    """
+    settings = config.worker
+    nb_steps = math.inf if settings.nb_steps is None else settings.nb_steps
+    nb_episodes = math.inf if settings.nb_episodes is None else settings.nb_episodes
+    if expert or settings.collection == "asynchronous":
+        worker.run(
+            test_episode_interval=settings.test_episode_interval,
+            nb_episodes=nb_episodes,
+            verbose=False,
+            expert=expert,
+        )
+    elif settings.collection == "synchronous":
+        per_update = settings.max_steps_per_update
+        worker.run_synchronous(
+            test_episode_interval=settings.test_episode_interval,
+            nb_steps=nb_steps,
+            initial_steps=settings.initial_steps,
+            max_steps_per_update=math.inf if per_update is None else per_update,
+            end_episodes=settings.end_episodes,
+            verbose=False,
+        )
+    else:
+        raise ConfigError("worker.collection: lockstep is not there yet; use synchronous or asynchronous")
+
+
+def make_trainer(config: Config) -> Trainer:
+    """The Trainer; it trains when `run` is called.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials do not serve.
+        MissingExtraError: torch is not installed.
+    """
+    from tmrl_core.networking import Trainer
+
+    return Trainer(config=config)
+
+
+def run_trainer(trainer: Trainer, config: Config) -> None:
+    """Train until the epochs are done, the target is reached, the time is over, or `trainer.stop()`."""
+    if config.metrics.wandb:
+        trainer.run_with_wandb()
+    else:
+        trainer.run()
+
+
+def write_resolved(config: Config) -> Path:
+    """Leave the whole configuration, without secrets, in the run's folder."""
+    path = config.run_folder / "config.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(resolved(config), encoding="utf-8", newline="\n")
+    return path
+
+
+def longest_episode(config: Config) -> int | None:
+    """Steps after which the environment truncates, where Gymnasium's registry knows the id that the config names."""
+    name = config.environment.kwargs.get("id")
+    if not isinstance(name, str):
+        return None
+    import gymnasium
+
+    try:
+        steps: Any = gymnasium.spec(name).max_episode_steps
+    except (gymnasium.error.Error, ImportError):
+        return None
+    return steps if isinstance(steps, int) else None
