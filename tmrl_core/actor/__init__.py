@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tmrl_core.actor.numpy_policies import NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor
     from tmrl_core.actor.torch_module import TorchActorModule as TorchActorModule
     from tmrl_core.actor.torch_policies import SquashedGaussianMLPActor as SquashedGaussianMLPActor
+    from tmrl_core.actor.twins import choose_actor as choose_actor
     from tmrl_core.actor.twins import numpy_twin as numpy_twin
 
 _HOMES = {
@@ -19,6 +20,7 @@ _HOMES = {
     "NumpySquashedGaussianMLPActor": "numpy_policies",
     "SquashedGaussianMLPActor": "torch_policies",
     "TorchActorModule": "torch_module",
+    "choose_actor": "twins",
     "numpy_twin": "twins",
 }
 
@@ -27,6 +29,7 @@ __all__ = [
     "NumpySquashedGaussianMLPActor",
     "SquashedGaussianMLPActor",
     "TorchActorModule",
+    "choose_actor",
     "numpy_twin",
 ]
 

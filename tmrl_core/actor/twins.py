@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from tmrl_core.actor.activations import activation_name
 from tmrl_core.actor.numpy_policies import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
+from tmrl_core.config import resolve_with
+from tmrl_core.errors import ConfigError
 
 _TWINS: dict[str, type[NumpySquashedGaussianMLPActor]] = {
     "tmrl_core:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
     "tmrl_core.actor:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
     "tmrl_core.actor.torch_policies:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
 }
+
+_NUMPY_POLICIES = frozenset(
+    {
+        "tmrl_core.actor:NumpySquashedGaussianMLPActor",
+        "tmrl_core.actor.numpy_policies:NumpySquashedGaussianMLPActor",
+    }
+)
 
 _KEYWORDS = frozenset({"hidden_sizes", "activation"})
 
@@ -44,6 +53,43 @@ def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[
     if activation_name(keywords.get("activation", "relu")) not in SUPPORTED_ACTIVATIONS:
         return None
     return functools.partial(twin, **keywords) if keywords else twin
+
+
+def choose_actor(
+    actor: Any, kwargs: Mapping[str, Any] | None = None, *, device: Any = "cpu", backend: str = "auto"
+) -> Callable[..., Any]:
+    """What makes the policy that a worker acts with.
+
+    Args:
+        actor: as for `numpy_twin`.
+        kwargs: as for `numpy_twin`.
+        device: where the policy is to run.
+        backend: `auto`: the twin without torch where there is one and the device is the CPU; `numpy`: the twin;
+            `torch`: the policy as it is.
+
+    Raises:
+        ConfigError: `numpy` is asked for where it cannot be; or the reference names nothing.
+    """
+    if backend not in ("auto", "numpy", "torch"):
+        raise ConfigError(f"worker.backend: found {backend!r}, allowed: auto, numpy, torch")
+    on_cpu = str(device) == "cpu"
+    if backend == "numpy" and not on_cpu:
+        raise ConfigError(f"worker.backend: numpy runs on the CPU, worker.device is {device}")
+    twin = numpy_twin(actor, kwargs) if backend != "torch" and on_cpu else None
+    if twin is not None:
+        return twin
+    if backend == "numpy" and not _acts_without_torch(actor):
+        raise ConfigError(
+            f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy twin; use auto or torch, or the policy "
+            "tmrl_core.actor:SquashedGaussianMLPActor with the activation relu or tanh"
+        )
+    if isinstance(actor, str):
+        return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
+    return functools.partial(actor, **kwargs) if kwargs else cast(Callable[..., Any], actor)
+
+
+def _acts_without_torch(actor: Any) -> bool:
+    return actor is NumpySquashedGaussianMLPActor or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
 
 
 def _attribute(value: Any, name: str) -> str:

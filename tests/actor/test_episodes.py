@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tmrl_core.actor import NumpySquashedGaussianMLPActor
+from tmrl_core.actor.episodes import EpisodePlayer
+from tmrl_core.actor.linked import LinkedPlayer
+from tmrl_core.actor.rollout import Rollout
+from tmrl_core.envs import GenericGymEnv
+from tmrl_core.errors import CodecError, EnvironmentFailedError
+from tmrl_core.samples import Buffer
+
+
+def make(env: Any, actor: Any, **kwargs: Any) -> Rollout:
+    return Rollout(env if callable(env) else lambda: env, actor, buffer=Buffer(None), **kwargs)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return bool(np.array_equal(left, right)) and getattr(left, "dtype", None) == getattr(right, "dtype", None)
+
+
+def test_reset_appends_a_sample_without_action(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(), constant_actor)
+    obs, info = worker.reset(collect_samples=True)
+    assert obs.tolist() == [0, 0, 0]
+    assert info == {"fresh": 0}
+    (sample,) = list(worker.buffer.memory)
+    assert sample[0] is None
+    assert same(sample[1:], (obs, 0.0, False, False, {"fresh": 0}))
+    worker.reset(collect_samples=False)
+    assert len(worker.buffer) == 1
+
+
+def test_reset_takes_the_environments_default_action(counting_env: Any, constant_actor: Any) -> None:
+    env = counting_env()
+    env.default_action = np.array([0.5], np.float32)
+    worker = make(env, constant_actor)
+    worker.reset(collect_samples=True)
+    assert worker.buffer.memory[0][0].tolist() == [0.5]
+
+
+def test_step_acts_on_the_observation_and_appends(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(), constant_actor)
+    obs, _ = worker.reset(collect_samples=True)
+    new_obs, rew, terminated, truncated, info = worker.step(obs, test=False, collect_samples=True)
+    assert new_obs.tolist() == [0, 1, 0.25]
+    assert (rew, terminated, truncated, info) == (1.0, False, False, {})
+    assert worker.step(new_obs, test=True, collect_samples=False)[0].tolist() == [0, 2, 0.125]
+    assert [sample[2] for sample in worker.buffer.memory] == [0.0, 1.0]
+    assert same(worker.actor.seen, [obs, new_obs])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("end", "flags"), [("terminated", (True, False)), ("truncated", (False, True))])
+def test_the_last_step_is_truncated_unless_it_terminates(
+    end: str, flags: tuple[bool, bool], counting_env: Any, constant_actor: Any
+) -> None:
+    worker = make(counting_env(length=1, end=end), constant_actor)
+    obs, _ = worker.reset(collect_samples=True)
+    assert worker.step(obs, test=False, collect_samples=True, last_step=True)[2:4] == flags
+    worker = make(counting_env(length=9), constant_actor)
+    obs, _ = worker.reset(collect_samples=True)
+    assert worker.step(obs, test=False, collect_samples=True, last_step=True)[2:4] == (False, True)
+    assert worker.buffer.memory[1][3:5] == (False, True)
+
+
+def test_the_preprocessor_comes_before_act_and_compressor(counting_env: Any, constant_actor: Any) -> None:
+    compressed: list[Any] = []
+
+    def compressor(prev_act: Any, obs: Any, rew: float, terminated: bool, truncated: bool, info: Any) -> Any:
+        compressed.append(obs)
+        return prev_act, obs[:1], rew * 10, terminated, truncated, {}
+
+    worker = make(
+        counting_env(length=2),
+        constant_actor,
+        obs_preprocessor=lambda obs: obs * 2 + 1,
+        sample_compressor=compressor,
+    )
+    worker.collect_train_episode()
+    assert [obs.tolist() for obs in worker.actor.seen] == [[1, 1, 1], [1, 3, 1.5]]  # type: ignore[attr-defined]
+    assert [obs.tolist() for obs in compressed] == [[1, 1, 1], [1, 3, 1.5], [1, 5, 1.5]]
+    assert [(sample[1].tolist(), sample[2]) for sample in worker.buffer.memory] == [([1], 0), ([1], 10), ([1], 20)]
+    worker.act(np.zeros(3, np.float32))
+    assert worker.actor.seen[-1].tolist() == [0, 0, 0]  # type: ignore[attr-defined]
+
+
+def test_crc_debug_carries_the_original_transition(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(
+        counting_env(length=2),
+        constant_actor,
+        crc_debug=True,
+        sample_compressor=lambda act, obs, rew, terminated, truncated, info: (
+            act,
+            obs[:1],
+            rew,
+            terminated,
+            truncated,
+            info,
+        ),
+    )
+    worker.collect_train_episode()
+    originals = [sample[5]["crc_sample"] for sample in worker.buffer.memory]
+    act = np.array([0.25], np.float32)
+    obs = [np.array([0, step, 0.25 if step else 0], np.float32) for step in range(3)]
+    assert same(originals[0], (None, None, obs[0], 0.0, False, False))
+    assert same(originals[1], (obs[0], act, obs[1], 1.0, False, False))
+    assert same(originals[2], (obs[1], act, obs[2], 2.0, False, True))
+    assert worker.buffer.memory[0][5]["fresh"] == 0
+
+
+@pytest.mark.parametrize("limit", [1, 7, 200, None])
+def test_the_fast_loop_does_what_single_steps_do(limit: int | None) -> None:
+    class BySteps(Rollout):
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            return super().step(*args, **kwargs)
+
+    players = []
+    for kind in (Rollout, BySteps):
+        player = kind(
+            GenericGymEnv,
+            lambda observation_space, action_space: NumpySquashedGaussianMLPActor(
+                observation_space, action_space, hidden_sizes=(8,), seed=1
+            ),
+            buffer=Buffer(None),
+            seed=11,
+        )
+        for _ in range(2):
+            player.collect_train_episode(limit)
+        player.run_episode(limit)
+        player.run_episode(limit, train=True)
+        players.append(player)
+    fast, slow = players
+    assert fast._fast()
+    assert not slow._fast()
+    assert len(fast.buffer) == 2 * (1 + (limit or 200))
+    assert same(list(fast.buffer.memory), list(slow.buffer.memory))
+    assert fast.buffer.episodes == slow.buffer.episodes
+    assert fast.steps_collected == slow.steps_collected == len(fast.buffer)
+    assert [chunk.segments for chunk in fast.buffer.chunks] == [chunk.segments for chunk in slow.buffer.chunks]
+
+
+def test_single_steps_of_a_script_make_the_same_record(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(length=3, end="terminated"), constant_actor, name="robot")
+    obs, _ = worker.reset(collect_samples=True)
+    done = False
+    while not done:
+        obs, _, terminated, truncated, _ = worker.step(obs, test=False, collect_samples=True)
+        done = terminated or truncated
+    (record,) = worker.buffer.episodes
+    assert (record.episode_return, record.length, record.mode, record.end) == (6.0, 3, "train", "terminated")
+    assert record.worker == "robot"
+    assert worker.buffer.stat_train_return == 6.0
+
+
+def test_episodes_are_numbered_and_steps_counted_from_the_reset(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(length=3), constant_actor)
+    worker.collect_train_episode()
+    worker.run_episode()
+    worker.collect_train_episode(max_samples=2)
+    (chunk,) = worker.buffer.chunks
+    assert chunk.episode.tolist() == [0] * 4 + [2] * 3
+    assert chunk.step.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert chunk.truncated.tolist() == [False, False, False, True, False, False, True]
+    assert [(r.episode, r.length, r.mode, r.end) for r in worker.buffer.episodes] == [
+        (0, 3, "train", "truncated"),
+        (1, 3, "test", "truncated"),
+        (2, 2, "train", "truncated"),
+    ]
+
+
+def test_max_samples_per_episode_cuts_every_kind_of_episode(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(length=50), constant_actor, max_samples_per_episode=4)
+    worker.collect_train_episode()
+    worker.run_episode()
+    assert [(record.length, record.end) for record in worker.buffer.episodes] == [(4, "truncated")] * 2
+    with pytest.raises(ValueError, match="at least 1"):
+        make(counting_env(), constant_actor, max_samples_per_episode=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        worker.collect_train_episode(0)
+
+
+def test_run_episode_buffers_nothing_and_keeps_the_statistics(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(length=3), constant_actor)
+    worker.run_episode()
+    assert (worker.buffer.stat_test_return, worker.buffer.stat_test_steps) == (6.0, 3)
+    assert worker.env.actions == [0.125] * 3
+    worker.run_episode(train=True)
+    assert worker.env.actions[3:] == [0.25] * 3
+    assert len(worker.buffer) == 0
+    assert worker.steps_collected == 0
+
+
+def test_an_episode_left_open_is_not_joined_with_the_next(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(), constant_actor)
+    obs, _ = worker.reset(collect_samples=True)
+    worker.step(obs, test=False, collect_samples=True)
+    worker.collect_train_episode()
+    assert [(record.length, record.end) for record in worker.buffer.episodes] == [(1, "aborted"), (5, "truncated")]
+    assert worker.buffer.chunks[0].episode.tolist() == [0] * 2 + [1] * 6
+
+
+FAULTS = {
+    "raises": RuntimeError("the motor is hot"),
+    "NaN": np.array([0, np.nan, 0], np.float32),
+    "shape": np.zeros(4, np.float32),
+    "dtype": np.zeros(3, np.float64),
+    "type": [0.0, 0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_failing_step_drops_the_episode_and_resets(
+    fault: str, slow: bool, counting_env: Any, constant_actor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = counting_env(length=3, script={(1, 2): FAULTS[fault]})
+    worker = make(env, constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
+    worker.collect_train_episode()
+    with caplog.at_level(logging.ERROR):
+        worker.collect_train_episode()
+    assert env.episode == 2
+    assert len(worker.buffer) == 8
+    assert [float(sample[1][0]) for sample in worker.buffer.memory] == [0] * 4 + [2] * 4
+    assert worker.samples_dropped == 2
+    assert worker.failures == 1
+    assert [record.end for record in worker.buffer.episodes] == ["truncated", "truncated"]
+    (message,) = caplog.records
+    assert "2 samples" in message.getMessage()
+    assert message.exc_info
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_reward_that_is_no_number_is_a_failure(
+    reward: Any, slow: bool, counting_env: Any, constant_actor: Any
+) -> None:
+    class Env(counting_env):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            obs, rew, *rest = super().step(action)
+            return (obs, reward if (self.episode, self.steps) == (0, 2) else rew, *rest)
+
+    worker = make(Env(length=3), constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
+    worker.collect_train_episode()
+    assert worker.failures == 1
+    assert worker.buffer.stat_train_return == 6.0
+
+
+def test_what_was_sent_of_a_failed_episode_is_closed(counting_env: Any, constant_actor: Any, link: Any) -> None:
+    env = counting_env(length=5, script={(0, 4): RuntimeError("cut")})
+    worker = make(env, constant_actor, link=link, send_every=2)
+    worker.run(nb_episodes=1, verbose=False)
+    assert [(record.episode, record.end, record.length) for record in link.records] == [
+        (0, "aborted", 3),
+        (1, "truncated", 5),
+    ]
+    episodes = [number for chunk in link.chunks for number in chunk.episode.tolist()]
+    assert episodes == [0] * (len(link) - 6) + [1] * 6
+    assert 2 <= episodes.count(0) <= 4
+    assert episodes.count(0) + worker.samples_dropped == 4
+
+
+def test_a_failing_reset_makes_the_environment_anew(counting_env: Any, constant_actor: Any) -> None:
+    made: list[Any] = []
+
+    def env_cls() -> Any:
+        made.append(counting_env(length=2, script={(0, 0): OSError("no contact")} if not made else {}))
+        return made[-1]
+
+    worker = make(env_cls, constant_actor, seed=5)
+    worker.collect_train_episode()
+    assert len(made) == 2
+    assert worker.env is made[1]
+    assert made[0].is_closed
+    assert made[0].seeds == made[1].seeds == [5]
+    assert worker.buffer.stat_train_steps == 2
+
+
+def test_an_environment_made_anew_with_other_spaces_is_refused(counting_env: Any, constant_actor: Any) -> None:
+    made: list[Any] = []
+
+    def env_cls() -> Any:
+        env = counting_env(script={(0, 0): OSError("no contact")})
+        if made:
+            env.observation_space = spaces.Discrete(2)
+        made.append(env)
+        return env
+
+    with pytest.raises(EnvironmentFailedError, match="other spaces"):
+        make(env_cls, constant_actor).collect_train_episode()
+
+
+@pytest.mark.parametrize("max_failures", [0, 2])
+def test_too_many_failures_in_a_row_end_it(
+    max_failures: int, counting_env: Any, constant_actor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = counting_env(script={(episode, 1): RuntimeError("broken") for episode in range(9)})
+    worker = make(env, constant_actor, max_failures=max_failures)
+    with pytest.raises(EnvironmentFailedError, match=rf"{max_failures + 1} times in a row.*broken") as caught:
+        worker.collect_train_episode()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert env.episode == max_failures
+    assert len(worker.buffer) == 0
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False][:max_failures]
+
+
+def test_an_episode_in_order_forgives_earlier_failures(counting_env: Any, constant_actor: Any) -> None:
+    env = counting_env(length=2, script={(episode, 1): RuntimeError("shaky") for episode in range(0, 8, 2)})
+    worker = make(env, constant_actor, max_failures=1)
+    for _ in range(4):
+        worker.collect_train_episode()
+    assert worker.failures == 4
+
+
+def test_many_good_steps_forgive_earlier_failures(counting_env: Any, constant_actor: Any) -> None:
+    env = counting_env(length=10**9, script={(0, 1): RuntimeError("a"), (1, 1500): RuntimeError("b")})
+    worker = make(env, constant_actor, max_failures=1)
+    worker.collect_train_episode(max_samples=1600)
+    assert worker.failures == 2
+    assert worker.buffer.stat_train_steps == 1600
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_errors_of_the_user_are_not_the_environments(slow: bool, counting_env: Any, constant_actor: Any) -> None:
+    class Broken(constant_actor):  # type: ignore[misc]
+        def act(self, obs: Any, test: bool = False) -> Any:
+            raise RuntimeError("bug in the policy")
+
+    worker = make(counting_env(), Broken, obs_preprocessor=(lambda obs: obs) if slow else None)
+    with pytest.raises(RuntimeError, match="bug in the policy"):
+        worker.collect_train_episode()
+    assert worker.failures == 0
+
+
+def test_what_the_codec_cannot_carry_is_named(counting_env: Any, constant_actor: Any) -> None:
+    class Env(counting_env):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            return (*super().step(action)[:4], {"camera": {"handle": object()}})
+
+    worker = make(Env(), constant_actor)
+    with pytest.raises(CodecError, match=r"camera.*handle.*object"):
+        worker.collect_train_episode()
+    assert worker.failures == 0
+
+
+def test_public_steps_let_the_environments_errors_pass(counting_env: Any, constant_actor: Any) -> None:
+    script = {(0, 1): ZeroDivisionError("mine"), (1, 1): np.zeros(2, np.float32), (2, 0): np.zeros(3)}
+    worker = make(counting_env(script=script), constant_actor)
+    obs, _ = worker.reset(collect_samples=True)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        worker.step(obs, test=False, collect_samples=True)
+    obs, _ = worker.reset(collect_samples=True)
+    with pytest.raises(EnvironmentFailedError, match=r"shape \(2,\)"):
+        worker.step(obs, test=False, collect_samples=True)
+    with pytest.raises(EnvironmentFailedError, match=r"float64.*after a reset"):
+        worker.reset(collect_samples=True)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(7), spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3)})]
+)
+def test_other_observations_are_played_too(space: Any, constant_actor: Any) -> None:
+    class Env(gymnasium.Env[Any, Any]):
+        observation_space = space
+        action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            space.seed(1)
+            return space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            return space.sample(), 1.0, False, False, {}
+
+    worker = make(Env(), constant_actor)
+    worker.collect_train_episode(max_samples=3)
+    space.seed(1)
+    assert same([sample[1] for sample in worker.buffer.memory], [space.sample() for _ in range(4)])
+
+
+def test_the_seed_is_of_the_first_reset_and_of_exploration(counting_env: Any) -> None:
+    def run() -> list[float]:
+        worker = make(counting_env(length=3), NumpySquashedGaussianMLPActor, seed=3)
+        worker.actor.from_blob(
+            *NumpySquashedGaussianMLPActor(worker.env.observation_space, worker.env.action_space, seed=0).to_blob(),
+            device="cpu",
+        )
+        worker.collect_train_episode()
+        worker.collect_train_episode()
+        assert worker.env.seeds == [3, None]
+        return list(worker.env.actions)
+
+    assert run() == run()
+
+
+def test_the_layers_are_what_they_say() -> None:
+    assert issubclass(Rollout, LinkedPlayer)
+    assert issubclass(LinkedPlayer, EpisodePlayer)

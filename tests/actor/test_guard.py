@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tmrl_core.actor.guard import make_check, reward_problem
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2])))})
+
+
+@pytest.mark.parametrize(
+    "space",
+    [BOX, NESTED, spaces.Discrete(2), spaces.MultiBinary(3), spaces.Box(-1, 1, (), np.float64), spaces.Text(4)],
+)
+def test_samples_of_the_space_pass(space: Any) -> None:
+    check = make_check(space)
+    assert [check(space.sample()) for _ in range(5)] == [None] * 5
+
+
+def test_bounds_are_not_checked() -> None:
+    assert make_check(BOX)(np.full(2, 9.0, np.float32)) is None
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "words"),
+    [
+        (BOX, [0.0, 0.0], "is a list"),
+        (BOX, np.zeros(3, np.float32), "shape (3,), its space wants (2,)"),
+        (BOX, np.zeros(2, np.float64), "float64, its space wants float32"),
+        (BOX, np.array([0, np.nan], np.float32), "NaN"),
+        (BOX, np.array([0, -np.inf], np.float32), "infinite"),
+        (spaces.Discrete(2), 0.5, "wants an integer"),
+        (spaces.Discrete(2), np.zeros(1, np.int64), "wants an integer"),
+        (NESTED, (1, 2), "wants a dict"),
+        (NESTED, {"a": np.zeros(2, np.float32)}, "keys ['a'], its space wants ['a', 'b']"),
+        (NESTED, {"a": np.zeros(2, np.float32), "b": (1,)}, "observation['b'] has 1 entries"),
+        (NESTED, {"a": np.zeros(2, np.float32), "b": 1}, "observation['b'] is a int"),
+        (NESTED, {"a": np.zeros(2, np.float32), "b": (1, np.zeros(3, np.int64))}, "observation['b'][1]"),
+    ],
+)
+def test_what_is_wrong_is_named(space: Any, obs: Any, words: str) -> None:
+    problem = make_check(space)(obs)
+    assert problem is not None
+    assert words in problem
+
+
+@pytest.mark.parametrize("reward", [0, 1.5, True, np.float32(2), np.float64(-1), np.int64(3), np.array(1.0)])
+def test_numbers_are_rewards(reward: Any) -> None:
+    assert reward_problem(reward) is None
+
+
+@pytest.mark.parametrize("reward", [float("nan"), np.float32(np.inf), None, "1", np.zeros(2)])
+def test_other_things_are_not(reward: Any) -> None:
+    assert "the reward is" in (reward_problem(reward) or "")

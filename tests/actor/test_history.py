@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.actor.history import PolicyFiles, write_whole
+
+NOON = datetime.datetime(2026, 11, 5, 12, 30, 59)
+
+
+def test_the_latest_replaces_the_one_before(tmp_path: Path) -> None:
+    files = PolicyFiles(tmp_path / "deep" / "policy.tmod")
+    assert files.keep(b"one") is None
+    assert files.keep(b"two") is None
+    assert (tmp_path / "deep" / "policy.tmod").read_bytes() == b"two"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["policy.tmod"]
+
+
+def test_a_dated_copy_every_n_updates_never_over_another(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "history" / "mine_")
+    files = PolicyFiles(None, prefix, every=2, now=lambda: NOON)
+    made = [files.keep(bytes([number])) for number in range(6)]
+    assert [path is not None for path in made] == [False, True] * 3
+    found = {path.name: path.read_bytes() for path in (tmp_path / "history").iterdir()}
+    assert found == {
+        "mine_05_11_2026_12_30_59.tmod": b"\x01",
+        "mine_05_11_2026_12_30_59_1.tmod": b"\x03",
+        "mine_05_11_2026_12_30_59_2.tmod": b"\x05",
+    }
+
+
+@pytest.mark.parametrize("every", [0, -3])
+def test_never_means_never(every: int, tmp_path: Path) -> None:
+    files = PolicyFiles(None, str(tmp_path / "mine_"), every=every)
+    assert files.keep(b"x") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    write_whole(path, b"old")
+    with pytest.raises(TypeError):
+        write_whole(path, "text")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["policy"]

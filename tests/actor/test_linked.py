@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tmrl_core.actor.history import PolicyFiles
+from tmrl_core.actor.link import Farewell
+from tmrl_core.actor.rollout import Rollout
+from tmrl_core.errors import LinkClosedError, WeightsError
+from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate
+from tmrl_core.samples import Buffer
+
+
+@pytest.fixture
+def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
+    def make(linked: bool = True, actor: Any = constant_actor, **kwargs: Any) -> Rollout:
+        return Rollout(
+            lambda: counting_env(length=3), actor, buffer=Buffer(None), link=link if linked else None, **kwargs
+        )
+
+    return make
+
+
+def test_update_returns_how_many_were_published_skipped_ones_included(make: Any, link: Any) -> None:
+    worker = make()
+    assert worker.update_actor_weights() == 0
+    for value in (0.5, 0.6, 0.7):
+        link.publish(value)
+    assert worker.update_actor_weights() == 3
+    assert worker.actor.value == 0.7
+    assert worker.policy_version == (1, 3)
+    assert worker.update_actor_weights() == 0
+    link.publish(0.8)
+    assert worker.ignore_actor_weights() == 1
+    assert worker.actor.value == 0.7
+    assert worker.update_actor_weights() == 0
+
+
+def test_a_blocking_update_waits_for_a_version(make: Any, link: Any) -> None:
+    worker = make()
+    link.on_wait = lambda link: link.publish(0.5) if link.waits == 3 else None
+    assert worker.update_actor_weights(blocking=True) == 1
+    assert link.waits == 3
+    assert worker.actor.value == 0.5
+
+
+@pytest.mark.parametrize("end", ["finish", "stop"])
+def test_the_end_of_the_run_ends_the_wait(end: str, make: Any, link: Any) -> None:
+    worker = make()
+    link.on_wait = lambda link: (
+        worker.stop() if end == "stop" else setattr(link, "directive", Directive(1, finish=True))
+    )
+    assert worker.update_actor_weights(blocking=True) == 0
+    assert link.waits == 1
+
+
+def test_weights_that_do_not_fit_are_refused_and_counted(
+    make: Any, link: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make()
+    link.publish(0.5)
+    worker.update_actor_weights()
+    link.publish(data=b"garbage")
+    with caplog.at_level(logging.ERROR):
+        assert worker.update_actor_weights() == 1
+    assert "version 1.2 of the policy is refused, the old one stays: 'garbage' is no number" in caplog.text
+    assert worker.actor.value == 0.5
+    assert worker.policy_version == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "policies", [{}, {"left": Blob("file", b"1"), "right": Blob("file", b"2")}, {"policy": Blob("safetensors", b"")}]
+)
+def test_an_update_that_is_not_for_this_worker_is_refused(
+    policies: dict[str, Blob], make: Any, link: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make()
+    link.versions_published = 1
+    link.policy = PolicyUpdate((1, 1), policies)
+    assert worker.update_actor_weights() == 1
+    assert worker.policy_version == (0, 0)
+    assert "is refused" in caplog.text
+
+
+def test_a_policy_that_loads_as_another_object_is_adopted(make: Any, link: Any, constant_actor: Any) -> None:
+    class Renewed(constant_actor):  # type: ignore[misc]
+        devices: list[Any] = []  # noqa: RUF012
+
+        def load(self, path: Any, device: Any) -> Any:
+            other = Renewed(None, None)
+            super(Renewed, other).load(path, device)
+            return other
+
+        def to_device(self, device: Any) -> Any:
+            self.devices.append(device)
+            return self
+
+    worker = make(actor=Renewed, device="cuda:7")
+    first = worker.actor
+    link.publish(0.5)
+    worker.update_actor_weights()
+    assert worker.actor is not first
+    assert worker.actor.value == 0.5
+    assert Renewed.devices == ["cuda:7"] * 2
+
+
+def test_the_local_copy_is_kept_and_loaded(make: Any, link: Any, tmp_path: Path) -> None:
+    path = tmp_path / "policy.tmod"
+    worker = make(files=PolicyFiles(path, str(tmp_path / "old" / "p_"), every=2))
+    assert worker.model_path == path
+    assert not path.exists()
+    for value in (0.5, 0.6, 0.7):
+        link.publish(value)
+        worker.update_actor_weights()
+    worker.update_actor_weights()
+    assert path.read_bytes() == b"0.7"
+    assert [copy.read_bytes() for copy in (tmp_path / "old").iterdir()] == [b"0.6"]
+    assert make(files=PolicyFiles(path), linked=False, needs_policy=True).actor.value == 0.7
+
+
+def test_refused_weights_are_not_kept(make: Any, link: Any, tmp_path: Path) -> None:
+    worker = make(files=PolicyFiles(tmp_path / "policy"))
+    link.publish(data=b"garbage")
+    worker.update_actor_weights()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kept_policy_that_does_not_fit_matters_only_when_no_other_comes(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    path.write_bytes(b"garbage")
+    assert make(files=PolicyFiles(path)).actor.value == 0.25
+    with pytest.raises(WeightsError, match="garbage"):
+        make(files=PolicyFiles(path), linked=False, needs_policy=True)
+
+
+def test_a_copy_that_cannot_be_written_does_not_stop_the_worker(
+    make: Any, link: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    worker = make(files=PolicyFiles(tmp_path / "file" / "policy"))
+    link.publish(0.5)
+    assert worker.update_actor_weights() == 1
+    assert worker.actor.value == 0.5
+    assert "could not be kept" in caplog.text
+
+
+def test_send_hands_over_everything_and_keeps_the_statistics(make: Any, link: Any) -> None:
+    worker = make()
+    worker.collect_train_episode()
+    worker.run_episode()
+    worker.send_and_clear_buffer()
+    assert len(worker.buffer) == 0
+    assert link.sends == [4]
+    assert [record.mode for record in link.records] == ["train", "test"]
+    assert worker.buffer.stat_train_return == worker.buffer.stat_test_return == 6.0
+    worker.send_and_clear_buffer()
+    assert link.sends == [4]
+
+
+def test_without_room_it_tries_again_until_there_is_some(make: Any, link: Any) -> None:
+    worker = make()
+    worker.collect_train_episode()
+    tries = []
+
+    def full_at_first(chunks: Any, records: Any, timeout_s: Any) -> None:
+        tries.append(timeout_s)
+        if len(tries) < 3:
+            raise LinkClosedError("no room came in time")
+        type(link).send(link, chunks, records, timeout_s)
+
+    link.send = full_at_first
+    worker.send_and_clear_buffer()
+    assert len(tries) == 3
+    assert len(link) == 4
+
+
+def test_stopped_without_room_samples_go_back_and_are_sent_at_the_end(make: Any, link: Any) -> None:
+    worker = make()
+    worker.collect_train_episode()
+
+    def full(chunks: Any, records: Any, timeout_s: Any) -> None:
+        worker.stop()
+        raise LinkClosedError("no room came in time")
+
+    link.send = full
+    worker.send_and_clear_buffer()
+    assert len(worker.buffer) == 4
+    assert len(worker.buffer.episodes) == 1
+    del link.send
+    worker.close()
+    assert link.sends == [4]
+    assert len(link.records) == 1
+
+
+def test_close_sends_what_is_left_and_reports(make: Any, link: Any, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make()
+    obs, _ = worker.reset(collect_samples=True)
+    worker.step(obs, test=False, collect_samples=True)
+    with caplog.at_level(logging.INFO):
+        assert worker.close() == Farewell(2, 0, 0)
+    assert "2 samples acknowledged, 0 handed over to the Server, 0 neither" in caplog.text
+    assert [record.end for record in link.records] == ["aborted"]
+    assert worker.env.is_closed
+    assert worker.close() is None
+    with pytest.raises(LinkClosedError, match="closed"):
+        worker.run()
+
+
+def test_what_found_no_room_at_the_end_is_counted_as_lost(make: Any, link: Any) -> None:
+    worker = make(drain_timeout_s=0.0)
+    worker.collect_train_episode()
+
+    def full(chunks: Any, records: Any, timeout_s: Any) -> None:
+        raise LinkClosedError("no room came in time")
+
+    link.send = full
+    assert worker.close() == Farewell(0, 0, 4)
+
+
+def test_close_from_another_thread_waits_for_the_step_and_ends_the_run(make: Any, link: Any) -> None:
+    worker = make()
+    worker.env.length = 10**9
+    playing = threading.Event()
+    worker.env.on_step = playing.set
+    thread = threading.Thread(target=worker.run, kwargs={"verbose": False})
+    thread.start()
+    assert playing.wait(10)
+    report = worker.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert report.acknowledged == worker.env.steps + 1 == len(link)
+    assert worker.env.is_closed
+
+
+def test_close_from_within_the_run_does_not_wait_for_itself(make: Any, link: Any) -> None:
+    worker = make()
+    worker.env.on_step = worker.close  # as a signal handler does
+    worker.run(nb_episodes=1, verbose=False)
+    assert link.closed
+
+
+def test_a_worker_is_a_context_manager(make: Any, link: Any) -> None:
+    with make() as worker:
+        worker.collect_train_episode()
+    assert link.closed
+    assert link.sends == [4]

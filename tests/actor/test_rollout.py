@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tmrl_core.actor.rollout import Rollout
+from tmrl_core.errors import EnvironmentFailedError, RefusedError
+from tmrl_core.networking.messages import Directive, Evaluation, Progress
+from tmrl_core.samples import Buffer
+
+
+@pytest.fixture
+def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
+    def make(length: int = 3, linked: bool = True, **kwargs: Any) -> Rollout:
+        env = kwargs.pop("env", None) or counting_env(length=length)
+        return Rollout(lambda: env, constant_actor, buffer=Buffer(None), link=link if linked else None, **kwargs)
+
+    return make
+
+
+def kinds(link: Any) -> list[tuple[str, str]]:
+    return [(record.mode, record.end) for record in link.records]
+
+
+def test_run_tests_collects_sends_and_takes_weights_in_this_order(make: Any, link: Any) -> None:
+    worker = make()
+    link.on_send = lambda link: link.publish(0.5 + 0.1 * len(link.sends))
+    worker.run(test_episode_interval=2, nb_episodes=3, verbose=False)
+    assert kinds(link) == [(mode, "truncated") for mode in ("test", "train", "train", "test", "train")]
+    assert link.sends == [4, 4, 4]
+    # tested with half the weight; the weight of each episode was published at the send before
+    expected = [0.125] * 3 + [0.25] * 3 + [0.6] * 3 + [0.35] * 3 + [0.7] * 3
+    assert worker.env.actions == pytest.approx(expected)
+    assert [record.version for record in link.records] == [(0, 0), (0, 0), (1, 1), (1, 2), (1, 2)]
+    assert worker.policy_version == (1, 3)
+
+
+def test_samples_know_the_version_that_made_them(make: Any, link: Any) -> None:
+    worker = make()
+    link.on_send = lambda link: link.publish()
+    worker.run(nb_episodes=2, verbose=False)
+    assert [chunk.version.tolist() for chunk in link.chunks] == [[[0, 0]] * 4, [[1, 1]] * 4]
+
+
+def test_experts_never_take_weights_nor_test(make: Any, link: Any) -> None:
+    worker = make()
+    link.publish(0.9)
+    link.directive = Directive(revision=1, evaluation=Evaluation(1, (5,)))
+    worker.run(test_episode_interval=1, nb_episodes=2, verbose=False, expert=True)
+    assert kinds(link) == [("train", "truncated")] * 2
+    assert worker.env.actions == [0.25] * 6
+    assert link.policy is None
+
+
+def test_a_worker_on_its_own_runs_and_keeps_nothing(make: Any) -> None:
+    worker = make(linked=False)
+    worker.run(nb_episodes=2, test_episode_interval=1, verbose=False)
+    assert len(worker.buffer) == 0
+    assert worker.buffer.stat_train_return == worker.buffer.stat_test_return == 6.0
+    assert worker.update_actor_weights(blocking=True) == worker.ignore_actor_weights() == 0
+    worker.run_episodes(nb_episodes=3)
+    assert worker.env.episode == 6
+    assert worker.close() is None
+
+
+def test_send_every_sends_within_an_episode(make: Any, link: Any) -> None:
+    worker = make(length=10, send_every=4)
+    worker.run(nb_episodes=2, verbose=False)
+    assert link.sends == [4, 4, 3] * 2
+    assert [step for chunk in link.chunks for step in chunk.step.tolist()] == [*range(11)] * 2
+
+
+def test_weights_are_taken_at_each_step_if_asked(make: Any, link: Any) -> None:
+    worker = make(length=4, update_weights="step")
+
+    def publish_at_step_2() -> None:
+        if worker.env.steps == 2:
+            link.publish(0.75)
+
+    worker.env.on_step = publish_at_step_2
+    worker.run(nb_episodes=1, verbose=False)
+    assert worker.env.actions == [0.25, 0.25, 0.75, 0.75]
+    assert [segment.version for segment in link.chunks[0].segments] == [(0, 0), (1, 1)]
+    assert link.chunks[0].step.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_run_ends_when_the_trainer_finishes(make: Any, link: Any) -> None:
+    worker = make()
+
+    def finish(link: Any) -> None:
+        link.directive = Directive(revision=1, finish=True)
+
+    link.on_send = finish
+    worker.run(verbose=False)
+    assert link.sends == [4]
+
+
+def test_finish_is_noticed_within_an_endless_episode(make: Any, link: Any) -> None:
+    worker = make(length=10**9)
+
+    def finish_at_100() -> None:
+        if worker.env.steps == 100:
+            link.directive = Directive(revision=1, finish=True)
+
+    worker.env.on_step = finish_at_100
+    worker.run(verbose=False)
+    assert 100 <= worker.env.steps < 10_000
+    assert kinds(link) == [("train", "aborted")]
+    assert len(link) == worker.env.steps + 1
+
+
+def test_stop_ends_the_run_after_the_step(make: Any, link: Any) -> None:
+    worker = make(length=10**9)
+    worker.env.on_step = lambda: worker.stop() if worker.env.steps == 50 else None
+    worker.run(verbose=False)
+    assert worker.env.steps == 50
+    assert len(link) == 51
+    worker.run(verbose=False)
+    assert worker.env.steps == 50
+
+
+def test_a_link_that_failed_for_good_ends_the_run_with_its_error(make: Any, link: Any) -> None:
+    worker = make()
+
+    def fail(link: Any) -> None:
+        link.failure = RefusedError("token", "wrong token")
+
+    link.on_send = fail
+    with pytest.raises(RefusedError, match="wrong token"):
+        worker.run(verbose=False)
+
+
+def test_the_brake_waits_for_updates_after_sending(make: Any, link: Any) -> None:
+    worker = make(max_env_steps_per_update=2.0)
+    link.progress = Progress(start_training=4)
+    waited_at: list[int] = []
+
+    def train(link: Any) -> None:
+        waited_at.append(len(link))
+        link.progress = Progress(samples=len(link), updates=link.progress.updates + 1, start_training=4)
+
+    def receive(link: Any) -> None:
+        link.progress = Progress(samples=len(link), updates=link.progress.updates, start_training=4)
+
+    link.on_wait, link.on_send = train, receive
+    worker.run(nb_episodes=4, verbose=False)
+    # 4 samples pass freely; then 2 for each update, the next one included
+    assert waited_at == [8, 12, 12, 16, 16]
+
+
+def test_the_brake_counts_what_is_not_acknowledged_yet(make: Any, link: Any) -> None:
+    worker = make(max_env_steps_per_update=1.0)
+    link.counts = link.counts._replace(queued_samples=100)
+    link.on_wait = lambda link: setattr(link, "counts", link.counts._replace(queued_samples=0))
+    worker.run(nb_episodes=1, verbose=False)
+    assert link.waits == 1
+
+
+@pytest.mark.parametrize("end", ["finish", "stop"])
+def test_the_end_of_the_run_releases_the_brake(end: str, make: Any, link: Any) -> None:
+    worker = make(max_env_steps_per_update=1.0)
+    link.progress = Progress(samples=10)
+
+    def release(link: Any) -> None:
+        if end == "finish":
+            link.directive = Directive(revision=1, finish=True)
+        else:
+            worker.stop()
+
+    link.on_wait = release
+    worker.run(verbose=False)
+    assert link.waits == 1
+
+
+def test_an_evaluation_is_played_between_episodes_once_its_policy_is_here(make: Any, link: Any) -> None:
+    worker = make(max_samples_per_episode=2)
+    link.directive = Directive(revision=1, evaluation=Evaluation(7, (100, 101), (1, 2)))
+    link.on_send = lambda link: link.publish() if link.versions_published < 3 else None
+    worker.run(nb_episodes=4, verbose=False)
+    found = [(r.mode, r.evaluation, r.seed, r.version, r.length) for r in link.records]
+    train = ("train", None, None)
+    assert found == [
+        (*train, (0, 0), 2),
+        (*train, (1, 1), 2),
+        ("test", 7, 100, (1, 2), 2),
+        ("test", 7, 101, (1, 2), 2),
+        ("train", None, found[4][2], (1, 2), 2),
+        (*train, (1, 3), 2),
+    ]
+    assert worker.env.seeds[2:4] == [100, 101]
+    # each record left at once, without samples
+    assert link.sends == [3, 3, 0, 0, 3, 3]
+    # training does not go on from the last seed's generator
+    assert worker.env.seeds[4] not in (None, 100, 101)
+    assert worker.env.seeds[5] is None
+
+
+def test_an_evaluation_is_played_once_and_the_next_one_too(make: Any, link: Any) -> None:
+    worker = make()
+    directives = iter(
+        [
+            Directive(1, Evaluation(1, (0,))),
+            Directive(2, Evaluation(1, (0,))),
+            Directive(3, Evaluation(2, (0,))),
+        ]
+    )
+    link.on_send = lambda link: setattr(link, "directive", next(directives, link.directive))
+    worker.run(nb_episodes=4, verbose=False)
+    assert [record.evaluation for record in link.records if record.mode == "test"] == [1, 2]
+
+
+def test_an_evaluation_that_fails_is_played_again_with_its_seed(make: Any, link: Any, counting_env: Any) -> None:
+    env = counting_env(length=3, script={(1, 2): RuntimeError("x")})
+    worker = make(env=env)
+    link.directive = Directive(1, Evaluation(1, (100, 101)))
+    worker.run(nb_episodes=1, verbose=False)
+    assert env.seeds == [None, 100, 100, 101]
+    assert [(r.seed, r.length, r.end) for r in link.records if r.evaluation] == [
+        (100, 3, "truncated"),
+        (101, 3, "truncated"),
+    ]
+
+
+def test_an_evaluation_comes_before_the_brake_lets_go(make: Any, link: Any) -> None:
+    worker = make(max_env_steps_per_update=1.0)
+
+    def evaluate_then_free(link: Any) -> None:
+        if link.directive.evaluation is None:
+            link.directive = Directive(1, Evaluation(1, (3,)))
+        elif link.records[-1].evaluation == 1:
+            link.counts = link.counts._replace(queued_samples=0)
+
+    link.counts = link.counts._replace(queued_samples=4)
+    link.on_wait = evaluate_then_free
+    worker.run(nb_episodes=1, verbose=False)
+    assert [record.evaluation for record in link.records] == [None, 1]
+
+
+def test_pause_rests_between_episodes_and_evaluates_meanwhile(make: Any, link: Any) -> None:
+    worker = make()
+    script = iter(
+        [
+            Directive(2, pause=True),
+            Directive(3, pause=True, evaluation=Evaluation(1, (4,))),
+            Directive(4, evaluation=Evaluation(1, (4,))),
+        ]
+    )
+    link.directive = Directive(1, pause=True)
+    link.on_wait = lambda link: setattr(link, "directive", next(script))
+    worker.run(nb_episodes=2, verbose=False)
+    assert [record.evaluation for record in link.records] == [None, 1, None]
+    assert link.waits == 3
+
+
+def test_too_many_failures_end_the_run(make: Any, counting_env: Any) -> None:
+    env = counting_env(script={(episode, 1): RuntimeError("broken") for episode in range(5)})
+    with pytest.raises(EnvironmentFailedError, match="2 times in a row"):
+        make(env=env, max_failures=1).run(verbose=False)
+
+
+def test_one_run_at_a_time(make: Any) -> None:
+    worker = make()
+    errors: list[str] = []
+
+    def run_again() -> None:
+        try:
+            worker.run()
+        except RuntimeError as exc:
+            errors.append(str(exc))
+
+    worker.env.on_step = run_again
+    worker.run_episodes(nb_episodes=1)
+    assert errors == ["this worker is running already, in another thread"] * 3
+
+
+def test_the_benchmark_reports_three_rates_and_leaves_no_trace(make: Any, link: Any) -> None:
+    worker = make()
+    rates = worker.run_env_benchmark(10, verbose=False)
+    assert set(rates) == {"steps_per_s", "env_steps_per_s", "inferences_per_s"}
+    assert all(rate > 0 for rate in rates.values())
+    assert rates["steps_per_s"] <= min(rates["env_steps_per_s"], rates["inferences_per_s"])
+    assert len(worker.env.actions) == 10
+    assert len(worker.buffer) == 0
+    assert worker.buffer.episodes == []
+    worker.run_env_benchmark(1, test=True)
+    assert worker.env.actions[-1] == 0.125
+
+
+def test_the_benchmark_is_the_environments_own_where_it_has_one(make: Any) -> None:
+    worker = make()
+    worker.env.benchmarks = lambda: {"time_step": 0.05}
+    assert "steps_per_s" in worker.run_env_benchmark(2, verbose=False)
+    worker.env.benchmark = True
+    assert worker.run_env_benchmark(2, verbose=False) == {"time_step": 0.05}
+
+
+@pytest.mark.parametrize("steps", [0, -1, float("inf")])
+def test_a_benchmark_needs_a_number_of_steps(steps: float, make: Any) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        make().run_env_benchmark(steps)
+
+
+def test_compressed_samples_are_what_travels(make: Any, link: Any) -> None:
+    worker = make(
+        sample_compressor=lambda act, obs, rew, terminated, truncated, info: (
+            act,
+            obs[1:2].astype(np.int8),
+            rew,
+            terminated,
+            truncated,
+            {},
+        )
+    )
+    worker.run(nb_episodes=1, verbose=False)
+    assert [sample[1].tolist() for sample in link.samples] == [[0], [1], [2], [3]]
+    assert link.chunks[0].observation.dtype == np.int8

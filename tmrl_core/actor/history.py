@@ -1,0 +1,76 @@
+"""The worker's own copy of the policy, and dated copies of it."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, also after a crash, finds the old content or the new, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class PolicyFiles:
+    """Keeps the latest policy in one file and, every so often, a dated copy.
+
+    Args:
+        path: of the latest; None: it is not kept.
+        history: how the names of the dated copies begin, folder included; None: there are none.
+        every: a dated copy every so many updates; 0 or less: never.
+        now: the local time, for the copies' names.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        history: str | None = None,
+        every: int = 0,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        self.path = path
+        self._history = history
+        self._every = every if history is not None else 0
+        self._since = 0
+        self._now = now
+
+    def keep(self, data: bytes) -> Path | None:
+        """Keep the weights of an update; returns the dated copy if this one made one.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        if self.path is not None:
+            write_whole(self.path, data)
+        if self._every <= 0:
+            return None
+        self._since += 1
+        if self._since < self._every:
+            return None
+        self._since = 0
+        return self._dated_copy(data)
+
+    def _dated_copy(self, data: bytes) -> Path:
+        stem = f"{self._history}{self._now().strftime('%d_%m_%Y_%H_%M_%S')}"
+        Path(stem).parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            path = Path(f"{stem}_{number}.tmod" if number else f"{stem}.tmod")
+            try:
+                with path.open("xb") as file:  # "x": a copy made in the same second is not overwritten
+                    file.write(data)
+            except FileExistsError:
+                continue
+            return path
+        raise AssertionError("itertools.count ends never")

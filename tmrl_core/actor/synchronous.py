@@ -1,0 +1,162 @@
+"""The pace of `run_synchronous`: how many steps may be taken now, and the wait for models when none may."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from tmrl_core.actor.linked import WAIT_S, LinkedPlayer
+from tmrl_core.actor.pacing import Ratio, StarvationWatch
+from tmrl_core.errors import StarvedError
+
+logger = logging.getLogger(__name__)
+
+
+class SynchronousPace:
+    """Keeps the ratio of environment steps to models received for one run.
+
+    First `initial_steps` are collected without waiting; then the ratio is reached with them; then steps are counted
+    anew, and the ratio holds before each step, or with `end_episodes` before each episode.
+
+    Args:
+        player: what collects.
+        ratio: the rule, and the count of models.
+        initial_steps, nb_steps: how many before the ratio holds, and after that.
+        end_episodes: wait between episodes only.
+        send_every: send every so many steps also within an episode; 0: at episode ends.
+        update_each_step: take new weights as soon as they are there.
+        verbose: log waits at INFO.
+    """
+
+    def __init__(
+        self,
+        player: LinkedPlayer,
+        ratio: Ratio,
+        *,
+        initial_steps: float,
+        nb_steps: float,
+        end_episodes: bool,
+        send_every: int,
+        update_each_step: bool,
+        verbose: bool,
+    ) -> None:
+        self._player = player
+        self._ratio = ratio
+        self._initial_steps = initial_steps
+        self._nb_steps = nb_steps
+        self._end_episodes = end_episodes
+        self._send_every = send_every
+        self._update_each_step = update_each_step
+        self._verbose = verbose
+        self._origin = player.steps_that_count()
+        self.counting = False
+        """True: the initial steps are behind."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that count, initial ones first, then those after them."""
+        return self._player.steps_that_count() - self._origin
+
+    def go_on(self) -> bool:
+        """Between episodes: True when another may begin; waits until it may.
+
+        Raises:
+            StarvedError: worker and trainer wait for each other.
+        """
+        if self._player.ending():
+            return False
+        if not self.counting:
+            return self.steps < self._initial_steps or (self._leave_initial_steps() and self._has_room())
+        return self._has_room() and self._wait()
+
+    def allow(self) -> int:
+        """Before each slice of an episode: how long it may be; 0: the episode ends here.
+
+        Raises:
+            StarvedError: worker and trainer wait for each other.
+        """
+        player = self._player
+        if player.ending():
+            return 0
+        longest = player.slice_length
+        if self._update_each_step:
+            player.take_policy(verbose=self._verbose)
+            longest = 1
+        if self._send_every:
+            if len(player.buffer) >= self._send_every:
+                player.send_and_clear_buffer()
+            longest = max(1, min(longest, self._send_every - len(player.buffer)))
+        if self._end_episodes:
+            return longest
+        if not self.counting:
+            left = self._initial_steps - self.steps
+            if left > 0:
+                return int(min(longest, math.ceil(left)))
+            if not self._leave_initial_steps():
+                return 0
+        elif not self._has_room() or not self._wait():
+            return 0
+        steps = self.steps
+        return int(min(longest, self._ratio.room(steps), math.ceil(max(0, min(self._nb_steps - steps, longest)))))
+
+    def _has_room(self) -> bool:
+        return self.steps < self._nb_steps
+
+    def _leave_initial_steps(self) -> bool:
+        if not self._wait():
+            return False
+        self.counting = True
+        self._origin = self._player.steps_that_count()
+        return True
+
+    def _wait(self) -> bool:
+        """Wait for models until one more step is allowed; False: the run ends."""
+        player, ratio = self._player, self._ratio
+        if player.between_episodes or not ratio.allows(self.steps):
+            ratio.models += player.update_actor_weights(verbose=self._verbose)
+        if player.between_episodes:
+            player.obey()
+        watch: StarvationWatch | None = None
+        while not ratio.allows(self.steps):
+            if player.ending():
+                return False
+            link = player.link
+            if link is None:
+                raise StarvedError(
+                    f"max_steps_per_update is {ratio.maximum:g} and there is no trainer to send models: the worker is "
+                    "standalone. Leave max_steps_per_update out."
+                )
+            player.send_and_clear_buffer()
+            if watch is None:
+                watch = StarvationWatch(player.longest_episode_s)
+                self._say_wait()
+            if player.evaluate_if_due():
+                continue
+            models = player.update_actor_weights(verbose=self._verbose)
+            ratio.models += models
+            if watch.starving(link.progress, link.versions_published, link.counts.queued_samples):
+                raise StarvedError(self._who_waits_for_whom())
+            if not models:
+                link.wait_change(WAIT_S)
+        return not player.ending()
+
+    def _say_wait(self) -> None:
+        if self._verbose:
+            logger.info(
+                "worker %s waits for a model: (%d steps + 1) / (1 + %d models received) is above %g",
+                self._player.name,
+                self.steps,
+                self._ratio.models,
+                self._ratio.maximum,
+            )
+
+    def _who_waits_for_whom(self) -> str:
+        link = self._player.link
+        progress = link.progress if link is not None else None
+        trainer = f"with {progress.samples} samples and {progress.updates} updates: {progress.lack}" if progress else ""
+        return (
+            f"worker and trainer wait for each other. The worker: ({self.steps} steps + 1) / (1 + {self._ratio.models} "
+            f"models received) is above worker.max_steps_per_update = {self._ratio.maximum:g}. The trainer, {trainer}. "
+            "Raise worker.max_steps_per_update, worker.initial_steps or trainer.max_training_steps_per_env_step, or "
+            "lower trainer.update_model_interval or trainer.start_training."
+        )
