@@ -1,0 +1,245 @@
+"""Imports point one way, the protocol stays without I/O, and nothing happens on import."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tmrl_core
+
+PACKAGE = Path(tmrl_core.__file__).parent
+
+# From the bottom to the top: a module may import from lower layers, and from its own. The longest prefix decides.
+LAYERS: list[tuple[str, ...]] = [
+    ("errors", "functional"),
+    ("config",),
+    ("samples", "metrics"),
+    ("networking",),  # the protocol and the credentials
+    ("networking.transports", "networking.links"),
+    ("actor", "envs"),
+    ("training",),
+    ("networking.server", "networking.worker", "networking.trainer", "gateway", "compat"),
+    ("ending", "outcome", "roles", "supervision", "local", "cli", "cli_credentials", "__main__"),
+]
+PROTOCOL = ("messages", "framing", "connection", "delivery", "peers", "relay")
+PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
+DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
+TORCH_FILES = {"actor.torch_module", "actor.torch_policies"}
+
+
+def module_name(file: Path) -> str:
+    """The module's name without the package's."""
+    parts = list(file.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+def at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when the module is imported, other than for type checkers."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from at_import(statement.orelse)
+            continue
+        for block in ("body", "orelse", "finalbody"):
+            yield from at_import(getattr(statement, block, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from at_import(handler.body)
+
+
+def imported(module: str) -> set[str]:
+    """Full names of the modules (or of names in them) that a module imports when it is imported."""
+    names: set[str] = set()
+    for statement in at_import(ast.parse(FILES[module].read_text(encoding="utf-8")).body):
+        if isinstance(statement, ast.Import):
+            names |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, f"{module}: relative import"
+            names |= {f"{statement.module}.{alias.name}" for alias in statement.names}
+    return names
+
+
+def own_imports(module: str) -> set[str]:
+    """The modules of the package that a module imports when it is imported."""
+    found = set()
+    for name in imported(module):
+        if name.split(".")[0] == "tmrl_core":
+            rest = name.partition(".")[2]
+            found.add(rest if rest in FILES else rest.rpartition(".")[0])
+    return found
+
+
+def layer(module: str) -> int:
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:length])
+        for number, prefixes in enumerate(LAYERS):
+            if prefix in prefixes:
+                return number
+    raise AssertionError(f"tmrl_core.{module} is in no layer: say in LAYERS where it belongs")
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if name])
+def test_imports_point_one_way(module: str) -> None:
+    for other in own_imports(module):
+        if other:  # the package itself holds the version and lazy names
+            assert layer(other) <= layer(module), f"tmrl_core.{module} imports tmrl_core.{other}, which is above it"
+
+
+def test_imports_have_no_cycle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for other in sorted(own_imports(module)):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in FILES:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", PROTOCOL)
+def test_protocol_modules_do_no_io(module: str) -> None:
+    tops = {name.split(".")[0] for name in imported(f"networking.{module}")}
+    assert not tops & DOES_IO
+    assert tops <= PROTOCOL_PACKAGES | set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("module", list(FILES))
+def test_only_training_imports_torch(module: str) -> None:
+    if module.split(".")[0] != "training" and module not in TORCH_FILES:
+        assert "torch" not in {name.split(".")[0] for name in imported(module)}
+        assert not own_imports(module) & TORCH_FILES
+
+
+def run(code: str, *arguments: str) -> Any:
+    """What a fresh Python prints as JSON."""
+    command = [sys.executable, "-B", "-c", code, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_what_a_worker_and_a_server_import_is_light() -> None:
+    code = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+    light = ["networking.server", "networking.worker", "networking.credentials", "actor", "envs", "metrics", "config"]
+    found = set(run(code, *(f"tmrl_core.{name}" for name in [*light, "cli"])))
+    heavy = {"torch", "matplotlib", "wandb", "tensorboard", "tlspyo", "twisted", "cryptography", "pandas", "scipy"}
+    assert not found & heavy
+
+
+WATCHED = """
+import json, logging, os, random, sys, threading, warnings
+import importlib
+for name in json.loads(sys.argv[2]):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+events = []
+sys.addaudithook(lambda event, args: events.append((event, [str(arg) for arg in args])) if watching else None)
+watching = False
+def state():
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    numpy_state = str(sys.modules["numpy"].random.get_state()) if "numpy" in sys.modules else ""
+    torch_state = str(sys.modules["torch"].get_rng_state().sum()) if "torch" in sys.modules else ""
+    return {
+        "sys.path": list(sys.path), "environment": dict(os.environ), "random": hash(random.getstate()),
+        "numpy": numpy_state, "torch": torch_state, "threads": threading.active_count(),
+        "handlers": sum(len(getattr(each, "handlers", [])) for each in loggers), "level": logging.root.level,
+        "folder": os.getcwd(), "filters": str(warnings.filters), "switch": sys.getswitchinterval(),
+    }
+before, modules = state(), set(sys.modules)
+watching = True
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+watching = False
+after = state()
+print(json.dumps({
+    "events": events,
+    "changed": [key for key in before if before[key] != after[key]],
+    "modules": sorted(set(sys.modules) - modules),
+}))
+"""
+CODE = (".py", ".pyc", ".so", ".pyd")
+# What the import system does by itself: read code and list folders.
+HARMLESS = {"import", "compile", "exec", "marshal.loads", "os.listdir", "os.scandir", "object.__getattr__"}
+FORBIDDEN = ("socket.", "subprocess.", "os.mkdir", "os.remove", "os.rename", "os.putenv", "_thread.", "os.fork")
+
+
+def suspicious(events: list[tuple[str, list[str]]]) -> list[str]:
+    """Files that are not code, and anything that reaches out of the process."""
+    found = []
+    for event, arguments in events:
+        if event == "open":
+            written = len(arguments) > 1 and any(letter in arguments[1] for letter in "wax+")
+            if written or not arguments[0].endswith(CODE):
+                found.append(f"open {arguments}")
+        elif event not in HARMLESS and event.startswith(FORBIDDEN):
+            found.append(f"{event} {arguments}")
+    return found
+
+
+def test_importing_the_package_does_nothing() -> None:
+    result = run(WATCHED, json.dumps(["tmrl_core"]), "[]")
+    assert suspicious(result["events"]) == []
+    assert result["changed"] == []
+    assert set(result["modules"]) == {"tmrl_core", "__future__"}
+
+
+def test_importing_any_module_does_nothing() -> None:
+    own = [f"tmrl_core.{name}" for name in FILES if name and name != "__main__"]
+    others = sorted({name for module in FILES for name in imported(module) if not name.startswith("tmrl_core")})
+    # Names in modules are tried as modules too; what others do on import is theirs, so they come first.
+    modules = sorted({*others, *(name.rpartition(".")[0] for name in others if "." in name)})
+    result = run(WATCHED, json.dumps(own), json.dumps(["typing", *modules]))
+    assert suspicious(result["events"]) == []
+    assert result["changed"] == []
+    assert set(own) <= set(result["modules"])
+
+
+def test_the_watch_sees_what_happens_on_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "import os, socket, random\nrandom.random()\nsocket.socket().close()\nos.environ['X_NOISY'] = '1'\n"
+        f"open({str(tmp_path / 'log')!r}, 'w').close()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    result = run(WATCHED, json.dumps(["noisy"]), "[]")
+    assert {"environment", "random"} <= set(result["changed"])
+    seen = " ".join(suspicious(result["events"]))
+    assert "open" in seen
+    assert "socket." in seen
+
+
+def test_every_exported_name_is_there() -> None:
+    code = """
+import importlib, json, sys
+missing = []
+for module in ["tmrl_core", "tmrl_core.networking", "tmrl_core.actor", "tmrl_core.training", "tmrl_core.envs",
+               "tmrl_core.samples", "tmrl_core.metrics", "tmrl_core.config"]:
+    loaded = importlib.import_module(module)
+    missing += [f"{module}.{name}" for name in loaded.__all__ if not hasattr(loaded, name)]
+    if not hasattr(loaded, "no_such_name"):
+        missing.append("AttributeError")
+print(json.dumps(missing))
+"""
+    assert run(code) == ["AttributeError"] * 8
