@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -158,6 +158,11 @@ class Memory(EpisodeStatistics, ABC):
     Raises:
         ConfigError: a size is not positive or not whole.
     """
+
+    transient: ClassVar[frozenset[str]] = frozenset(
+        {"device", "nb_steps", "sample_preprocessor", "memory_size", "batch_size", "dataset_path", "crc_debug"}
+    )
+    """Attributes that no checkpoint holds: they come from the configuration."""
 
     def __init__(
         self,

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import logging
+import math
+import random
+import resource
+import shutil
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.training import (
+    CheckpointStore,
+    GenericTorchMemory,
+    ReplayMemory,
+    SacAgent,
+)
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.offline import TrainingOffline
+
+SPACES = (
+    gym.spaces.Box(-10, 10, (3,), np.float32),
+    gym.spaces.Box(-1, 1, (1,), np.float32),
+)
+
+
+def make_training(
+    memory_cls: Callable[..., Any] = ReplayMemory, agent_cls: Any = SacAgent, memory_size: int = 60, hidden: int = 8
+) -> TrainingOffline:
+    """A small agent; everything random comes from torch's global generator."""
+
+    def make_memory(nb_steps: int, device: Any) -> Any:
+        return memory_cls(nb_steps=nb_steps, device=device, memory_size=memory_size, batch_size=16)
+
+    def make_agent(**kwargs: Any) -> Any:
+        return (
+            agent_cls(**kwargs, model_kwargs={"hidden_sizes": (hidden, hidden)})
+            if agent_cls is SacAgent
+            else agent_cls(**kwargs)
+        )
+
+    return TrainingOffline(
+        SPACES,
+        make_memory,
+        make_agent,
+        epochs=6,
+        rounds=2,
+        steps=5,
+        update_model_interval=3,
+        update_buffer_interval=2,
+        device="cpu",
+    )
+
+
+class Recorded(LocalInterface):
+    """Hands over one recorded message each time that it is asked, from a position that can be chosen."""
+
+    def __init__(self, make_rows: Any, position: int = 0) -> None:
+        super().__init__()
+        self.position = position
+        self._make_rows = make_rows
+
+    def retrieve_buffer(self) -> Buffer:
+        stream, number = self.position % 3 + 1, self.position // 3
+        self.position += 1
+        buffer = Buffer(maxlen=None)
+        records = [EpisodeRecord("", float(number), 4, "train", "truncated")]
+        buffer.extend([self._make_rows(stream, number // 2, 4 * (number % 2), 4)], records)
+        return buffer
+
+
+def weights(training: TrainingOffline) -> list[torch.Tensor]:
+    agent = training.agent
+    return [*agent.model.state_dict().values(), *agent.target_critics.state_dict().values(), agent.log_alpha.detach()]
+
+
+def same(a: TrainingOffline, b: TrainingOffline) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(weights(a), weights(b), strict=True))
+
+
+@pytest.mark.parametrize("memory_cls", [ReplayMemory, GenericTorchMemory])
+@pytest.mark.parametrize("through_store", [True, False])
+def test_resuming_equals_the_uninterrupted_run_bit_for_bit(
+    tmp_path: Path, make_rows: Any, memory_cls: Any, through_store: bool
+) -> None:
+    torch.manual_seed(1)
+    training = make_training(memory_cls)
+    interface = Recorded(make_rows)
+    store = CheckpointStore(tmp_path / "store")
+    for _ in range(3):
+        training.run_epoch(interface)
+        store.save(training, wait=True)
+    training.save(tmp_path / "alone")
+    position = interface.position
+    expected_rows = [row for _ in range(3) for row in training.run_epoch(interface)]
+
+    torch.manual_seed(99)
+    random.seed(99)
+    if through_store:
+        resumed = CheckpointStore(tmp_path / "store").restore(lambda: make_training(memory_cls))
+        assert resumed is not None
+    else:
+        resumed = make_training(memory_cls)
+        resumed.load(tmp_path / "alone")
+    assert (resumed.epoch, resumed.total_updates) == (3, 30)
+    interface = Recorded(make_rows, position)
+    rows = [row for _ in range(3) for row in resumed.run_epoch(interface)]
+    assert same(training, resumed)
+    for expected, found in zip(expected_rows, rows, strict=True):
+        for name in ("loss_critic", "loss_actor", "memory_len", "samples_received", "return_train", "epoch", "round"):
+            assert expected[name] == found[name]
+
+
+def test_a_checkpoint_costs_what_is_new_in_it(tmp_path: Path, make_rows: Any) -> None:
+    training = make_training(memory_size=10_000)
+    store = CheckpointStore(tmp_path)
+    training.memory.append_chunk(make_rows(1, 0, 0, 5000))
+    store.save(training, wait=True)
+    (first,) = (tmp_path / "replay").iterdir()
+    before = first.stat().st_size
+    training.memory.append_chunk(make_rows(1, 0, 5000, 10))
+    store.save(training, wait=True)
+    row_bytes = training.memory.layout.row_bytes + 16
+    assert [file.name for file in (tmp_path / "replay").iterdir()] == [first.name]
+    assert before > 4999 * row_bytes
+    assert 10 * row_bytes <= first.stat().st_size - before < 10 * row_bytes + 500
+
+
+def test_rows_that_no_kept_checkpoint_needs_are_removed(
+    tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmrl_core.training.checkpoint.SEGMENT_BYTES", 1)  # a file of rows per checkpoint
+    training = make_training(memory_size=20)
+    store = CheckpointStore(tmp_path, keep_last=2, keep_best=False)
+    for i in range(8):
+        training.memory.append_chunk(make_rows(1, i, 0, 9))
+        store.save(training, wait=True)
+    assert store.counters() == [7, 8]
+    # 20 rows of the newest checkpoint, and those of the one before, are in the last four files of eight rows each.
+    assert len(list((tmp_path / "replay").iterdir())) == 4
+    resumed = CheckpointStore(tmp_path).restore(lambda: make_training(memory_size=20))
+    assert resumed is not None
+    assert [resumed.memory.get_transition(i)[3][2] for i in range(20)] == [
+        training.memory.get_transition(i)[3][2] for i in range(20)
+    ]
+
+
+def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    training = make_training()
+    for score in (None, -300.0, -100.0, -200.0, None, -150.0):
+        store.save(training, score=score, wait=True)
+    assert store.counters() == [3, 5, 6]
+
+
+def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path).save(make_training(), wait=True)
+    store = CheckpointStore(tmp_path)
+    assert store.restore(make_training) is not None
+    assert store.save(make_training(), wait=True) == 2
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "nothing").restore(make_training) is None
+
+
+def test_a_file_cut_anywhere_means_the_one_before_is_used(
+    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = make_training()
+    store = CheckpointStore(tmp_path / "good")
+    for epoch in range(2):
+        training.epoch = epoch
+        training.memory.append_chunk(make_rows(1, epoch, 0, 9))
+        store.save(training, wait=True)
+    files = [path.relative_to(tmp_path / "good") for path in (tmp_path / "good" / "2").iterdir()]
+    (rows,) = (tmp_path / "good" / "replay").iterdir()
+    cuts = [(name, share) for name in files for share in (0.0, 0.3, 0.99)]
+    cuts += [(rows.relative_to(tmp_path / "good"), 0.99)]  # within what only the second checkpoint has written
+    for i, (name, share) in enumerate(cuts):
+        copy = tmp_path / str(i)
+        shutil.copytree(tmp_path / "good", copy)
+        with (copy / name).open("r+b") as file:
+            file.truncate(int((copy / name).stat().st_size * share))
+        restored = CheckpointStore(copy).restore(make_training)
+        assert restored is not None
+        assert restored.epoch == 0
+        assert len(restored.memory) == 8
+        assert "checkpoint 2 cannot be used" in caplog.text
+        caplog.clear()
+
+
+def test_one_changed_byte_is_noticed(tmp_path: Path, make_rows: Any) -> None:
+    training = make_training()
+    training.memory.append_chunk(make_rows(1, 0, 0, 9))
+    CheckpointStore(tmp_path).save(training, wait=True)
+    for path in [*(tmp_path / "1").iterdir(), *(tmp_path / "replay").iterdir()]:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            CheckpointStore(tmp_path).restore(make_training)
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert CheckpointStore(tmp_path).restore(make_training) is not None
+
+
+def test_another_configuration_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
+    make_training().save(tmp_path / "one")
+    for other, named in (
+        (make_training(hidden=9), r"agent\.model: .*\[8, 3\].*\[9, 3\]"),
+        (make_training(memory_size=61), "memory.capacity was 60 and is 61"),
+        (make_training(memory_cls=GenericTorchMemory), "memory was a .*ReplayMemory and is a .*GenericTorchMemory"),
+    ):
+        before = [tensor.clone() for tensor in weights(other)]
+        with pytest.raises(CheckpointError, match=named):
+            other.load(tmp_path / "one")
+        assert all(torch.equal(a, b) for a, b in zip(before, weights(other), strict=True))
+
+
+class Odd(TrainingAgent):
+    """An agent with an attribute that nobody knows how to save."""
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
+        super().__init__(observation_space, action_space, device)
+        self.file = Path(__file__).open  # a function is made by the constructor
+        self.thing: Any = object()
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+    def get_actor(self) -> Any:
+        return None
+
+
+def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"agent\.thing is a builtins\.object.*state_dict"):
+        CheckpointStore(tmp_path).save(make_training(agent_cls=Odd))
+    assert not list(tmp_path.iterdir())
+
+
+class Counter:
+    """An object that saves itself."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "raw": b"\x00\xff"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["raw"] == b"\x00\xff"
+        self.count = state["count"]
+
+
+class Rich(TrainingAgent):
+    """An agent with a bit of everything."""
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
+        super().__init__(observation_space, action_space, device)
+        self.net = torch.nn.Linear(2, 2)
+        self.head = self.net
+        self.parameters = list(self.net.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.half = torch.zeros(2, dtype=torch.bfloat16)
+        self.python = random.Random(0)
+        self.numpy = np.random.default_rng(0)
+        self.generator = torch.Generator().manual_seed(0)
+        self.counter = Counter()
+        self.numbers: list[Any] = []
+        self.nested: dict[Any, Any] = {}
+        self.nothing: Any = None
+        self.shared = self.array = np.zeros(3)
+
+    @cached_property
+    def expensive(self) -> object:
+        return object()
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+    def get_actor(self) -> Any:
+        return None
+
+
+def test_everything_reachable_is_saved(tmp_path: Path) -> None:
+    training = make_training(agent_cls=Rich)
+    agent = training.agent
+    for _ in range(3):
+        agent.optimizer.zero_grad()
+        agent.net(torch.randn(5, 2)).square().sum().backward()
+        agent.optimizer.step()
+        agent.scheduler.step()
+    agent.half += 1.5
+    for draw in (agent.python.random, agent.numpy.random):
+        draw()
+    torch.rand(3, generator=agent.generator)
+    agent.counter.count = 7
+    agent.numbers = [math.inf, -0.5, *range(30), 2**70, True, "x", None]
+    agent.nested = {1: (1, [2, {"a": np.float32(0.1)}]), "s": {3, 4}, (1, 2): b"\x01"}
+    agent.nothing = 4
+    agent.array += 2
+    assert agent.expensive is not None
+    training.save(tmp_path / "c")
+
+    other = make_training(agent_cls=Rich)
+    parameters = list(other.agent.net.parameters())
+    other.load(tmp_path / "c")
+    found = other.agent
+    assert torch.equal(found.net.weight, agent.net.weight)
+    assert found.head is found.net
+    assert all(a is b for a, b in zip(found.parameters, parameters, strict=True))
+    assert found.optimizer.param_groups[0]["params"][0] is parameters[0]
+    assert torch.equal(
+        found.optimizer.state[parameters[0]]["exp_avg"], agent.optimizer.state[agent.net.weight]["exp_avg"]
+    )
+    assert found.scheduler.last_epoch == 3
+    assert torch.equal(found.half, agent.half)
+    assert found.python.random() == agent.python.random()
+    assert found.numpy.random() == agent.numpy.random()
+    assert torch.equal(torch.rand(3, generator=found.generator), torch.rand(3, generator=agent.generator))
+    assert found.counter.count == 7
+    assert found.numbers == agent.numbers
+    assert found.nested == agent.nested
+    assert type(found.nested[1][1][1]["a"]) is np.float32
+    assert found.nothing == 4
+    assert found.array.tolist() == [2, 2, 2]
+    assert found.shared is found.array
+    assert "expensive" not in vars(found)
+
+
+def test_settings_come_from_the_configuration_and_counters_from_the_checkpoint(tmp_path: Path) -> None:
+    training = make_training()
+    training.epoch = training.epochs = 6
+    training.save(tmp_path / "c")
+    longer = make_training()
+    longer.epochs = 9
+    longer.load(tmp_path / "c")
+    assert (longer.epoch, longer.epochs, longer.finished) == (6, 9, False)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_warns_each_time(
+    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = make_training(memory_size=5000)
+    store = CheckpointStore(tmp_path)
+    training.memory.append_chunk(make_rows(1, 0, 0, 9))
+    store.save(training, wait=True)
+    training.epoch = 1
+    training.memory.append_chunk(make_rows(1, 1, 0, 3000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        for failures in (1, 2):
+            store.save(training, wait=True)
+            assert store.failures == failures
+            assert caplog.text.count("training goes on") == failures
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert store.counters() == [1]
+    old = CheckpointStore(tmp_path).restore(lambda: make_training(memory_size=5000))
+    assert old is not None
+    assert (old.epoch, len(old.memory)) == (0, 8)
+    # There is room again: the next one is whole.
+    with caplog.at_level(logging.INFO):
+        store.save(training, wait=True)
+    assert store.last_error == ""
+    new = CheckpointStore(tmp_path).restore(lambda: make_training(memory_size=5000))
+    assert new is not None
+    assert (new.epoch, len(new.memory)) == (1, 8 + 2999)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, make_rows: Any) -> None:
+    training = make_training(memory_size=200)
+    store = CheckpointStore(tmp_path)
+    training.memory.append_chunk(make_rows(1, 0, 0, 200))
+    store.save(training)
+    # More than the memory holds: these appends may overwrite a row only after it is written.
+    for episode in range(1, 9):
+        training.memory.append_chunk(make_rows(1, episode, 0, 100))
+    assert store.wait(10)
+    saved = CheckpointStore(tmp_path).restore(lambda: make_training(memory_size=200))
+    assert saved is not None
+    assert [saved.memory.get_transition(i)[3][2] for i in range(199)] == list(range(1, 200))
+
+
+def test_a_folder_that_was_never_finished_is_not_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(make_training(), wait=True)
+    (tmp_path / ".2-abc.tmp").mkdir()
+    assert store.counters() == [1]
+    store.save(make_training(), wait=True)
+    assert not (tmp_path / ".2-abc.tmp").exists()

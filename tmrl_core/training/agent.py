@@ -1,0 +1,39 @@
+"""TrainingAgent: what learns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class TrainingAgent(ABC):
+    """Learns from batches and hands out the policy.
+
+    Its attributes are what a checkpoint saves, as `tmrl_core.training.state` says.
+
+    Args:
+        observation_space: of the environment.
+        action_space: of the environment.
+        device: where it computes.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.device = device
+
+    @abstractmethod
+    def train(self, batch: Any) -> dict[str, Any]:
+        """One update.
+
+        Args:
+            batch: what the memory yields, usually `(prev_obs, new_act, rew, new_obs, terminated, truncated)`.
+
+        Returns:
+            Metrics by name: numbers, or detached scalar tensors, which are read only at a round's end, so that no
+            update waits for its device.
+        """
+
+    @abstractmethod
+    def get_actor(self) -> Any:
+        """The ActorModule to publish; its weights are read before the next update."""

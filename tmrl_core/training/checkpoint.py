@@ -1,0 +1,571 @@
+"""Checkpoints: complete, atomic, and written beside training.
+
+    checkpoint/
+      12/ 13/                  one folder per checkpoint
+        manifest.json          what belongs to it, with sizes and checksums; and a checksum of itself
+        state.json             the tree of `tmrl_core.training.state`
+        arrays.safetensors     its arrays
+      replay/
+        rows-....seg           replay rows (`segments.py`), shared by the checkpoints that need them
+
+A checkpoint is written to a folder with another name, flushed to the disk and renamed, so that a folder with a number
+as its name is whole, or was damaged later; checksums tell. The training thread only copies the state; a thread of its
+own writes it, and the replay rows straight out of the memory, whose appends wait in the rare case that they would
+overwrite rows not yet written (`RowLease`). Rows that an earlier checkpoint has written are referred to, not written
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.training.layout import Array
+from tmrl_core.training.segments import RowFormat, append_rows, gather_rows, head, read_segment
+from tmrl_core.training.state import Captured, capture, restore
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FORMAT = 1
+SLICE_BYTES = 1 << 20
+SEGMENT_BYTES = 64 << 20
+"""A new file of rows is begun when one has reached this size, so that old rows can go."""
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_NAMES = {tag: np.dtype(name) for name, tag in _DTYPES.items()}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut; Windows has no such call and needs none."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write(path: Path, parts: Sequence[memoryview | bytes]) -> dict[str, int]:
+    """Write and flush a file in slices that release the interpreter's lock; return its size and checksum."""
+    crc = size = 0
+    with path.open("wb", buffering=0) as file:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), SLICE_BYTES):
+                piece = view[start : start + SLICE_BYTES]
+                while piece:
+                    written = file.write(piece)
+                    crc = zlib.crc32(piece[:written], crc)
+                    size += written
+                    piece = piece[written:]
+        os.fsync(file.fileno())
+    return {"bytes": size, "crc32": crc}
+
+
+def _read(path: Path, expected: dict[str, int]) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(f"{path} cannot be read: {exc}") from exc
+    if len(data) != expected["bytes"]:
+        raise CheckpointError(f"{path} is cut short: {len(data)} of {expected['bytes']} bytes")
+    if zlib.crc32(data) != expected["crc32"]:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    return data
+
+
+def _safetensors(arrays: dict[str, Array]) -> list[memoryview | bytes]:
+    """The parts of a safetensors file, without a copy of the arrays."""
+    entries: dict[str, Any] = {}
+    parts: list[memoryview | bytes] = []
+    offset = 0
+    for name, array in arrays.items():
+        tag = _DTYPES.get(array.dtype.name)
+        if tag is None:
+            raise CheckpointError(f"{name} is of {array.dtype}, which a checkpoint cannot hold.")
+        entries[name] = {
+            "dtype": tag,
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+        if array.nbytes:
+            parts.append(array.reshape(-1).view(np.uint8).data)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *parts]
+
+
+def _parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
+    try:
+        length = int.from_bytes(data[:8], "little")
+        entries = json.loads(data[8 : 8 + length])
+        arrays = {}
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            dtype = _NAMES[entry["dtype"]]
+            values = np.frombuffer(data, dtype, (end - begin) // dtype.itemsize, 8 + length + begin)
+            arrays[name] = values.reshape(entry["shape"])
+        return arrays
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
+
+
+def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
+    text = json.dumps(body, sort_keys=True)
+    whole = json.dumps({"body": body, "crc32": zlib.crc32(text.encode())}, sort_keys=True, indent=1)
+    _write(folder / "manifest.json", [whole.encode()])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint's folder holds.
+
+    Raises:
+        CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
+    """
+    path = folder / "manifest.json"
+    try:
+        whole = json.loads(path.read_bytes())
+        body: dict[str, Any] = whole["body"]
+        crc = whole["crc32"]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(f"{path} is missing, cut short or damaged: {exc}") from exc
+    if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    if body.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
+    return body
+
+
+# --- one checkpoint ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Rows:
+    """The rows that a checkpoint needs: [start, stop) of the memory's rings."""
+
+    rings: list[Array]
+    start: int
+    stop: int
+
+
+def _rows_of(training: Any) -> _Rows | None:
+    memory = getattr(training, "memory", None)
+    rings = getattr(memory, "row_arrays", None)
+    if not rings or memory is None or not hasattr(memory, "lease_rows"):
+        return None
+    return _Rows(list(rings), memory.written - len(memory), memory.written)
+
+
+def _note(training: Any) -> Any:
+    """Where the streams of samples stood: goes into the files of rows too, so that these speak for themselves."""
+    marks = getattr(training, "delivery", {}).get("marks", {})
+    return {"marks": {stream.hex(): list(mark) for stream, mark in marks.items()}}
+
+
+def _facts(training: Any) -> dict[str, Any]:
+    names = {
+        "epoch": "epoch",
+        "updates": "total_updates",
+        "samples": "total_samples",
+    }
+    return {name: getattr(training, attribute, None) for name, attribute in names.items()}
+
+
+def _write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> None:
+    """Write a whole checkpoint's folder under another name, then rename it."""
+    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        files = {
+            "state.json": _write(temporary / "state.json", [json.dumps(captured.tree).encode()]),
+            "arrays.safetensors": _write(temporary / "arrays.safetensors", _safetensors(captured.arrays)),
+        }
+        _write_manifest(temporary, {"format": FORMAT, "files": files, **body})
+        _flush_folder(temporary)
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.old")
+            folder.rename(old)
+            temporary.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            temporary.rename(folder)
+        _flush_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[str, Any]:
+    """Fill `training` from a folder; returns its manifest.
+
+    Raises:
+        CheckpointError: something is cut short, damaged, missing, or does not fit `training`.
+    """
+    body = read_manifest(folder)
+    tree = json.loads(_read(folder / "state.json", body["files"]["state.json"]))
+    arrays = _parse_safetensors(
+        _read(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
+    )
+    rows: list[Array] = []
+    described = body["rows"]
+    if described is not None:
+        row_format = RowFormat(tuple(described["dtypes"]), tuple(described["widths"]))
+        segments = []
+        for entry in described["segments"]:
+            segment = read_segment(rows_folder / entry["file"], entry["bytes"])
+            if segment.good_bytes < entry["bytes"]:
+                logger.warning(
+                    "%s is cut short or damaged after byte %d of %d",
+                    rows_folder / entry["file"],
+                    segment.good_bytes,
+                    entry["bytes"],
+                )
+            segments.append(segment)
+        rows = gather_rows(segments, row_format, described["start"], described["stop"])
+    try:
+        restore(training, tree, arrays, rows)
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
+        raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
+    return body
+
+
+def save_training(training: Any, folder: Path) -> None:
+    """Write a checkpoint that stands alone: a folder with all of it, replay rows included.
+
+    Raises:
+        CheckpointError: an attribute cannot be saved, or the folder cannot be written.
+    """
+    captured = capture(training)
+    rows = _rows_of(training)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        described = None
+        name = f"rows-{uuid.uuid4().hex[:8]}.seg"
+        side = folder.with_name(f".{folder.name}-{name}")
+        if rows is not None:
+            row_format = RowFormat.of(rows.rings)
+            with side.open("wb") as file:
+                file.write(head(row_format))
+                append_rows(file, rows.rings, rows.start, rows.stop, _note(training))
+                file.flush()
+                os.fsync(file.fileno())
+            described = _described(rows, [{"file": name, "bytes": side.stat().st_size}])
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise CheckpointError(f"{folder} is a file; a checkpoint is a folder")
+            _write_checkpoint(folder, captured, {"counter": 0, "score": None, "rows": described, **_facts(training)})
+            if rows is not None:
+                side.rename(folder / name)
+                _flush_folder(folder)
+        finally:
+            side.unlink(missing_ok=True)
+    except OSError as exc:
+        raise CheckpointError(f"the checkpoint {folder} cannot be written: {exc}") from exc
+
+
+def load_training(training: Any, folder: Path) -> None:
+    """Fill `training` from what `save_training` wrote, or from one numbered folder of a `CheckpointStore`.
+
+    Raises:
+        CheckpointError: it is missing, damaged or does not fit. Nothing was changed then.
+    """
+    body = read_manifest(folder)
+    shared = body["rows"] is not None and not (folder / body["rows"]["segments"][0]["file"]).exists()
+    _restore_checkpoint(training, folder, folder.parent / "replay" if shared else folder)
+
+
+def _described(rows: _Rows, segments: list[dict[str, Any]]) -> dict[str, Any]:
+    row_format = RowFormat.of(rows.rings)
+    return {
+        "start": rows.start,
+        "stop": rows.stop,
+        "dtypes": list(row_format.dtypes),
+        "widths": list(row_format.widths),
+        "segments": segments,
+    }
+
+
+# --- many -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Snapshot:
+    counter: int
+    captured: Captured
+    rows: _Rows | None
+    lease: Any
+    note: Any
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in one folder.
+
+    `save` copies the state and returns; a thread writes. A `save` that comes while the one before is still being
+    written waits for it, so that at most one copy is held.
+
+    Args:
+        root: the folder; made when the first checkpoint is written.
+        keep_last: how many of the newest are kept.
+        keep_best: keep the one with the highest score too.
+
+    Attributes:
+        failures: how many checkpoints could not be written.
+        last_error: why the last one could not, in words; empty after one that could.
+    """
+
+    def __init__(self, root: str | Path, keep_last: int = 2, keep_best: bool = True) -> None:
+        self.root = Path(root)
+        self.rows_folder = self.root / "replay"
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.failures = 0
+        self.last_error = ""
+        self.last_write_s = 0.0
+        self._counter: int | None = None
+        self._segments: list[dict[str, Any]] = []
+        """Files that hold the rows up to `_saved_until`, oldest first; `stop` is the row after their last."""
+        self._saved_until = 0
+        self._open_segment: Path | None = None
+        self._thread: threading.Thread | None = None
+        self._defect: BaseException | None = None
+
+    def counters(self) -> list[int]:
+        """Numbers of the checkpoints that are there, ascending."""
+        if not self.root.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in self.root.iterdir() if entry.name.isdecimal() and entry.is_dir())
+
+    # --- writing ---
+
+    def save(self, training: Any, *, score: float | None = None, wait: bool = False) -> int:
+        """Checkpoint `training` as it is now.
+
+        A disk that is full, or otherwise fails, leaves the checkpoints that are there as they are, and a warning, each
+        time.
+
+        Args:
+            training: not changed.
+            score: its latest evaluation's mean return, for `keep_best`.
+            wait: return when it is on the disk.
+
+        Returns:
+            The checkpoint's number.
+
+        Raises:
+            CheckpointError: an attribute cannot be saved; or writing the one before failed by a defect of ours.
+        """
+        self.wait()
+        if self._defect is not None:
+            raise CheckpointError("an earlier checkpoint could not be written") from self._defect
+        captured = capture(training)
+        rows = _rows_of(training)
+        if self._counter is None:
+            self._counter = max(self.counters(), default=0)
+        self._counter += 1
+        snapshot = _Snapshot(
+            counter=self._counter,
+            captured=captured,
+            rows=rows,
+            lease=training.memory.lease_rows(self._saved_until) if rows is not None else None,
+            note=_note(training),
+            body={"counter": self._counter, "score": score, "written_at_s": time.time(), **_facts(training)},
+        )
+        self._thread = threading.Thread(target=self._work, args=(snapshot,), name="tmrl-checkpoint", daemon=True)
+        self._thread.start()
+        if wait:
+            self.wait()
+        return snapshot.counter
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is being written; False when the time is over."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
+    close = wait
+
+    def _work(self, snapshot: _Snapshot) -> None:
+        started = time.perf_counter()
+        try:
+            self._write(snapshot)
+            self._prune()
+            self.last_error = ""
+        except OSError as exc:
+            self.failures += 1
+            self.last_error = str(exc)
+            logger.warning(
+                "checkpoint %d could not be written to %s: %s. The ones before are untouched and training goes on; "
+                "make room, the next one is tried after the next epoch.",
+                snapshot.counter,
+                self.root,
+                exc,
+            )
+        except Exception as exc:
+            self.failures += 1
+            self.last_error = repr(exc)
+            self._defect = exc
+            logger.exception("checkpoint %d could not be written", snapshot.counter)
+        finally:
+            if snapshot.lease is not None:
+                snapshot.lease.release()
+            self.last_write_s = time.perf_counter() - started
+
+    def _write(self, snapshot: _Snapshot) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        described = None
+        if snapshot.rows is not None:
+            segments = self._write_rows(snapshot, snapshot.rows)
+            described = _described(snapshot.rows, segments)
+        _write_checkpoint(self.root / str(snapshot.counter), snapshot.captured, {**snapshot.body, "rows": described})
+        logger.debug("checkpoint %d is written", snapshot.counter)
+
+    def _write_rows(self, snapshot: _Snapshot, rows: _Rows) -> list[dict[str, Any]]:
+        """Append the rows that no file holds yet; returns the files that the checkpoint needs."""
+        if rows.start > self._saved_until:
+            self._segments = []  # all that was written has left the memory since
+        self._segments = [entry for entry in self._segments if entry["stop"] > rows.start]
+        start = max(rows.start, self._saved_until)
+        if start == rows.stop:
+            return [dict(entry) for entry in self._segments]
+        path = self._open_segment
+        new = path is None or not self._segments or self._segments[-1]["bytes"] >= SEGMENT_BYTES
+        if path is None or new:
+            self.rows_folder.mkdir(parents=True, exist_ok=True)
+            path = self.rows_folder / f"rows-{start:014d}-{uuid.uuid4().hex[:8]}.seg"
+        length = 0 if new else self._segments[-1]["bytes"]
+        try:
+            with path.open("wb" if new else "r+b", buffering=0) as raw:
+                raw.truncate(length)  # what an attempt that failed left behind
+                raw.seek(length)
+                file = _Whole(raw)
+                if new:
+                    file.write(head(RowFormat.of(rows.rings)))
+                append_rows(file, rows.rings, start, rows.stop, snapshot.note, snapshot.lease.advance)  # type: ignore[arg-type]
+                os.fsync(raw.fileno())
+                length = raw.tell()
+        except OSError:
+            with suppress(OSError):
+                if new:
+                    path.unlink(missing_ok=True)
+                else:
+                    os.truncate(path, length)
+            raise
+        _flush_folder(self.rows_folder)
+        entry = {"file": path.name, "bytes": length, "stop": rows.stop}
+        self._segments = [*(self._segments if new else self._segments[:-1]), entry]
+        self._open_segment = path
+        self._saved_until = rows.stop
+        return [dict(entry) for entry in self._segments]
+
+    def _prune(self) -> None:
+        """Remove the checkpoints that are not to be kept, and rows that none needs."""
+        bodies: dict[int, dict[str, Any]] = {}
+        for counter in self.counters():
+            with suppress(CheckpointError):
+                bodies[counter] = read_manifest(self.root / str(counter))
+        keep = set(sorted(bodies)[-self.keep_last :])
+        scored = {counter: body["score"] for counter, body in bodies.items() if body["score"] is not None}
+        if self.keep_best and scored:
+            keep.add(max(scored, key=lambda counter: (scored[counter], counter)))
+        for entry in self.root.iterdir():
+            ours = (entry.name.isdecimal() and int(entry.name) not in keep) or entry.suffix in (".tmp", ".old")
+            if ours and entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+        needed = {
+            segment["file"] for counter in keep for segment in (bodies[counter]["rows"] or {"segments": []})["segments"]
+        }
+        needed |= {segment["file"] for segment in self._segments}
+        if self.rows_folder.is_dir():
+            for file in self.rows_folder.glob("rows-*.seg"):
+                if file.name not in needed:
+                    file.unlink(missing_ok=True)
+
+    # --- reading ---
+
+    def restore(self, make: Callable[[], T]) -> T | None:
+        """A training object as the newest good checkpoint has it, or None when there is no checkpoint.
+
+        Each attempt fills a fresh object, so that none is ever half loaded.
+
+        Args:
+            make: makes the training object as it was made for the one that was saved.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used; the message says why of each.
+        """
+        self.wait()
+        reasons = []
+        for counter in reversed(self.counters()):
+            folder = self.root / str(counter)
+            training = make()
+            try:
+                body = _restore_checkpoint(training, folder, self.rows_folder)
+            except CheckpointError as exc:
+                logger.warning("checkpoint %d cannot be used: %s", counter, exc)
+                reasons.append(f"{counter}: {exc}")
+                continue
+            rows = body["rows"]
+            self._segments = [dict(entry) for entry in rows["segments"]] if rows is not None else []
+            self._saved_until = rows["stop"] if rows is not None else 0
+            self._open_segment = None
+            logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))
+            return training
+        if reasons:
+            raise CheckpointError(
+                f"no checkpoint in {self.root} can be used ({'; '.join(reasons)}). Choose another run.name, or move "
+                "the folder away to begin anew."
+            )
+        return None
+
+
+class _Whole:
+    """An unbuffered file whose `write` writes all or raises."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        total = len(view)
+        while view:
+            view = view[self._raw.write(view) :]
+        return total

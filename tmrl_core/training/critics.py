@@ -1,0 +1,151 @@
+"""State-action values as one batched ensemble, and models that hold a policy and its critics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.actor.flattening import layout_of, vector_size
+from tmrl_core.actor.torch_policies import SquashedGaussianMLPActor, flatten_batch, make_activation
+
+# Shape suffixes: K critics, B batch, I inputs, A action elements.
+
+
+class EnsembleLinear(nn.Module):
+    """`count` independent affine layers, computed as one batched product.
+
+    Args:
+        count: K, how many.
+        inputs: features in.
+        outputs: features out.
+    """
+
+    def __init__(self, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        # As torch.nn.Linear initialises each of them.
+        bound = 1.0 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x_KBI: Tensor) -> Tensor:
+        """[K, B, outputs] of [K, B, inputs]."""
+        return torch.baddbmm(self.bias, x_KBI, self.weight)
+
+
+class EnsembleCritic(nn.Module):
+    """Several independent multi-layer perceptrons that estimate the value of an action.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.flattening` says.
+        action_space: a Box of floats.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        count: K, how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        count: int = 2,
+    ) -> None:
+        super().__init__()
+        self._layout = layout_of(observation_space)
+        self.count = count
+        make = make_activation(activation)
+        layers: list[nn.Module] = []
+        width = vector_size(self._layout) + math.prod(action_space.shape)
+        for hidden in hidden_sizes:
+            layers += [EnsembleLinear(count, width, int(hidden)), make()]
+            width = int(hidden)
+        self.net = nn.Sequential(*layers, EnsembleLinear(count, width, 1))
+
+    def forward(self, obs: Any, act: Tensor) -> Tensor:
+        """[K, B] values.
+
+        Args:
+            obs: nested as the observation space is, leaves [B, *shape] tensors.
+            act: [B, *action shape].
+        """
+        x_BI = torch.cat([flatten_batch(self._layout, obs), act.reshape(act.shape[0], -1).float()], dim=-1)
+        q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
+        return q_KB1.squeeze(-1)
+
+
+class CriticList(nn.Module):
+    """Critics that are modules of their own, each `(obs, act) -> [B]`, behind the interface of `EnsembleCritic`."""
+
+    def __init__(self, critics: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.critics = nn.ModuleList(critics)
+        self.count = len(critics)
+
+    def forward(self, obs: Any, act: Tensor) -> Tensor:
+        """[K, B] values."""
+        return torch.stack([critic(obs, act).reshape(-1) for critic in self.critics])
+
+
+class MLPActorCritic(nn.Module):
+    """A squashed-Gaussian policy and its critics.
+
+    A model of one's own needs `actor(obs, test=False, compute_logprob=True) -> (action, logp_B)`, which is an
+    ActorModule too, and `critics(obs, act) -> q_KB`; or, instead of `critics`, modules `q1` and `q2`, or a list `qs`.
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer, of the policy and of the critics.
+        activation: class of the hidden layers' activation, or its name.
+        n: how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        n: int = 2,
+    ) -> None:
+        super().__init__()
+        self.actor = SquashedGaussianMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class REDQMLPActorCritic(MLPActorCritic):
+    """An `MLPActorCritic` with the ten critics of REDQ."""
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        n: int = 10,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden_sizes, activation, n)
+
+
+def critics_of(model: Any) -> nn.Module:
+    """A model's critics as one module `(obs, act) -> q_KB`.
+
+    Raises:
+        TypeError: the model has none that this module knows.
+    """
+    if hasattr(model, "critics"):
+        critics: nn.Module = model.critics
+        return critics
+    if hasattr(model, "qs"):
+        return CriticList(list(model.qs))
+    if hasattr(model, "q1") and hasattr(model, "q2"):
+        return CriticList([model.q1, model.q2])
+    raise TypeError(
+        f"{type(model).__name__} has no critics: give it an attribute `critics` (module, (obs, act) -> [K, B]), "
+        "or `q1` and `q2`, or `qs`."
+    )

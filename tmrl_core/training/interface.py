@@ -1,0 +1,150 @@
+"""The seam between a training loop and wherever its samples come from and its policies go.
+
+`TrainingInterface` is what a loop calls. `LocalInterface` is in memory: for training in one process, and for tests.
+`tmrl_core.networking.trainer` has the one that speaks to a Server.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from tmrl_core.networking.messages import Progress
+from tmrl_core.samples import Buffer, Chunk, Version
+
+
+class TrainingInterface(ABC):
+    """Brings samples to a training loop and takes its policies. Called by the training thread only."""
+
+    @abstractmethod
+    def retrieve_buffer(self) -> Buffer:
+        """All samples that have arrived, without waiting.
+
+        What the call before returned counts as committed from now on.
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """What the last `retrieve_buffer` returned is in the memory, or was refused."""
+
+    def refuse(self, chunk: Chunk, reason: str) -> None:
+        """The memory cannot take this chunk of the last buffer; to be said before `commit`."""
+        return None
+
+    @abstractmethod
+    def broadcast_model(self, actor: Any) -> Version | None:
+        """Publish a policy as the latest."""
+
+    @property
+    def version(self) -> Version:
+        """Version of the latest published policy; (0, 0) before the first."""
+        return (0, 0)
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until something has arrived, or `stopping` becomes true, or the time is over. True: there is something.
+
+        Raises:
+            StarvedError: the other side waits as well, and for ever.
+        """
+
+    def report(self, progress: Progress) -> None:
+        """Say how far training is, and what it lacks while it waits."""
+        return None
+
+    def record_round(self, row: dict[str, Any]) -> None:
+        """A round has ended with this row of statistics."""
+        return None
+
+    @property
+    def stopping(self) -> bool:
+        """True: training should end in order, now."""
+        return False
+
+
+class LocalInterface(TrainingInterface):
+    """The interface in memory: `put` hands samples over, from any thread, and `actor` is the latest policy.
+
+    Args:
+        on_publish: called with each published policy, in the training thread.
+    """
+
+    def __init__(self, on_publish: Callable[[Any, Version], None] | None = None) -> None:
+        self._on_publish = on_publish
+        self._changed = threading.Condition()
+        # Guarded by `_changed`: what was put and not retrieved, and whether to stop.
+        self._waiting = Buffer(maxlen=None)
+        self._stopping = False
+        self._version: Version = (0, 0)
+        self.actor: Any = None
+        self.progress = Progress()
+        self.rows: list[dict[str, Any]] = []
+        self.refused: list[tuple[Chunk, str]] = []
+        self.samples_committed = 0
+        self._outstanding = 0
+
+    def put(self, buffer: Buffer) -> None:
+        """Hand over a copy of what `buffer` holds, and its episode records."""
+        with self._changed:
+            self._waiting += buffer
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End training in order; may be called from any thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def retrieve_buffer(self) -> Buffer:
+        """All that was put."""
+        self.commit()
+        with self._changed:
+            taken, self._waiting = self._waiting, Buffer(maxlen=None)
+        self._outstanding = len(taken)
+        return taken
+
+    def commit(self) -> None:
+        """Count what the last `retrieve_buffer` returned."""
+        self.samples_committed += self._outstanding
+        self._outstanding = 0
+
+    def refuse(self, chunk: Chunk, reason: str) -> None:
+        """Keep what was refused in `refused`."""
+        self.refused.append((chunk, reason))
+        self._outstanding -= chunk.rows
+
+    def broadcast_model(self, actor: Any) -> Version:
+        """Make this policy `actor`. It is the training agent's own object, not a copy."""
+        self._version = (1, self._version[1] + 1)
+        self.actor = actor
+        if self._on_publish is not None:
+            self._on_publish(actor, self._version)
+        return self._version
+
+    @property
+    def version(self) -> Version:
+        """(1, how many were published)."""
+        return self._version
+
+    def wait(self, timeout_s: float) -> bool:
+        """Woken by `put` and `stop`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) or self._stopping, deadline - time.monotonic())
+            return len(self._waiting) > 0
+
+    def report(self, progress: Progress) -> None:
+        """Keep the latest in `progress`."""
+        self.progress = progress
+
+    def record_round(self, row: dict[str, Any]) -> None:
+        """Keep all in `rows`."""
+        self.rows.append(row)
+
+    @property
+    def stopping(self) -> bool:
+        """True after `stop`."""
+        return self._stopping

@@ -1,0 +1,391 @@
+"""The training loops: sample, update, publish, take what has arrived, hold the ratio."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import logging
+import pstats
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tmrl_core.networking.messages import Progress
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.interface import TrainingInterface
+
+logger = logging.getLogger(__name__)
+
+
+_SETTINGS = (
+    "env_cls",
+    "memory_cls",
+    "training_agent_cls",
+    "epochs",
+    "rounds",
+    "steps",
+    "update_model_interval",
+    "update_buffer_interval",
+    "max_training_steps_per_env_step",
+    "sleep_between_buffer_retrieval_attempts",
+    "profiling",
+    "agent_scheduler",
+    "start_training",
+    "device",
+    "max_policy_lag",
+)
+
+
+class _RoundStatistics:
+    """Means over one round. Metrics are kept as they come: reading a tensor makes the processor wait for its device."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.idle_s = 0.0
+        self.sampling_s = 0.0
+        self.training_s = 0.0
+        self.updates = 0
+        self.samples = 0
+        self.lag_weighted = 0
+        self.lag_samples = 0
+        self.lag_max = 0
+        self.stale = 0
+        self._metrics: dict[str, list[Any]] = {}
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        self.updates += 1
+        for name, value in metrics.items():
+            self._metrics.setdefault(name, []).append(value)
+
+    def means(self) -> dict[str, float]:
+        return {name: _mean(values) for name, values in self._metrics.items()}
+
+
+def _mean(values: list[Any]) -> float:
+    if all(hasattr(value, "detach") for value in values):
+        import torch
+
+        return float(torch.stack([value.detach().float().reshape(()) for value in values]).mean())
+    return float(sum(float(value) for value in values) / len(values))
+
+
+class TrainingOffline:
+    """Off-policy training from a memory that fills while it trains.
+
+    Args:
+        env_cls: makes the environment whose spaces count; or a pair (observation space, action space).
+        memory_cls: `(nb_steps=, device=)` makes the memory.
+        training_agent_cls: `(observation_space=, action_space=, device=)` makes the TrainingAgent.
+        epochs: how many; a Trainer writes a checkpoint after each.
+        rounds: rounds in an epoch; each gives one row of statistics.
+        steps: updates in a round.
+        update_model_interval: updates between two published policies.
+        update_buffer_interval: updates between two looks for new samples.
+        max_training_steps_per_env_step: training waits while updates / samples received is above this (strictly: one
+            more update passes).
+        sleep_between_buffer_retrieval_attempts: longest wait in seconds before it looks again; arriving samples wake
+            it earlier.
+        profiling: log where each epoch's time went.
+        agent_scheduler: called as `(agent, epoch)` at each epoch's start.
+        start_training: samples received before the first update.
+        device: handed to memory and agent.
+        max_policy_lag: samples of a policy that is more versions behind than this are discarded on arrival, counted;
+            None: none are.
+    """
+
+    transient: ClassVar[frozenset[str]] = frozenset({"published", "statistics", *_SETTINGS})
+    """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
+
+    def __init__(
+        self,
+        env_cls: Any,
+        memory_cls: Callable[..., Any],
+        training_agent_cls: Callable[..., Any],
+        epochs: int = 10,
+        rounds: int = 50,
+        steps: int = 2000,
+        update_model_interval: int = 100,
+        update_buffer_interval: int = 100,
+        max_training_steps_per_env_step: float = 1.0,
+        sleep_between_buffer_retrieval_attempts: float = 1.0,
+        profiling: bool = False,
+        agent_scheduler: Callable[[Any, int], None] | None = None,
+        start_training: int = 0,
+        device: Any = None,
+        *,
+        max_policy_lag: int | None = None,
+    ) -> None:
+        self.env_cls = env_cls
+        self.memory_cls = memory_cls
+        self.training_agent_cls = training_agent_cls
+        self.epochs = epochs
+        self.rounds = rounds
+        self.steps = steps
+        self.update_model_interval = update_model_interval
+        self.update_buffer_interval = update_buffer_interval
+        self.max_training_steps_per_env_step = max_training_steps_per_env_step
+        self.sleep_between_buffer_retrieval_attempts = sleep_between_buffer_retrieval_attempts
+        self.profiling = profiling
+        self.agent_scheduler = agent_scheduler
+        self.start_training = start_training
+        self.device = device
+        self.max_policy_lag = max_policy_lag
+
+        self.epoch = 0
+        self.round = 0
+        """Rounds done in this epoch; more than none after an epoch that was ended early."""
+        self.step = 0
+        """Updates done in this round."""
+        self.total_updates = 0
+        self.total_samples = 0
+        """Environment steps received, resets included: raw, never lowered."""
+        self.samples_stale = 0
+        self.best_return: float | None = None
+        """Mean return of the best evaluation so far."""
+        self.elapsed_s = 0.0
+        """Seconds that the run had been going when it was saved."""
+        self.delivery: dict[str, Any] = {"incarnation": 0, "counter": 0, "marks": {}}
+        """Where each worker's stream of samples stands: what this memory holds and what it does not."""
+        self.published = False
+        self.statistics = _RoundStatistics()
+
+        if isinstance(env_cls, tuple):
+            observation_space, action_space = env_cls
+        else:
+            env = env_cls()
+            try:
+                observation_space, action_space = env.observation_space, env.action_space
+            finally:
+                env.close()
+        self.memory = memory_cls(nb_steps=steps, device=device)
+        self.agent = training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self.epoch >= self.epochs
+
+    def run_epoch(self, interface: TrainingInterface) -> list[dict[str, Any]]:
+        """Train for one epoch, or until `interface.stopping`; an epoch ended early goes on where it was.
+
+        Returns:
+            One row of statistics per finished round.
+
+        Raises:
+            StarvedError: both sides wait for each other for ever.
+        """
+        profiler = cProfile.Profile() if self.profiling else None
+        if profiler is not None:
+            profiler.enable()
+        rows = []
+        if not self.published:
+            interface.broadcast_model(self.agent.get_actor())
+            self.published = True
+        if self.agent_scheduler is not None and self.round == 0 and self.step == 0:
+            self.agent_scheduler(self.agent, self.epoch)
+        while self.round < self.rounds and not interface.stopping:
+            if not self._run_round(interface):
+                break
+            row = self._row()
+            rows.append(row)
+            interface.record_round(row)
+            self.round += 1
+            self.step = 0
+        if self.round >= self.rounds:
+            self.round = 0
+            self.epoch += 1
+        if profiler is not None:
+            profiler.disable()
+            text = io.StringIO()
+            pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(30)
+            logger.info("where the epoch's time went:\n%s", text.getvalue())
+        return rows
+
+    def _run_round(self, interface: TrainingInterface) -> bool:
+        """False: it was stopped before its end."""
+        statistics = self.statistics = _RoundStatistics()
+        if not self._hold_ratio(interface):
+            return False
+        batches = iter(self.memory)
+        while self.step < self.steps:
+            before = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                # An epoch that was ended early goes on with fewer updates than the memory yields; never with more.
+                batches = iter(self.memory)
+                continue
+            sampled = time.perf_counter()
+            if self.total_updates % self.update_buffer_interval == 0:
+                self.update_buffer(interface)
+            train = time.perf_counter()
+            metrics = self.agent.train(batch)
+            after = time.perf_counter()
+            statistics.add(metrics)
+            statistics.sampling_s += sampled - before
+            statistics.training_s += after - train
+            self.total_updates += 1
+            self.step += 1
+            if self.total_updates % self.update_model_interval == 0:
+                interface.broadcast_model(self.agent.get_actor())
+                interface.report(self._progress())
+            if not self._hold_ratio(interface):
+                return self.step >= self.steps
+        return True
+
+    def update_buffer(self, interface: TrainingInterface) -> None:
+        """Take what has arrived, append it to the memory, commit it."""
+        buffer = interface.retrieve_buffer()
+        if len(buffer) or buffer.episodes:
+            kept, originals = self._without_stale(buffer, interface)
+            refused_rows = 0
+            for chunk, reason in self.memory.append(kept) or ():
+                logger.error("samples refused: %s", reason)
+                refused_rows += chunk.rows
+                interface.refuse(originals.get(id(chunk), chunk), str(reason))
+            received = len(buffer) - refused_rows
+            self.total_samples += received
+            self.statistics.samples += received
+        interface.commit()
+        interface.report(self._progress())
+
+    def _without_stale(self, buffer: Buffer, interface: TrainingInterface) -> tuple[Buffer, dict[int, Chunk]]:
+        """`buffer` without rows whose policy is too old, and for each chunk that was cut out of one, that one."""
+        current = interface.version[1]
+        statistics = self.statistics
+        kept: list[Chunk] = []
+        originals: dict[int, Chunk] = {}
+        for chunk in buffer.chunks:
+            start = row = 0
+            for segment in chunk.segments:
+                lag = max(0, current - segment.counter)
+                statistics.lag_weighted += lag * segment.rows
+                statistics.lag_samples += segment.rows
+                statistics.lag_max = max(statistics.lag_max, lag)
+                if self.max_policy_lag is not None and lag > self.max_policy_lag:
+                    statistics.stale += segment.rows
+                    self.samples_stale += segment.rows
+                    if row > start:
+                        kept.append(chunk.slice(start, row))
+                        originals[id(kept[-1])] = chunk
+                    start = row + segment.rows
+                row += segment.rows
+            if start == 0:
+                kept.append(chunk)
+            elif row > start:
+                kept.append(chunk.slice(start, row))
+                originals[id(kept[-1])] = chunk
+        if not originals and len(kept) == len(buffer.chunks):
+            return buffer, originals
+        remaining = Buffer(maxlen=None)
+        remaining.extend(kept, buffer.episodes)
+        return remaining, originals
+
+    def _lack(self) -> str:
+        """What training waits for, in words; empty when it may go on."""
+        if self.total_samples == 0:
+            return "no sample has arrived yet"
+        if self.total_samples < self.start_training:
+            return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
+        if len(self.memory) == 0:
+            return f"{self.total_samples} samples have arrived, but no complete transition"
+        if self.total_updates / self.total_samples > self.max_training_steps_per_env_step:
+            return (
+                f"{self.total_updates} updates / {self.total_samples} samples received is above "
+                f"trainer.max_training_steps_per_env_step = {self.max_training_steps_per_env_step:g}"
+            )
+        return ""
+
+    def _hold_ratio(self, interface: TrainingInterface) -> bool:
+        """Wait until training may go on. False: `interface.stopping`."""
+        if not self._lack():
+            return not interface.stopping
+        started = time.perf_counter()
+        said = ""
+        try:
+            while True:
+                if interface.stopping:
+                    return False
+                self.update_buffer(interface)
+                lack = self._lack()
+                if not lack:
+                    return True
+                if lack != said:
+                    logger.debug("waiting: %s", lack)
+                    said = lack
+                    interface.report(self._progress(lack))
+                interface.wait(self.sleep_between_buffer_retrieval_attempts)
+        finally:
+            self.statistics.idle_s += time.perf_counter() - started
+            if said:
+                interface.report(self._progress())
+
+    def _progress(self, lack: str = "") -> Progress:
+        return Progress(
+            samples=self.total_samples, updates=self.total_updates, start_training=self.start_training, lack=lack
+        )
+
+    def _row(self) -> dict[str, Any]:
+        statistics = self.statistics
+        round_s = time.perf_counter() - statistics.started
+        updates = max(1, statistics.updates)
+        row: dict[str, Any] = {
+            "epoch": self.epoch,
+            "round": self.round,
+            "updates": self.total_updates,
+            "samples_received": self.total_samples,
+            "memory_len": len(self.memory),
+            "round_time": round_s,
+            "idle_time": statistics.idle_s,
+            "sampling_duration": statistics.sampling_s / updates,
+            "training_step_duration": statistics.training_s / updates,
+            "return_test": self.memory.stat_test_return,
+            "return_train": self.memory.stat_train_return,
+            "episode_length_test": self.memory.stat_test_steps,
+            "episode_length_train": self.memory.stat_train_steps,
+            "samples_per_s": statistics.samples / round_s if round_s > 0 else 0.0,
+            "updates_per_s": statistics.updates / round_s if round_s > 0 else 0.0,
+            "samples_stale": self.samples_stale,
+            **statistics.means(),
+        }
+        if statistics.lag_samples:
+            row["policy_lag_mean"] = statistics.lag_weighted / statistics.lag_samples
+            row["policy_lag_max"] = statistics.lag_max
+        return row
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that going on identically needs to the folder `path`.
+
+        Raises:
+            CheckpointError: it cannot be written, or an attribute cannot be saved.
+        """
+        from tmrl_core.training.checkpoint import save_training
+
+        save_training(self, Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Take over what `save` wrote; this object must have been made with the same arguments.
+
+        Raises:
+            CheckpointError: it is damaged or belongs to another configuration. Nothing was changed then.
+        """
+        from tmrl_core.training.checkpoint import load_training
+
+        load_training(self, Path(path))
+        self.published = False
+
+
+class TorchTrainingOffline(TrainingOffline):
+    """`TrainingOffline` that picks the device when it is None: cuda where there is one, otherwise cpu."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        if len(args) < 14 and kwargs.get("device") is None:
+            kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        super().__init__(*args, **kwargs)
+        logger.debug("training on %s", self.device)

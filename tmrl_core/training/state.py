@@ -1,0 +1,502 @@
+"""The state of a training object as a tree of JSON values and named arrays, without pickle.
+
+`capture` walks the attributes of the training object, its agent and its memory (the *owners*). What it meets becomes a
+node: plain values as they are, everything else as a dict with its kind under "t". Arrays and tensors are copied, so
+that the result may be written beside training. Objects that are met again become references.
+
+`restore` goes the other way, into an object that was made with the same arguments: modules, optimizers, tensors,
+arrays, lists and dicts are filled in place, so that who refers to them (an optimizer to a parameter) still does. It
+looks for everything that does not fit before it changes anything.
+
+What a constructor makes and training never changes is not saved: functions, classes, devices, dtypes, spaces, paths.
+`functools.cached_property` values are not either, nor attributes that an owner names in its class attribute
+`transient`.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import functools
+import inspect
+import logging
+import pathlib
+import random
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.layout import Array
+from tmrl_core.training.memory import EpisodeStatistics
+
+logger = logging.getLogger(__name__)
+
+Node = Any
+
+_SHORT = 16
+"""Shorter lists of arrays or numbers are not worth an array of their own."""
+
+_CONSTANTS = (
+    type,
+    types.ModuleType,
+    torch.device,
+    torch.dtype,
+    gymnasium.Space,
+    np.dtype,
+    pathlib.PurePath,
+    enum.Enum,
+    logging.Logger,
+)
+
+_SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def _is_stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _is_owner(value: Any, owners: set[int]) -> bool:
+    return id(value) in owners or isinstance(value, (TrainingAgent, EpisodeStatistics))
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, _CONSTANTS) or (callable(value) and not _is_stateful(value))
+
+
+def _owners_of(training: Any) -> set[int]:
+    return {id(training), id(getattr(training, "agent", training)), id(getattr(training, "memory", training))}
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def saved_attributes(owner: Any) -> dict[str, Any]:
+    """The attributes of an owner that a checkpoint holds."""
+    kind = type(owner)
+    transient = {name for base in kind.__mro__ for name in base.__dict__.get("transient", ())}
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if name not in transient and not isinstance(getattr(kind, name, None), functools.cached_property)
+    }
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+class Captured:
+    """What `capture` found.
+
+    Attributes:
+        tree: JSON values.
+        arrays: copies, by the names that the tree uses.
+    """
+
+    def __init__(self, tree: Node, arrays: dict[str, Array]) -> None:
+        self.tree = tree
+        self.arrays = arrays
+
+
+class _Capture:
+    def __init__(self, owners: set[int]) -> None:
+        self.arrays: dict[str, Array] = {}
+        self._owners = owners
+        self._seen: dict[int, str] = {}
+        self._inside: set[int] = set()
+        """Ids of what a module holds that was captured already: its parts need no saving of their own."""
+        self._alive: list[Any] = []
+        """Keeps what was seen alive, so that no id is used twice."""
+
+    def node(self, value: Any, path: str) -> Node:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, bytes):
+            return {"t": "bytes", "v": base64.b64encode(value).decode()}
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+            return {"t": "scalar", "a": self._array(np.asarray(value), path)}
+        if id(value) in self._inside:
+            return {"t": "constant"}
+        known = self._seen.get(id(value))
+        if known is not None:
+            return {"t": "ref", "p": known}
+        if isinstance(value, (tuple, frozenset)):
+            return self._sequence(value, path)
+        self._seen[id(value)] = path
+        self._alive.append(value)
+        return self._object(value, path)
+
+    def _object(self, value: Any, path: str) -> Node:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind not in "biufc":
+                raise CheckpointError(f"{path} is an array of {value.dtype}; a checkpoint holds numbers only.")
+            return {"t": "array", "a": self._array(value, path)}
+        if isinstance(value, (list, set)):
+            return self._sequence(value, path)
+        if isinstance(value, deque):
+            return {"t": "deque", "maxlen": value.maxlen, "v": self._items(value, path)}
+        if isinstance(value, Mapping):
+            pairs = [[self.node(k, f"{path} key"), self.node(v, f"{path}[{k!r}]")] for k, v in value.items()]
+            return {"t": "dict", "v": pairs}
+        generator = _generator_state(value)
+        if generator is not None:
+            return {"t": "generator", "class": _class_name(value), "v": self.node(generator, f"{path} state")}
+        if isinstance(value, torch.nn.Module):
+            self._inside.update(map(id, [*value.modules(), *value.parameters(), *value.buffers()]))
+        if _is_stateful(value):
+            return {"t": "stateful", "class": _class_name(value), "v": self.node(value.state_dict(), f"{path} state")}
+        if _is_owner(value, self._owners) and hasattr(value, "__dict__"):
+            attributes = {
+                name: self.node(item, f"{path}.{name}" if path else name)
+                for name, item in saved_attributes(value).items()
+            }
+            return {"t": "owner", "class": _class_name(value), "v": attributes}
+        if _is_constant(value):
+            return {"t": "constant"}
+        raise CheckpointError(
+            f"{path} is a {_class_name(value)}, which a checkpoint cannot hold. Give it state_dict() and "
+            "load_state_dict(), make it a functools.cached_property, or name it in the class attribute `transient`."
+        )
+
+    def _sequence(self, value: Any, path: str) -> Node:
+        kind = next((name for name, cls in _SEQUENCES.items() if isinstance(value, cls)), "list")
+        if kind == "list" and len(value) >= _SHORT:
+            packed = self._packed(value, path)
+            if packed is not None:
+                return packed
+        return {"t": kind, "v": self._items(value, path)}
+
+    def _items(self, value: Any, path: str) -> list[Node]:
+        return [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]
+
+    def _packed(self, value: list[Any], path: str) -> Node:
+        """A long list of numbers, or of arrays of one dtype and shape, as one array; None if it is no such list."""
+        first = type(value[0])
+        if first in (bool, int, float) and all(type(item) is first for item in value):
+            if first is int and not all(-(2**63) <= item < 2**63 for item in value):
+                return None
+            return {"t": "numbers", "kind": first.__name__, "a": self._array(np.array(value), path)}
+        if issubclass(first, (np.ndarray, np.generic)) and value[0].dtype.kind in "biufc":
+            dtype, shape = value[0].dtype, value[0].shape
+            if all(type(item) is first and item.dtype == dtype and item.shape == shape for item in value):
+                kind = "arrays" if first is np.ndarray else "scalars"
+                return {"t": "packed", "kind": kind, "a": self._array(np.stack(value), path)}
+        return None
+
+    def _tensor(self, value: torch.Tensor, path: str) -> Node:
+        flat = value.detach().to("cpu", copy=True).contiguous()
+        dtype = str(flat.dtype).removeprefix("torch.")
+        if flat.dtype == torch.bfloat16:
+            flat = flat.view(torch.int16)
+        try:
+            array = flat.numpy()
+        except TypeError as exc:
+            raise CheckpointError(f"{path} is a tensor of {dtype}, which a checkpoint cannot hold.") from exc
+        return {
+            "t": "tensor",
+            "a": self._array(array, path, copy=False),
+            "dtype": dtype,
+            "device": str(value.device),
+            "grad": value.requires_grad,
+        }
+
+    def _array(self, value: Array, path: str, copy: bool = True) -> str:
+        name = path or "value"
+        while name in self.arrays:
+            name += "'"
+        if value.dtype.kind == "c":
+            raise CheckpointError(f"{path} is of {value.dtype}; a checkpoint holds real numbers only.")
+        # ascontiguousarray would make a scalar one-dimensional.
+        native = value.astype(value.dtype.newbyteorder("="), order="C", copy=copy)
+        self.arrays[name] = native
+        return name
+
+
+def capture(training: Any) -> Captured:
+    """The state of a training object, with the random states of this process.
+
+    Raises:
+        CheckpointError: names an attribute that cannot be saved.
+    """
+    walk = _Capture(_owners_of(training))
+    tree = {"training": walk.node(training, ""), "random": walk.node(global_random_state(), "random")}
+    return Captured(tree, walk.arrays)
+
+
+# --- random generators ------------------------------------------------------------------------------------------------
+
+
+def _generator_state(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return None
+
+
+def _set_generator_state(value: Any, state: Any) -> None:
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(state)
+    elif isinstance(value, random.Random):
+        value.setstate(state)
+    else:
+        value.set_state(state.cpu())
+
+
+def global_random_state() -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's global generators."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_global_random_state(state: Mapping[str, Any]) -> None:
+    """Undo `global_random_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([item.cpu() for item in state["cuda"]])
+
+
+# --- back -------------------------------------------------------------------------------------------------------------
+
+
+class _Restore:
+    def __init__(self, arrays: Mapping[str, Array], rows: Sequence[Array]) -> None:
+        self._arrays = arrays
+        self._rows = rows
+        self._done: dict[str, Any] = {}
+
+    def decoded(self, node: Node) -> Any:
+        """The value of a node that fills nothing."""
+        return _Restore(self._arrays, ()).put(None, node, "")
+
+    # What does not fit, without changing anything.
+
+    def misfits(self, existing: Any, node: Node, path: str) -> Iterator[str]:
+        kind = node.get("t") if isinstance(node, dict) else None
+        if kind == "owner":
+            if _class_name(existing) != node["class"]:
+                yield f"{path or 'the training object'} was a {node['class']} and is a {_class_name(existing)}"
+                return
+            attributes = vars(existing)
+            for name, item in node["v"].items():
+                yield from self.misfits(attributes.get(name), item, f"{path}.{name}" if path else name)
+        elif kind == "stateful":
+            if not _is_stateful(existing):
+                yield f"{path} was a {node['class']} and is a {_class_name(existing)}"
+            else:
+                yield from self._state_misfits(existing, node, path)
+        elif kind == "generator":
+            if _class_name(existing) != node["class"]:
+                yield f"{path} was a {node['class']} and is a {_class_name(existing)}"
+        elif kind == "tensor" and isinstance(existing, torch.Tensor) and existing.requires_grad:
+            shape = self._arrays[node["a"]].shape
+            if tuple(existing.shape) != shape:
+                yield f"{path} was {list(shape)} and is {list(existing.shape)}"
+        elif kind in ("list", "tuple", "deque"):
+            present = list(existing) if isinstance(existing, (list, tuple, deque)) else []
+            for i, item in enumerate(node["v"]):
+                yield from self.misfits(present[i] if i < len(present) else None, item, f"{path}[{i}]")
+        elif kind == "dict":
+            for key, item in node["v"]:
+                key = self.decoded(key)
+                at_key = existing.get(key) if isinstance(existing, Mapping) else None
+                yield from self.misfits(at_key, item, f"{path}[{key!r}]")
+
+    def _state_misfits(self, existing: Any, node: Node, path: str) -> Iterator[str]:
+        if isinstance(existing, torch.nn.Module):
+            saved = {k: self._shape(v) for k, v in node["v"]["v"]}
+            present = {k: tuple(v.shape) for k, v in existing.state_dict().items() if isinstance(v, torch.Tensor)}
+            for name in sorted(saved.keys() | present.keys()):
+                if saved.get(name) != present.get(name):
+                    yield f"{path}: {name} was {_shown(saved.get(name))} and is {_shown(present.get(name))}"
+        elif isinstance(existing, torch.optim.Optimizer):
+            state = self.decoded(node["v"])
+            saved_sizes = [len(group["params"]) for group in state["param_groups"]]
+            sizes = [len(group["params"]) for group in existing.param_groups]
+            if saved_sizes != sizes:
+                yield f"{path} had {saved_sizes} parameters in its groups and has {sizes}"
+        elif hasattr(existing, "row_arrays"):
+            state = self.decoded(node["v"])
+            if state["memory_size"] != existing.memory_size:
+                yield f"memory.capacity was {state['memory_size']} and is {existing.memory_size}"
+
+    def _shape(self, node: Node) -> tuple[int, ...] | None:
+        return self._arrays[node["a"]].shape if isinstance(node, dict) and "a" in node else None
+
+    # Into place.
+
+    def put(self, existing: Any, node: Node, path: str) -> Any:
+        """The value that `node` stands for: `existing`, filled, where it can be."""
+        if not isinstance(node, dict):
+            return node
+        if node["t"] == "ref":
+            return self._done.get(node["p"], existing)
+        value = getattr(self, f"_put_{node['t']}")(existing, node, path)
+        self._done.setdefault(path, value)
+        return value
+
+    def _put_bytes(self, existing: Any, node: Node, path: str) -> bytes:
+        return base64.b64decode(node["v"])
+
+    def _put_scalar(self, existing: Any, node: Node, path: str) -> Any:
+        return self._arrays[node["a"]][()]
+
+    def _put_array(self, existing: Any, node: Node, path: str) -> Array:
+        array = self._arrays[node["a"]]
+        if (
+            isinstance(existing, np.ndarray)
+            and (existing.shape, existing.dtype) == (array.shape, array.dtype)
+            and existing.flags.writeable
+        ):
+            filled: Array = existing
+            filled[...] = array
+            return filled
+        copied: Array = array.copy()
+        return copied
+
+    def _put_tensor(self, existing: Any, node: Node, path: str) -> torch.Tensor:
+        tensor = torch.from_numpy(self._arrays[node["a"]].copy())
+        if node["dtype"] == "bfloat16":
+            tensor = tensor.view(torch.bfloat16)
+        if isinstance(existing, torch.Tensor) and (existing.shape, existing.dtype) == (tensor.shape, tensor.dtype):
+            with torch.no_grad():
+                existing.copy_(tensor)
+            return existing
+        device = existing.device if isinstance(existing, torch.Tensor) else _usable(node["device"])
+        return tensor.to(device).requires_grad_(node["grad"])
+
+    def _put_numbers(self, existing: Any, node: Node, path: str) -> list[Any]:
+        return self._refill(existing, self._arrays[node["a"]].tolist())
+
+    def _put_packed(self, existing: Any, node: Node, path: str) -> list[Any]:
+        rows = self._arrays[node["a"]]
+        return self._refill(existing, [row.copy() for row in rows] if node["kind"] == "arrays" else list(rows))
+
+    def _refill(self, existing: Any, items: list[Any]) -> list[Any]:
+        if type(existing) is list:
+            existing[:] = items
+            return existing
+        return items
+
+    def _items(self, existing: Any, node: Node, path: str) -> list[Any]:
+        present = list(existing) if isinstance(existing, (list, tuple, deque)) else []
+        return [
+            self.put(present[i] if i < len(present) else None, item, f"{path}[{i}]") for i, item in enumerate(node["v"])
+        ]
+
+    def _put_list(self, existing: Any, node: Node, path: str) -> list[Any]:
+        return self._refill(existing, self._items(existing, node, path))
+
+    def _put_tuple(self, existing: Any, node: Node, path: str) -> Any:
+        return tuple(self._items(existing, node, path))
+
+    def _put_set(self, existing: Any, node: Node, path: str) -> set[Any]:
+        return set(self._items(None, node, path))
+
+    def _put_frozenset(self, existing: Any, node: Node, path: str) -> frozenset[Any]:
+        return frozenset(self._items(None, node, path))
+
+    def _put_deque(self, existing: Any, node: Node, path: str) -> deque[Any]:
+        items = self._items(existing, node, path)
+        if isinstance(existing, deque) and existing.maxlen == node["maxlen"]:
+            existing.clear()
+            existing.extend(items)
+            return existing
+        return deque(items, node["maxlen"])
+
+    def _put_dict(self, existing: Any, node: Node, path: str) -> Any:
+        present = existing if isinstance(existing, dict) else {}
+        pairs = []
+        for key_node, item in node["v"]:
+            key = self.put(None, key_node, f"{path} key")
+            pairs.append((key, self.put(present.get(key), item, f"{path}[{key!r}]")))
+        if isinstance(existing, dict):
+            existing.clear()
+            existing.update(pairs)
+            return existing
+        return dict(pairs)
+
+    def _put_constant(self, existing: Any, node: Node, path: str) -> Any:
+        return existing
+
+    def _put_generator(self, existing: Any, node: Node, path: str) -> Any:
+        _set_generator_state(existing, self.put(None, node["v"], f"{path} state"))
+        return existing
+
+    def _put_stateful(self, existing: Any, node: Node, path: str) -> Any:
+        state = self.put(None, node["v"], f"{path} state")
+        if hasattr(existing, "row_arrays"):
+            existing.load_state_dict(state, self._rows)
+        else:
+            existing.load_state_dict(state)
+        return existing
+
+    def _put_owner(self, existing: Any, node: Node, path: str) -> Any:
+        self._done.setdefault(path, existing)
+        attributes = vars(existing)
+        arguments = inspect.signature(type(existing)).parameters
+        for name, item in node["v"].items():
+            place = f"{path}.{name}" if path else name
+            before = attributes.get(name)
+            plain = type(before) in (bool, int, float, str) and type(item) in (bool, int, float, str)
+            if plain and name in arguments and before != item:
+                logger.warning(
+                    "%s is %r in the checkpoint and %r in the configuration: the checkpoint's value counts",
+                    place,
+                    item,
+                    before,
+                )
+            value = self.put(before, item, place)
+            if value is not before or not isinstance(item, dict):
+                setattr(existing, name, value)
+        return existing
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else str(list(shape))
+
+
+def _usable(device: str) -> torch.device:
+    return torch.device(device if not device.startswith("cuda") or torch.cuda.is_available() else "cpu")
+
+
+def restore(training: Any, tree: Node, arrays: Mapping[str, Array], rows: Sequence[Array] = ()) -> None:
+    """Fill `training` with a captured state, and set the global random generators.
+
+    Args:
+        training: made with the same arguments as the one that was captured.
+        tree: `Captured.tree`.
+        arrays: `Captured.arrays`.
+        rows: of a memory that keeps its rows apart, see `ReplayMemory.load_state_dict`.
+
+    Raises:
+        CheckpointError: it does not fit; all that does not is named, and nothing was changed.
+    """
+    walk = _Restore(arrays, rows)
+    misfits = list(walk.misfits(training, tree["training"], ""))
+    if misfits:
+        raise CheckpointError("the checkpoint belongs to another configuration: " + "; ".join(misfits[:8]))
+    random_state = walk.put(None, tree["random"], "random")
+    walk.put(training, tree["training"], "")
+    set_global_random_state(random_state)
