@@ -142,6 +142,8 @@ def test_without_a_key_the_run_is_kept_on_disk(tmp_path: Path, caplog: pytest.Lo
         sink.write(make(1))
         sink.write(make(2))
         assert sink.mode == "offline"
+    # wandb's own process may still be writing when a run has finished; it is done when that process has ended.
+    wandb.teardown()
     (kept,) = runs(tmp_path)
     assert kept.name == "run-run7.wandb"
     content = kept.read_bytes()
@@ -162,6 +164,7 @@ def test_without_network_the_run_is_kept_on_disk_and_the_key_to_ourselves(
     (state,) = recorder.states
     assert (state.written, state.error) == (1, "")
     assert sink.mode == "offline"
+    wandb.teardown()
     assert "not reachable" in caplog.text
     assert runs(tmp_path)
     assert not [name for name, value in os.environ.items() if KEY in value]
@@ -177,6 +180,7 @@ def test_with_key_and_network_the_run_is_online(
         sink.write(make(20))
         sink.write(make(10))
         assert sink.mode == "online"
+    wandb.teardown()
     sent = b"".join(wandb_server.bodies)
     assert sent.count(b"round/return_test") >= 2
     assert KEY.encode() not in sent
@@ -202,6 +206,7 @@ def test_wandbs_own_mode_holds_even_with_a_key(
     with WandbSink(project="tests", folder=tmp_path, key=KEY) as sink:
         sink.write(make(1))
         assert sink.mode == mode
+    wandb.teardown()
     assert len(runs(tmp_path)) == files
 
 
