@@ -68,6 +68,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"memory": {"capacity": 500}}, ["trainer.start_training: 1000", "memory.capacity = 500"]),
         ({"network": {"heartbeat_s": 20}}, ["network.heartbeat_s: 20", "network.silent_s = 10"]),
         ({"network": {"backoff_min_s": 20}}, ["network.backoff_min_s", "backoff_max_s = 15"]),
+        ({"network": {"max_message_bytes": 1e9}}, ["server.budget_bytes: 67108864", "max_message_bytes = 1000000000"]),
         ({"network": {"transport": "tlspyo", "local_port_worker": 55555}}, ["must differ", "55555"]),
         ({"network": {"security": None}, "server": {"host": "a.org"}}, ["server.host: 'a.org'", "allow_insecure"]),
         ({"network": {"security": None}, "server": {"bind": "0.0.0.0"}}, ["server.bind", "allow_insecure_remote"]),

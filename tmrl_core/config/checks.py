@@ -55,6 +55,12 @@ def contradictions(config: Config) -> Iterator[str]:
             f"network.backoff_min_s: {network.backoff_min_s:g} must not be above "
             f"network.backoff_max_s = {network.backoff_max_s:g}"
         )
+    # A message's frames have headers of their own: about two thousandths of it.
+    if config.server.budget_bytes < 2.01 * network.max_message_bytes:
+        yield (
+            f"server.budget_bytes: {config.server.budget_bytes} must hold two messages of "
+            f"network.max_message_bytes = {network.max_message_bytes}; raise the first or lower the second"
+        )
     ports = [config.server.port, network.local_port_server, network.local_port_trainer, network.local_port_worker]
     if network.transport == "tlspyo" and len(set(ports)) < len(ports):
         yield f"server.port and the three network.local_port_* must differ with tlspyo, found {ports}"

@@ -187,7 +187,7 @@ class ServerSection(Section, frozen=True, kw_only=True):
     )
     budget_bytes: Annotated[
         Annotated[int, Meta(ge=2 * MIB)], doc("Bytes of samples that may wait in the Server, all workers together.")
-    ] = 32 * MIB
+    ] = 64 * MIB
 
     @property
     def bind_address(self) -> str:
@@ -225,8 +225,12 @@ class NetworkSection(Section, frozen=True, kw_only=True):
     backoff_min_s: Annotated[PositiveSeconds, doc("First wait, in seconds, before a new connection is tried.")] = 0.2
     backoff_max_s: Annotated[PositiveSeconds, doc("Longest wait, in seconds, between two tries.")] = 15.0
     max_message_bytes: Annotated[
-        Annotated[int, Meta(ge=65536)], doc("Longer messages are refused before memory is allocated for them.")
-    ] = 256 * MIB
+        Annotated[int, Meta(ge=65536)],
+        doc(
+            "Longer messages of samples are refused before memory is allocated for them; only a single sample "
+            "of more than 1 MiB makes such. `server.budget_bytes` must hold two."
+        ),
+    ] = 16 * MIB
     compression: Annotated[
         Literal["auto", "zstd", "none"], doc("Of samples. auto: zstd where it pays on the link at hand.")
     ] = "auto"

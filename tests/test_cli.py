@@ -1,0 +1,292 @@
+"""The command line, mostly through real processes: what it prints, its exit statuses, and how roles end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tmrl_core import __version__, cli
+from tmrl_core.config.documents import read_document
+from tmrl_core.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment with nothing of the person who runs the tests."""
+    there = {name: value for name, value in os.environ.items() if not name.startswith("TMRL_CORE_")}
+    there["TMRL_CORE_HOME"] = str(tmp_path / "home")
+    there["PYTHONPATH"] = str(ROOT)
+    return there
+
+
+@pytest.fixture
+def run(tmp_path: Path, environ: dict[str, str]) -> Run:
+    """Runs the command line in an empty folder, to its end."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tmrl_core", *arguments],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=90,
+        )
+
+    return call
+
+
+@pytest.fixture
+def start(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the command line; what still runs at the test's end is killed."""
+    with contextlib.ExitStack() as stack:
+
+        def call(*arguments: str) -> subprocess.Popen[str]:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tmrl_core", *arguments],
+                    cwd=tmp_path,
+                    env=environ,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield call
+
+
+def test_the_version(run: Run) -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"tmrl_core {__version__}\n")
+
+
+def test_the_schema_is_one_and_the_ready_files_fit_it(run: Run) -> None:
+    done = run("--config-schema")
+    assert done.returncode == 0
+    schema = json.loads(done.stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for path in (ROOT / "config").iterdir():
+        jsonschema.validate(read_document(path), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"sever": {}}, schema)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("server: {prot: 3}\n", "server.prot: unknown key. Did you mean port?"),
+        ("server: {port: abc}\n", "server.port: found the text 'abc', allowed: a whole number from 0 to 65535"),
+        ("memory: {capacity: 3}\n", "memory.capacity: 3 samples hold no batch"),
+        ("server: {port: [\n", "broken YAML"),
+        ("network: {token: hunter2}\n", "secrets do not live in the configuration"),
+        (None, "my.yaml: no such file"),
+    ],
+)
+def test_a_wrong_configuration_is_one_message_and_exit_status_2(
+    run: Run, tmp_path: Path, content: str | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "my.yaml").write_text(content, encoding="utf-8")
+    done = run("--server", "-c", "my.yaml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: my.yaml: ") or "memory" in said
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "one of the arguments --server"),
+        (("--server", "--worker"), "not allowed with"),
+        (("--server", "--workers", "2"), "--workers goes with --local, not --server"),
+        (("--worker", "--wandb"), "--wandb goes with --trainer or --local"),
+        (("--local", "--workers", "0"), "--workers: found 0"),
+        (("--server", "--set", "server.port"), "write it as section.key=value"),
+        (("--serv",), "--serv"),
+        (("--credentials",), "COMMAND"),
+        (("--credentials", "bundle"), "ROLE"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_status_2(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = cli.main(arguments)
+    except SystemExit as exc:
+        status = exc.code
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_unexpected_exception_keeps_its_traceback(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def Env():\n    raise RuntimeError('a bug of mine')\n", encoding="utf-8")
+    done = run("--benchmark", "--set", "environment.cls=mine:Env", "--set", "environment.kwargs={}")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "a bug of mine" in done.stderr
+
+
+def test_the_configuration_file_s_folder_is_searched_for_references(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "mine.py").write_text(
+        "import gymnasium\ndef Env():\n    return gymnasium.make('Pendulum-v1')\n", encoding="utf-8"
+    )
+    (folder / "my.yaml").write_text("environment: {cls: 'mine:Env', kwargs: {}}\n", encoding="utf-8")
+    done = run("--benchmark", "-c", "elsewhere/my.yaml", "--steps", "50")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_benchmark_prints_rates_and_needs_no_torch(tmp_path: Path, environ: dict[str, str]) -> None:
+    code = (
+        "import sys; from tmrl_core import cli; status = cli.main(['--benchmark', '--steps', '300']);"
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rates = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert all(int(rate.replace(",", "")) > 0 for rate in rates.values())
+    assert "steps_per_s" in rates
+
+
+def test_a_test_without_a_saved_policy_says_what_to_do(run: Run) -> None:
+    done = run("--test")
+    assert done.returncode == 2
+    assert "has no saved policy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- the Server as a process ------------------------------------------------------------------------------------------
+
+
+def listening(process: subprocess.Popen[str]) -> int:
+    """The port that a Server announces."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        assert process.stderr is not None
+        pytest.fail(process.stderr.read())
+    return int(json.loads(line)["port"])
+
+
+SERVER = ("--server", "--announce", "--set", "server.port=0")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_server_in_order(
+    start: Callable[..., subprocess.Popen[str]], number: signal.Signals, tmp_path: Path
+) -> None:
+    process = start(*SERVER)
+    port = listening(process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "ending in order" in err
+    with socket.socket() as probe, pytest.raises(OSError):  # noqa: PT011 - refused, or reset where it is slow
+        probe.connect(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("written", ["stop\n", ""])
+def test_the_control_pipe_ends_a_server_in_order(start: Callable[..., subprocess.Popen[str]], written: str) -> None:
+    process = start(*SERVER, "--control")
+    assert listening(process) > 0
+    _, err = process.communicate(written, timeout=30)
+    assert process.returncode == 0, err
+
+
+def test_a_server_makes_credentials_for_this_machine_only(
+    start: Callable[..., subprocess.Popen[str]], run: Run, tmp_path: Path
+) -> None:
+    process = start(*SERVER, "--control")
+    listening(process)
+    process.communicate("stop\n", timeout=30)
+    assert (tmp_path / "home" / "credentials" / "ca.pem").is_file()
+    done = run("--server", "--set", "server.host=server.example.org", "--set", "network.credentials_dir=others")
+    assert done.returncode == 1
+    assert "CredentialsError" in done.stderr
+    assert "--credentials create" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "others").exists()
+
+
+def test_a_port_in_use_is_one_message(start: Callable[..., subprocess.Popen[str]], run: Run) -> None:
+    process = start(*SERVER, "--control")
+    port = listening(process)
+    done = run("--server", "--set", f"server.port={port}")
+    assert done.returncode == 1
+    assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_a_worker_without_a_server_keeps_trying_and_ends_in_order(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("--worker", "--set", "server.port=9", "--set", "worker.drain_timeout_s=0")
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if "127.0.0.1" in line or "Server" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, said + err
+    assert "samples acknowledged" in said + err
+
+
+# --- credentials ------------------------------------------------------------------------------------------------------
+
+
+def test_credentials_from_the_ca_to_another_machine(run: Run, tmp_path: Path) -> None:
+    made = run("--credentials", "create", "--host", "server.example.org", "--host", "192.0.2.7")
+    assert made.returncode == 0, made.stderr
+    assert "server.example.org, 192.0.2.7" in made.stdout
+    bundled = run("--credentials", "bundle", "worker", "--name", "robot7")
+    assert bundled.returncode == 0, bundled.stderr
+    assert "robot7.worker.bundle" in bundled.stdout
+    installed = run("--credentials", "install", "robot7.worker.bundle", "--set", "network.credentials_dir=robot")
+    assert installed.returncode == 0, installed.stderr
+    assert (tmp_path / "robot" / "worker-robot7.pem").is_file()
+    assert not (tmp_path / "robot" / "ca.key").exists()
+    # Options of the whole command line may stand before it too.
+    shown = run("--set", "network.credentials_dir=robot", "--credentials", "show")
+    assert shown.returncode == 0, shown.stderr
+    assert "days left" in shown.stdout
+    token = (tmp_path / "robot" / "worker.token").read_text(encoding="utf-8").strip()
+    for done in (made, bundled, installed, shown):
+        assert token not in done.stdout + done.stderr
+
+
+def test_credentials_that_are_not_there_are_one_message(run: Run) -> None:
+    done = run("--credentials", "show")
+    assert done.returncode == 1
+    assert done.stderr.startswith("CredentialsError: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_option_with_another_role_is_refused() -> None:
+    options = cli.parser().parse_args(["--worker", "--quickstart"])
+    with pytest.raises(ConfigError, match="--quickstart goes with --local"):
+        cli.check_options(options)
