@@ -34,6 +34,10 @@ class RemoteProtocolError(NetworkError):
     """The peer sent something that the protocol does not allow; its connection is closed."""
 
 
+class HandshakeError(NetworkError):
+    """The TLS handshake failed because of somebody's credentials: trying again changes nothing."""
+
+
 class RefusedError(NetworkError):
     """The Server refused this peer and said why.
 

@@ -447,7 +447,7 @@ def test_the_latest_weights_reach_everyone_and_versions_never_go_back(network: N
     assert seen == sorted(seen)
     assert worker.state.policy_version == trainer.state.version == (1, 50)
     assert worker.state.policy is not None
-    assert decode_body(worker.state.policy, PolicyUpdate).policies["policy"].data.startswith(b"policy 49")
+    assert decode_body(worker.state.policy[1], PolicyUpdate).policies["policy"].data.startswith(b"policy 49")
     late = Worker(network, "late")
     late.connect()
     network.settle()
@@ -658,7 +658,12 @@ def test_a_peer_that_never_says_who_it_is_is_cut_off(network: Network) -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 100, b"\x05\0\0\0\x09\0\0\0\0\0\0\0hello", bytes(12) + b"\xc1" * 20],
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff" * 100,
+        b"\x05\0\0\0\x09\0\0\0\0\0\0\0hello",
+        bytes(12) + b"\xc1" * 20,
+    ],
 )
 def test_garbage_closes_that_connection_is_counted_and_nobody_else_notices(network: Network, garbage: bytes) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)

@@ -55,6 +55,8 @@ class Connection:
         self.heartbeat_s = heartbeat_s
         self.greeting_s = greeting_s
         self.state = "greeting"
+        self.started = False
+        """Whether the transport stands; before, there is nothing to send and no deadline."""
         self.identity = Identity("not connected")
         self.closing = False
         """No more is read; what `to_send` still returns should be sent before the transport closes."""
@@ -76,6 +78,7 @@ class Connection:
 
     def connected(self, identity: Identity, now: float) -> None:
         """The transport stands, its own handshake (TLS) included."""
+        self.started = True
         self.identity = identity
         self._now = self._connected_at = self._last_in = self._last_out = now
         self._on_connected()
@@ -140,7 +143,7 @@ class Connection:
     def tick(self, now: float) -> None:
         """Time has passed: send a heartbeat, or find the link dead."""
         self._now = now
-        if self.closing:
+        if self.closing or not self.started:
             return
         if self.state == "greeting" and now - self._connected_at >= self.greeting_s:
             self._fail(NetworkError(f"the other side did not say who it is within {self.greeting_s:g} s"))
@@ -151,7 +154,7 @@ class Connection:
 
     def deadline(self) -> float:
         """When `tick` wants to be called next, at the latest."""
-        if self.closing:
+        if self.closing or not self.started:
             return float("inf")
         deadline = self._last_in + self.silent_s
         if self.state == "greeting":

@@ -85,6 +85,8 @@ class StreamSender:
         self._next_number = 0
         self._sent: deque[_Message] = deque()
         self._queue: deque[_Message] = deque()
+        self.unsent_bytes = 0
+        """Bytes of the bodies in the queue: of messages that have not begun to leave."""
         self._gone: deque[_Gone] = deque()
         self._next_floor: int | None = None
         self._current: _Message | None = None
@@ -128,16 +130,14 @@ class StreamSender:
         self.held_bytes += len(body)
         self.held_samples += samples
         self._queue.append(message)
+        self.unsent_bytes += len(body)
         return True
 
     def _drop_one(self) -> bool:
         """Drop the oldest message that is not on its way; without one, the oldest that was sent whole."""
         if self._queue:
-            victim = self._queue.popleft()
+            victim = self._unqueue()
             follower = self._queue[0] if self._queue else None
-            if self._covered_messages:
-                self._covered_messages -= 1
-                self._covered_bytes -= victim.size
             # The queue holds what the trainer is known to lack, so this one is lost for good.
             self.samples_dropped += victim.samples
         elif self._sent:
@@ -153,6 +153,18 @@ class StreamSender:
         self.messages_dropped += 1
         self._let_go(victim)
         return True
+
+    def _unqueue(self) -> _Message:
+        message = self._queue.popleft()
+        self.unsent_bytes -= len(message.body)
+        if self._covered_messages:
+            self._covered_messages -= 1
+            self._covered_bytes -= message.size
+        return message
+
+    def _requeue(self, message: _Message) -> None:
+        self._queue.appendleft(message)
+        self.unsent_bytes += len(message.body)
 
     def _let_go(self, message: _Message) -> None:
         self.held_bytes -= len(message.body)
@@ -177,10 +189,10 @@ class StreamSender:
             )
         self._stop_sending()
         while self._sent and self._sent[-1].number >= next_number:
-            self._queue.appendleft(self._sent.pop())
+            self._requeue(self._sent.pop())
         # What it does not ask for has arrived and will be acknowledged.
         while self._queue and self._queue[0].number < next_number:
-            self._sent.append(self._queue.popleft())
+            self._sent.append(self._unqueue())
         while self._gone and self._gone[-1].number >= next_number:
             self.samples_dropped += self._gone.pop().samples
         self._channel = channel
@@ -197,7 +209,7 @@ class StreamSender:
 
     def _stop_sending(self) -> None:
         if self._current is not None:
-            self._queue.appendleft(self._current)
+            self._requeue(self._current)
             self._current = None
             self._cutter = None
         self._covered_messages = 0
@@ -219,14 +231,13 @@ class StreamSender:
                 f"message {ack.next - 1} was acknowledged; this stream has made {self._next_number} messages"
             )
         refused = dict(ack.refused)
-        for queue in (self._sent, self._queue):
-            while queue and queue[0].number < ack.next:
-                message = queue.popleft()
-                if queue is self._queue and self._covered_messages:
-                    self._covered_messages -= 1
-                    self._covered_bytes -= message.size
-                self._let_go(message)
-                self._count(message.number, message.samples, refused)
+        while self._sent and self._sent[0].number < ack.next:
+            self._let_go(self._sent[0])
+            self._count(self._sent[0].number, self._sent.popleft().samples, refused)
+        while self._queue and self._queue[0].number < ack.next:
+            message = self._unqueue()
+            self._let_go(message)
+            self._count(message.number, message.samples, refused)
         while self._gone and self._gone[0].number < ack.next:
             self._count(*self._gone.popleft(), refused)
         self.refusals.extend(ack.refused)
@@ -252,10 +263,7 @@ class StreamSender:
             message = self._queue[0]
             if self._sent_bytes + message.size > self._limit:
                 return None
-            self._queue.popleft()
-            if self._covered_messages:
-                self._covered_messages -= 1
-                self._covered_bytes -= message.size
+            self._unqueue()
             floor = message.floor if self._sent else 0
             head = SAMPLES_HEAD.pack(message.number, floor, message.position, message.samples, len(message.body))
             self._current = message

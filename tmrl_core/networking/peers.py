@@ -6,6 +6,7 @@ Each has a state that outlives its links (`WorkerState`, `TrainerState`) and a c
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
@@ -50,6 +51,7 @@ from tmrl_core.networking.messages import (
     Report,
     Resume,
     Role,
+    Version,
     Welcome,
     decode_body,
     encode_body,
@@ -117,6 +119,8 @@ class ClientState:
         self.token = token
         self.incarnation = 0
         """The highest incarnation of a trainer that this process has heard of."""
+        self.connections = 0
+        """How often a Server has welcomed this process."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after something that the application may wait for has changed."""
 
@@ -131,14 +135,13 @@ class WorkerState(ClientState):
         self.senders: list[tuple[StreamSender, bytes]] = []
         """Streams and their encoded signatures; the channel is the index."""
         self.policy_version = (0, 0)
-        self.policy: bytes | None = None
-        """The newest policy, not taken by the application yet."""
+        self.policy: tuple[Version, bytes] | None = None
+        """The newest policy and its version, not taken by the application yet."""
         self.versions_published = 0
         """How many versions were published since the first connection, those that were skipped included."""
         self.directives: dict[str, Directive] = {}
         self.progress = Progress()
         self.halt_reason = ""
-        self.connections = 0
 
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
         """One more stream; known to the Server from the next connection on."""
@@ -168,7 +171,7 @@ class WorkerState(ClientState):
         else:
             self.versions_published += 1
         self.policy_version = version
-        self.policy = body
+        self.policy = (version, body)
         self.incarnation = max(self.incarnation, version[0])
 
 
@@ -331,6 +334,8 @@ class TrainerState(ClientState):
         """The incarnation that this process was given; 0: none yet."""
         self.counter = counter
         self.inbox_bytes = inbox_bytes
+        self.lock = threading.Lock()
+        """Guards inbox, marks and acknowledgements: the training thread takes and commits while links deliver."""
         self.inbox: deque[Received] = deque()
         self.inbox_held = 0
         self.receivers: OrderedDict[bytes, StreamReceiver] = OrderedDict()
@@ -345,18 +350,19 @@ class TrainerState(ClientState):
         self.gap_samples = 0
         self.duplicates = 0
         self.samples_refused = 0
-        self.policy_body: bytes | None = None
+        self.policy: tuple[int, bytes] | None = None
+        """Counter and encoded body of the latest policy."""
         self.published = 0
         self.progress: Progress | None = None
         self.directives: dict[bytes | None, Directive] = {}
         self.notice = Notice(0, 0, 0)
-        self.connections = 0
 
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
         """Make `update` the latest policy. Returns the version that it has now (a new incarnation may raise it)."""
+        body = encode_body(update)
         self.counter += 1
         self.published += 1
-        self.policy_body = encode_body(update)
+        self.policy = (self.counter, body)  # in one step: a link's thread may be looking
         return self.version
 
     @property
@@ -365,7 +371,7 @@ class TrainerState(ClientState):
         return (self.holding or self.incarnation, self.counter)
 
     def receiver(self, stream: bytes) -> StreamReceiver:
-        """The receiver of `stream`, made when it is new."""
+        """The receiver of `stream`, made when it is new. The lock is held."""
         receiver = self.receivers.get(stream)
         if receiver is None:
             receiver = self.receivers[stream] = StreamReceiver(stream)
@@ -385,11 +391,10 @@ class TrainerState(ClientState):
 
     def take(self) -> list[Received]:
         """Everything that has arrived and was not taken yet; its bytes become credit again."""
-        taken: list[Received] = []
-        while self.inbox:
-            received = self.inbox.popleft()
-            taken.append(received)
-            self.inbox_held -= received.size
+        with self.lock:
+            taken = list(self.inbox)
+            self.inbox.clear()
+            self.inbox_held = 0
         return taken
 
     def commit(self, received: Received, refused: str | None = None) -> None:
@@ -398,15 +403,17 @@ class TrainerState(ClientState):
         Raises:
             LocalProtocolError: it has not arrived.
         """
-        self.receivers[received.stream].commit(received.number, refused)
-        if refused is not None:
-            self.samples_refused += received.samples
-        self.to_acknowledge.add(received.stream)
+        with self.lock:
+            self.receivers[received.stream].commit(received.number, refused)
+            if refused is not None:
+                self.samples_refused += received.samples
+            self.to_acknowledge.add(received.stream)
 
     @property
     def marks(self) -> dict[bytes, Mark]:
         """How far each stream is committed: goes into the checkpoint, with the memory that it speaks of."""
-        return {stream: receiver.mark for stream, receiver in self.receivers.items()}
+        with self.lock:
+            return {stream: receiver.mark for stream, receiver in self.receivers.items()}
 
 
 class TrainerConnection(Connection):
@@ -481,6 +488,7 @@ class TrainerConnection(Connection):
             case Have():
                 self._in_flight = False
                 self.wake()
+                state.on_change()
             case Notice():
                 state.notice = message
             case _:
@@ -492,13 +500,14 @@ class TrainerConnection(Connection):
 
     def _joined(self, message: Joined) -> None:
         state = self.trainer
-        receiver = state.receiver(message.stream)
-        self._channels[message.channel] = receiver
-        self._stream_channels[message.stream] = message.channel
-        state.members[message.stream] = Member(message.stream, message.name, message.signature, self._now)
-        state.names[message.stream] = message.name
-        self.send(Resume(message.channel, receiver.attach()))
-        state.to_acknowledge.add(message.stream)
+        with state.lock:
+            receiver = state.receiver(message.stream)
+            self._channels[message.channel] = receiver
+            self._stream_channels[message.stream] = message.channel
+            state.members[message.stream] = Member(message.stream, message.name, message.signature, self._now)
+            state.names[message.stream] = message.name
+            self.send(Resume(message.channel, receiver.attach()))
+            state.to_acknowledge.add(message.stream)
         if message.stream in state.directives:
             self.direct(message.stream)
 
@@ -508,7 +517,8 @@ class TrainerConnection(Connection):
             return
         if self._stream_channels.get(receiver.stream) == message.channel:
             del self._stream_channels[receiver.stream]
-            self.trainer.members.pop(receiver.stream, None)
+            with self.trainer.lock:
+                self.trainer.members.pop(receiver.stream, None)
             if message.ended:
                 self.trainer.directives.pop(receiver.stream, None)
 
@@ -524,19 +534,21 @@ class TrainerConnection(Connection):
         receiver = self._channels.get(frame.channel)
         if receiver is None:
             return  # its stream has left meanwhile, or come back under another channel
-        gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
-        received, ask = receiver.frame(frame, self._max_message_bytes)
+        with state.lock:
+            gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
+            received, ask = receiver.frame(frame, self._max_message_bytes)
+            if received is not None:
+                state.inbox.append(received)
+                state.inbox_held += received.size
+                state.samples_received += received.samples
+                state.messages_received += 1
+                state.gap_messages += receiver.gap_messages - gap_messages
+                state.gap_samples += receiver.gap_samples - gap_samples
+            elif receiver.duplicates != duplicates:
+                state.duplicates += 1
+                state.to_acknowledge.add(receiver.stream)
         if received is not None:
-            state.inbox.append(received)
-            state.inbox_held += received.size
-            state.samples_received += received.samples
-            state.messages_received += 1
-            state.gap_messages += receiver.gap_messages - gap_messages
-            state.gap_samples += receiver.gap_samples - gap_samples
             state.on_change()
-        elif receiver.duplicates != duplicates:
-            state.duplicates += 1
-            state.to_acknowledge.add(receiver.stream)
         if ask:
             self.send(Resume(frame.channel, receiver.next_number))
 
@@ -556,13 +568,14 @@ class TrainerConnection(Connection):
         if self.state != "open":
             return
         state = self.trainer
-        while state.to_acknowledge:
-            stream = state.to_acknowledge.pop()
-            channel = self._stream_channels.get(stream)
-            if channel is not None:
-                ack = state.receivers[stream].ack(channel)
-                if ack is not None:
-                    self._control.append(control_frame(ack))
+        if state.to_acknowledge:
+            with state.lock:
+                while state.to_acknowledge:
+                    stream = state.to_acknowledge.pop()
+                    channel = self._stream_channels.get(stream)
+                    ack = state.receivers[stream].ack(channel) if channel is not None else None
+                    if ack is not None:
+                        self._control.append(control_frame(ack))
         limit = self._data_bytes - self._partial_bytes - state.inbox_held + self._inbox_bytes
         if limit - self._granted >= self._inbox_bytes // 8:
             self._granted = limit
@@ -571,17 +584,30 @@ class TrainerConnection(Connection):
     def _next_frame(self) -> bytearray | None:
         state = self.trainer
         if self._cutter is None:
-            if state.policy_body is None or self._in_flight or state.version == self._sent_version:
+            if state.policy is None or self._in_flight:
                 return None
-            self._sent_version = state.version
+            counter, body = state.policy
+            version = (state.holding, counter)
+            if version == self._sent_version:
+                return None
+            self._sent_version = version
             self._in_flight = True
-            head = POLICY_HEAD.pack(*state.version, len(state.policy_body))
-            self._cutter = cut(Kind.WEIGHTS, head, state.policy_body, epoch=0, channel=0)
+            self._cutter = cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), body, epoch=0, channel=0)
         frame = next(self._cutter)
         if frame[5] & LAST:
             self._cutter = None
         return frame
 
+    @property
+    def all_said(self) -> bool:
+        """Whether everything that the trainer had to say has left, and the latest policy has arrived."""
+        state = self.trainer
+        version = (state.holding, state.policy[0]) if state.policy is not None else self._sent_version
+        return not (
+            self._control or self._slots or state.to_acknowledge or self._in_flight or version != self._sent_version
+        )
+
     def _on_closed(self) -> None:
-        self.trainer.members.clear()
+        with self.trainer.lock:
+            self.trainer.members.clear()
         self.trainer.on_change()

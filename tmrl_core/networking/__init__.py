@@ -1,0 +1,32 @@
+"""The public classes of the network: Buffer, Server, RolloutWorker, Trainer. Importing this loads none of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.server import Server
+    from tmrl_core.networking.trainer import Trainer
+    from tmrl_core.networking.worker import RolloutWorker
+    from tmrl_core.samples import Buffer
+
+__all__ = ["Buffer", "RolloutWorker", "Server", "Trainer"]
+
+_PLACES = {
+    "Buffer": "tmrl_core.samples",
+    "RolloutWorker": "tmrl_core.networking.worker",
+    "Server": "tmrl_core.networking.server",
+    "Trainer": "tmrl_core.networking.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(place), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,182 @@
+"""The Server: relays samples from workers to a trainer and weights back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tmrl_core.config import CFG, Cfg, given
+from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
+from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
+from tmrl_core.networking.transports.select import announce_plain_server, server_transport
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Relays between workers and a trainer, from construction on, in a thread of its own.
+
+    Args:
+        port: TCP port; 0 takes a free one, see `port`.
+        password: the token that clients must show when `security` is None; with TLS, tokens come from the credentials.
+        local_port, header_size: transport `tlspyo` only.
+        security: "TLS" or None.
+        keys_dir: folder of the credentials.
+        max_workers: workers beyond it are refused until a place is free; None: no limit.
+        config: what arguments left out are taken from; None: `tmrl_core.config.current()`.
+
+    Raises:
+        NetworkError: the port cannot be had.
+        ConfigError, CredentialsError: the settings or the credentials do not serve.
+    """
+
+    def __init__(
+        self,
+        port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        security: str | Cfg | None = CFG,
+        keys_dir: str | Cfg | None = CFG,
+        max_workers: int | Cfg | None = CFG,
+        *,
+        config: Any = None,
+    ) -> None:
+        from tmrl_core.config import current
+
+        config = config if config is not None else current()
+        network, server = config.network, config.server
+        self._security = given(security, network.security)
+        host = server.bind_address
+        transport, authenticate = server_transport(
+            transport=network.transport,
+            security=self._security,
+            host=host,
+            credentials_dir=given(keys_dir, network.credentials_dir),
+            token=given(password, network.token),
+            insecure=network.allow_insecure_remote,
+        )
+        try:
+            settings = RelaySettings(
+                max_workers=given(max_workers, server.max_workers),
+                budget_bytes=server.budget_bytes,
+                max_message_bytes=network.max_message_bytes,
+                silent_s=network.silent_s,
+                heartbeat_s=network.heartbeat_s,
+            )
+        except ValueError as exc:
+            raise ConfigError(f"server.budget_bytes: {exc}") from exc
+        self.relay = Relay(settings, authenticate)
+        self._transport = transport
+        self._host = host
+        self._requested_port = given(port, server.port)
+        self._listener: Listener | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._failure: TmrlError | None = None
+        self._plain_file: Path | None = None
+        self._ready = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tmrl-server", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def port(self) -> int:
+        """The port that the Server listens on."""
+        return self._port
+
+    def _run(self) -> None:
+        raise_file_limit()
+        loop = new_event_loop()
+        try:
+            loop.run_until_complete(self._serve())
+        except TmrlError as exc:
+            self._failure = exc
+        except Exception as exc:
+            logger.exception("the Server's thread failed")
+            self._failure = NetworkError(f"the Server's thread failed: {exc!r}")
+        finally:
+            self._ready.set()
+            self._ended.set()
+            loop.close()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._listener = await self._transport.serve(self._host, self._requested_port, self._accept)
+        self._port = self._listener.port
+        if self._security is None and not _is_local(self._transport):
+            self._plain_file = announce_plain_server(self._port)
+        logger.info(
+            "the Server listens on %s port %d, %s",
+            self._host or "every interface",
+            self._port,
+            "with TLS" if self._security else "WITHOUT encryption",
+        )
+        self._ready.set()
+        try:
+            await self._stopping.wait()
+        finally:
+            await self._listener.close()
+            if self._plain_file is not None:
+                with contextlib.suppress(OSError):
+                    self._plain_file.unlink()
+
+    def _accept(self) -> RelayConnection:
+        return self.relay.connection()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the Server has ended; `close` wakes it. False: the time is over.
+
+        Raises:
+            NetworkError: it ended because something failed.
+        """
+        ended = self._ended.wait(timeout_s)
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    def close(self) -> None:
+        """Close every connection in order and stop. May be called from any thread, and more than once."""
+        loop, stopping = self._loop, self._stopping
+        if loop is not None and stopping is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stopping.set)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10.0)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_local(transport: Transport) -> bool:
+    from tmrl_core.networking.transports.local import LocalTransport
+
+    return isinstance(transport, LocalTransport)
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open sockets as the system lets it have."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else hard
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,134 @@
+"""What every transport is: the seam, and the part of driving a connection that all share.
+
+Everything here runs in the thread of one asyncio event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from tmrl_core.errors import NetworkError
+from tmrl_core.networking.connection import Connection
+
+LINGER_S = 1.0
+"""How long a closed link still waits for the other side to read the last words."""
+
+
+class Transport(ABC):
+    """A way for bytes to travel. Implementations pass `tests/networking/transports/test_conformance.py`."""
+
+    @abstractmethod
+    async def serve(self, host: str, port: int, accept: Callable[[], Connection]) -> Listener:
+        """Listen, and drive a connection from `accept` for each peer.
+
+        Raises:
+            NetworkError: the address cannot be had (a port in use); it says so.
+        """
+
+    @abstractmethod
+    async def dial(self, host: str, port: int, connection: Connection, timeout_s: float) -> Driver:
+        """Connect `connection` to a Server. The driver's `ended` future is done when the link has ended.
+
+        Raises:
+            NetworkError: nobody listens there, the name is unknown, or the other side is not whom it should be.
+        """
+
+
+class Listener(ABC):
+    """What `Transport.serve` returns."""
+
+    @property
+    @abstractmethod
+    def port(self) -> int:
+        """The port that is listened on, also when 0 was asked for."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop listening, close every link in order, and wait until they are closed."""
+
+
+class Driver(ABC):
+    """Moves bytes between one connection and one end of a transport, and tells the connection the time."""
+
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self.connection = connection
+        self.loop = loop
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._scheduled = False
+        self._finishing = False
+        self._timer: asyncio.TimerHandle | None = None
+        connection.wake = self.wake
+
+    def wake(self) -> None:
+        """There may be something to send. Only in the loop's thread."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        connection = self.connection
+        while self._writable() or (connection.closing and not self._finishing):
+            buffers = connection.to_send(self.loop.time())
+            if not buffers:
+                break
+            self._write(buffers)
+        if connection.closing:
+            self._finish_once()
+        elif connection.started:
+            # A deadline that has moved later is looked at when the timer fires; one that is sooner needs a new timer.
+            deadline = connection.deadline()
+            if self._timer is None or deadline < self._timer.when():
+                self._cancel_timer()
+                self._timer = self.loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.connection.tick(self.loop.time())
+        self._pump()
+
+    def _finish_once(self) -> None:
+        if not self._finishing:
+            self._finishing = True
+            self._cancel_timer()
+            self._finish()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _lost(self, reason: NetworkError | None) -> None:
+        """The transport's end is gone."""
+        self._finishing = True
+        self._cancel_timer()
+        self.connection.lost(reason, self.loop.time())
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    @abstractmethod
+    def _writable(self) -> bool:
+        """Whether the transport takes more now; `wake` is called when that turns true again."""
+
+    @abstractmethod
+    def _write(self, buffers: list[bytes | bytearray]) -> None:
+        """Send; never blocks."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Send what is written already, then close; `_lost` is called in the end."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close at once."""
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A new event loop: uvloop's where it is installed, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
