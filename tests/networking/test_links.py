@@ -105,7 +105,7 @@ def collect(trainer: TrainerLink, rows: int) -> list[float]:
         assert trainer.wait(DEADLINE_S), f"{len(numbers)} of {rows} rows came"
         received = trainer.receive()
         for one in received:
-            chunk = decode_message(one.body, max_bytes=1 << 24).chunk
+            chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
             assert chunk is not None
             numbers += np.asarray(chunk.observation)[:, 0].tolist()
         trainer.commit(received)
@@ -148,7 +148,7 @@ def test_records_travel_without_samples(place: Place) -> None:
     worker.send([], records)
     assert trainer.wait(DEADLINE_S)
     (received,) = trainer.receive()
-    assert list(decode_message(received.body, max_bytes=1 << 20).records) == records
+    assert list(decode_message(received.payload, max_bytes=1 << 20).records) == records
 
 
 def test_a_server_restart_loses_and_duplicates_nothing(place: Place) -> None:

@@ -148,7 +148,7 @@ class Trainer:
     def work(self) -> None:
         """Append and commit what has arrived."""
         for received in self.state.take():
-            self.memory.append(received.body.tobytes())
+            self.memory.append(received.payload.tobytes())
             self.state.commit(received)
 
     def publish(self, text: str) -> tuple[int, int]:

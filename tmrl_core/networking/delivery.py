@@ -305,7 +305,8 @@ class Received(NamedTuple):
     stream: bytes
     number: int
     samples: int
-    body: npt.NDArray[np.uint8]
+    payload: memoryview
+    """What the codec decodes."""
     size: int
     """Bytes that it took on the link: what is given back as credit."""
 
@@ -413,7 +414,7 @@ class StreamReceiver:
         self.next_number = number + 1
         self._position = position + samples
         self._uncommitted.append((number, self._position))
-        return Received(self.stream, number, samples, body, self._size), False
+        return Received(self.stream, number, samples, body.data, self._size), False
 
     def commit(self, number: int, refused: str | None = None) -> None:
         """Message `number` is in the memory for good, or the memory refused it for the reason given.

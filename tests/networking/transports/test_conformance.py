@@ -106,13 +106,17 @@ class Session:
         await asyncio.sleep(0)  # the event loop closes the sockets in its next turn
 
     async def worker(self, state: WorkerState, **times: float) -> tuple[WorkerConnection, Driver]:
-        connection = WorkerConnection(state, **{"silent_s": 10, "heartbeat_s": 3, **times})
+        connection = WorkerConnection(
+            state, silent_s=times.get("silent_s", 10), heartbeat_s=times.get("heartbeat_s", 3)
+        )
         driver = await self.ends.worker.dial("127.0.0.1", self.listener.port, connection, 10.0)
         self.drivers.append(driver)
         return connection, driver
 
     async def trainer(self, state: TrainerState, **times: float) -> tuple[TrainerConnection, Driver]:
-        connection = TrainerConnection(state, **{"silent_s": 10, "heartbeat_s": 3, **times})
+        connection = TrainerConnection(
+            state, silent_s=times.get("silent_s", 10), heartbeat_s=times.get("heartbeat_s", 3)
+        )
         driver = await self.ends.trainer.dial("127.0.0.1", self.listener.port, connection, 10.0)
         self.drivers.append(driver)
         return connection, driver
@@ -133,7 +137,7 @@ def test_samples_of_all_sizes_arrive_in_order_and_intact(ends: Ends, loop: async
 
             def collect() -> bool:
                 for received in trainer.take():
-                    got.append(received.body.tobytes())
+                    got.append(received.payload.tobytes())
                     trainer.commit(received)
                 trainer_driver.wake()
                 return len(got) == len(bodies) * 3 and sender.samples_acked == len(got)

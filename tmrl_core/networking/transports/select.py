@@ -9,8 +9,8 @@ import json
 import logging
 import os
 import stat
-from functools import partial
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 

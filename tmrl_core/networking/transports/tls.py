@@ -14,8 +14,8 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from tmrl_core.errors import HandshakeError, NetworkError
 from tmrl_core.networking.connection import Connection, Identity
@@ -28,7 +28,7 @@ _HIGH_WATER_BYTES = 65_536
 _UNSENT_BYTES = 131_072
 _HANDSHAKE_S = 10.0
 
-IdentityOf = Callable[[object], "tuple[str, str] | None"]
+IdentityOf = Callable[[Mapping[str, Any] | None], "tuple[str, str] | None"]
 """Role and name in a peer's certificate, as `ssl` returns it."""
 Explain = Callable[[Exception], str]
 """What an exception from `ssl` or a socket means, and what to do about it."""
@@ -256,7 +256,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._handshake_timer = None
         self._handshake_failed(TimeoutError(f"the TLS handshake was not finished within {_HANDSHAKE_S:g} s"))
 
-    def _connected(self, certificate: object) -> None:
+    def _connected(self, certificate: Mapping[str, Any] | None) -> None:
         identity = self._owner.identity_of(certificate) if certificate else None
         role, name = identity or (None, None)
         self.connection.connected(Identity(self._address, role, name), self.loop.time())
