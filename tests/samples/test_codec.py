@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.buffer import Buffer
+from tmrl_core.samples.carriable import DTYPES
 from tmrl_core.samples.codec import (
     SampleMessage,
     decode_message,
@@ -27,7 +28,6 @@ from tmrl_core.samples.codec import (
 )
 from tmrl_core.samples.columns import Chunk, leaves
 from tmrl_core.samples.records import EpisodeRecord, Segment
-from tmrl_core.samples.values import DTYPES
 
 LIMIT = 1 << 22
 RECORDS = [
@@ -302,6 +302,13 @@ def test_a_bomb_is_refused_by_its_head() -> None:
     assert len(bomb) < 2000
     with pytest.raises(CodecError, match="16777216 bytes when decompressed"):
         decode_message(bomb, max_bytes=1 << 20)
+
+
+def test_a_bomb_of_values_is_refused_by_their_number() -> None:
+    bomb = frame(b"\x94\xc4\x00\x90\xc0\xdd" + struct.pack(">I", 1 << 22) + b"\x90" * (1 << 22))
+    assert len(bomb) < 1000
+    with pytest.raises(CodecError, match="more than 1048576 values"):
+        decode_message(bomb, max_bytes=1 << 24)
 
 
 def test_a_frame_that_does_not_say_its_size_is_refused() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tmrl_core.errors import CodecError
-from tmrl_core.samples.values import DTYPES, MAX_DEPTH, array_planes, decode_value, encode_value, own
+from tmrl_core.samples.carriable import DTYPES, MAX_DEPTH
+from tmrl_core.samples.values import decode_value, encode_value, own
 
 LIMIT = 1 << 20
 
@@ -173,6 +174,38 @@ def test_more_than_max_bytes_is_refused() -> None:
         decode_value(data, max_bytes=len(data) - 1)
 
 
+def test_small_bytes_do_not_become_a_heap_of_values() -> None:
+    lists = b"\xdd" + struct.pack(">I", 1 << 21) + b"\x90" * (1 << 21)
+    with pytest.raises(CodecError, match="more than 1048576 values"):
+        decode_value(lists, max_bytes=1 << 24)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.full(1 << 18, -1, np.int64),
+        [b"\x90" * (1 << 20), "\x7f" * (1 << 20)],
+        [{"k" * 20: [index, float(index), 2**40 + index, -5000, (None, True)]} for index in range(40_000)],
+        ["x" * length for length in range(1500)],
+        [np.zeros(length, np.int8) for length in range(1500)],
+    ],
+)
+def test_large_values_are_counted_rightly(value: Any) -> None:
+    data = encode_value(value)
+    assert len(data) > 1 << 20
+    assert identical(decode_value(data, max_bytes=1 << 24), value)
+
+
+def test_the_most_values_are_the_same_on_both_sides() -> None:
+    # Two bytes each, so that there are enough of them for a count.
+    most = [200] * ((1 << 20) - 1)
+    assert len(decode_value(encode_value(most), max_bytes=1 << 24)) == len(most)
+    with pytest.raises(CodecError, match="more than 1048576 values"):
+        encode_value([*most, 200])
+    with pytest.raises(CodecError, match="more than 1048576 values"):
+        decode_value(msgspec.msgpack.encode([*most, 200]), max_bytes=1 << 24)
+
+
 def extension(code: int, payload: bytes) -> bytes:
     return b"\xc9" + struct.pack(">Ib", len(payload), code) + payload
 
@@ -243,16 +276,3 @@ def test_changed_bytes_give_a_value_or_codec_error(value: Any, data: st.DataObje
             decode_value(damaged, max_bytes=LIMIT)
         except CodecError:
             continue
-
-
-@given(arrays)
-def test_planes_hold_each_byte_of_every_item(array: np.ndarray[Any, Any]) -> None:
-    planes = array_planes(array)
-    assert planes.shape == (array.itemsize, array.size)
-    assert planes.T.tobytes() == array.tobytes()
-
-
-def test_filtered_arrays_come_back() -> None:
-    array = np.arange(6, dtype=">i4").reshape(2, 3)
-    payload = array_payload(b">i4", (2, 3), array_planes(array).tobytes(), filter_=1)
-    assert identical(decode_value(extension(1, payload), max_bytes=LIMIT), array)

@@ -29,23 +29,17 @@ import zstandard
 from numpy.typing import NDArray
 
 from tmrl_core.errors import CodecError
+from tmrl_core.samples.arrays import PLAIN, PLANES, array_head, array_items, array_planes
+from tmrl_core.samples.carriable import MAX_DEPTH, UncarriableError, own_key
 from tmrl_core.samples.columns import Array, Chunk, Kind, Tree, leaves
 from tmrl_core.samples.records import EpisodeRecord, Segment
 from tmrl_core.samples.values import (
     ARRAY,
-    MAX_DEPTH,
-    PLAIN,
-    PLANES,
-    UncarriableError,
-    array_head,
-    array_items,
-    array_planes,
     decode,
     decode_value,
     encode,
     encode_value,
     ext_hook,
-    own_key,
     pack,
     unpack,
     unpack_key,
@@ -177,8 +171,8 @@ def encode_message_buffers(
 def decode_message(data: BytesLike, *, max_bytes: int) -> SampleMessage:
     """Return what `encode_message` was given.
 
-    Arrays are read-only views of `data` (or of what it decompresses to) and may be unaligned, unless a filter had to be
-    undone.
+    Arrays are views of `data` (or of what it decompresses to), not to be written to, and may be unaligned, unless a
+    filter had to be undone.
 
     Args:
         data: one message.

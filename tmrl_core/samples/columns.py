@@ -57,7 +57,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Any:
 class Chunk:
     """One homogeneous run of samples as columns. Treat the arrays as read-only: they may be views that others share.
 
-    Arrays out of a received message are read-only and may be unaligned.
+    Arrays out of a received message may be unaligned.
 
     Args:
         rows: number of samples.

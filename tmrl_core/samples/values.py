@@ -16,8 +16,6 @@ puts like with like before compression.
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,32 +24,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tmrl_core.errors import CodecError
-
-MAX_DEPTH = 32
-"""How deep containers may be nested, checked where values enter and where bytes do."""
-
-ALLOWED = (
-    "None, bool, int, float, str, bytes, list, tuple, dict (keys: str, bytes, int, float, bool, None), and NumPy "
-    "arrays and scalars of bool, integer, float (16 to 64 bits) and complex (64, 128 bits) dtypes"
+from tmrl_core.samples.arrays import array_head, array_items, decode_array
+from tmrl_core.samples.carriable import (
+    DTYPES,
+    INT_MAX,
+    INT_MIN,
+    KEYS,
+    MAX_DEPTH,
+    UncarriableError,
+    check_dtype,
+    own_key,
+    own_text,
+    type_name,
 )
 
 ARRAY, TUPLE, SCALAR, INTEGER = 1, 2, 3, 4
-PLAIN, PLANES = 0, 1
-
-_HEAD = struct.Struct("<BBB")
-_MAX_AXES = 32
-# A table instead of np.dtype(name): nothing that a peer wrote is parsed. No long doubles: their format is not the same
-# everywhere, and their padding would carry whatever lay in memory.
-DTYPES: dict[str, np.dtype[Any]] = {
-    dtype.str: dtype
-    for dtype in (np.dtype(order + code) for code in "?bhilqBHILQefdFD" for order in "<>")
-    if dtype.kind in "biufc"
-}
+# One byte may become an empty list of 80. So no more than this many bytes are decoded without counting, and no more
+# than this many values with.
+_UNCOUNTED_BYTES = 1 << 20
+_MOST_VALUES = 1 << 20
 
 _TUPLE_MARK = object()
 _NATIVE = frozenset({type(None), bool, int, float, str, bytes})
-_KEYS = frozenset({type(None), bool, int, float, str, bytes})
-_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
 def encode_value(value: Any) -> bytes:
@@ -66,14 +60,15 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_value(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Any:
-    """Return what `encode_value` was given. Arrays are read-only views of `data`, perhaps unaligned.
+    """Return what `encode_value` was given. Arrays are views of `data`, perhaps unaligned, and not to be written to.
 
     Raises:
         CodecError: more than `max_bytes`, or not what `encode_value` writes.
     """
-    if memoryview(data).nbytes > max_bytes:
-        raise CodecError(f"a value of {memoryview(data).nbytes} bytes, more than the limit of {max_bytes}")
-    return unpack(decode(_VALUE_DECODER, data))
+    view = memoryview(data).cast("B")
+    if len(view) > max_bytes:
+        raise CodecError(f"a value of {len(view)} bytes, more than the limit of {max_bytes}")
+    return unpack(decode(_VALUE_DECODER, view))
 
 
 def own(value: Any, name: str) -> Any:
@@ -120,94 +115,9 @@ def unpack_key(key: Any) -> Any:
     Raises:
         CodecError: a type that is no key.
     """
-    if type(key) not in _KEYS:
+    if type(key) not in KEYS:
         raise CodecError(f"a key of type {type(key).__name__} in a dict")
     return key
-
-
-def own_key(key: Any) -> Any:
-    """Return a key of a dict that the codec can carry, as its base type.
-
-    Raises:
-        UncarriableError: it cannot be carried.
-    """
-    kind = type(key)
-    if kind is str:
-        return _text(key)
-    if kind is int and not _INT_MIN <= key <= _INT_MAX:
-        raise UncarriableError("has an integer key beyond 64 bits")
-    if kind in _KEYS:
-        return key
-    if isinstance(key, str):
-        return _text(str.__str__(key))
-    raise UncarriableError(f"has a key of type {_type_name(key)}")
-
-
-def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Check that arrays of this dtype can be carried.
-
-    Raises:
-        UncarriableError: they cannot.
-    """
-    if dtype.str not in DTYPES:
-        raise UncarriableError(f"is an array of dtype {dtype}")
-
-
-def array_head(array: NDArray[Any], filter_: int = PLAIN) -> bytes:
-    """Return what stands before the items in an array's extension payload.
-
-    Raises:
-        UncarriableError: the dtype cannot be carried, or the array is too large for one message.
-    """
-    check_dtype(array.dtype)
-    name = array.dtype.str.encode("ascii")
-    try:
-        shape = struct.pack(f"<{array.ndim}I", *array.shape)
-        return b"".join((_HEAD.pack(filter_, array.ndim, len(name)), name, shape))
-    except struct.error as error:
-        raise UncarriableError(f"is an array of shape {array.shape}") from error
-
-
-def array_items(array: NDArray[Any]) -> memoryview:
-    """Return an array's items as bytes, without copying them if the array is C-contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def array_planes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return an array's items byte by byte: [itemsize, size], each row one byte of every item."""
-    items = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, array.itemsize)
-    return np.ascontiguousarray(items.T)
-
-
-def decode_array(payload: memoryview) -> NDArray[Any]:
-    """Return the array of an extension payload: a read-only view, or a copy if a filter has to be undone.
-
-    Raises:
-        CodecError: the payload is not an array's, or its length is not what its shape and dtype say.
-    """
-    try:
-        filter_, axes, name_length = _HEAD.unpack_from(payload)
-        start = _HEAD.size + name_length
-        dtype = DTYPES.get(str(payload[_HEAD.size : start], "ascii"))
-        if dtype is None or axes > _MAX_AXES or filter_ not in (PLAIN, PLANES):
-            raise CodecError("an array of an unknown dtype, filter or number of axes")
-        shape = struct.unpack_from(f"<{axes}I", payload, start)
-        items = payload[start + 4 * axes :]
-        # math.prod counts in Python's integers, so a shape chosen to overflow does not get through.
-        if math.prod(shape) * dtype.itemsize != len(items):
-            raise CodecError(f"an array of shape {shape} and dtype {dtype} in {len(items)} bytes")
-        if not items:
-            return np.empty(shape, dtype)
-        if filter_ == PLANES:
-            planes = np.frombuffer(items, np.uint8).reshape(dtype.itemsize, -1)
-            return np.ascontiguousarray(planes.T).reshape(-1).view(dtype).reshape(shape)
-        return np.frombuffer(items, dtype).reshape(shape)
-    except (struct.error, UnicodeDecodeError) as error:
-        raise CodecError("an array whose head is cut short or no text") from error
-    except ValueError as error:
-        if isinstance(error, CodecError):
-            raise
-        raise CodecError(f"an array that cannot be: {error}") from error
 
 
 def encode(packed: Any) -> bytes:
@@ -217,7 +127,12 @@ def encode(packed: Any) -> bytes:
         CodecError: something is too large for MessagePack, or is not packed.
     """
     try:
-        return _ENCODER.encode(packed)
+        data = _ENCODER.encode(packed)
+        if len(data) > _UNCOUNTED_BYTES:
+            _check_count(data)
+        return data
+    except CodecError:
+        raise
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise CodecError(f"cannot be written as MessagePack: {error}") from error
 
@@ -226,14 +141,51 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | bytearray | memo
     """Decode MessagePack; `decoder` has `ext_hook` as its hook.
 
     Raises:
-        CodecError: anything else than what the decoder expects.
+        CodecError: anything else than what the decoder expects, or too many values.
     """
+    if len(data) > _UNCOUNTED_BYTES:
+        _check_count(data)
     try:
         return decoder.decode(data)
     except CodecError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise CodecError(f"not what the codec writes: {error}") from error
+
+
+def _check_count(data: bytes | bytearray | memoryview) -> None:
+    """Check that MessagePack holds no more than `_MOST_VALUES` values, containers and keys included.
+
+    What is malformed is left to the decoder.
+
+    Raises:
+        CodecError: it holds more.
+    """
+    position, end = 0, len(data)
+    for _ in range(_MOST_VALUES):
+        if position >= end:
+            return
+        first = data[position]
+        if 0xA0 <= first <= 0xBF:
+            position += 1 + (first & 31)
+        elif first in _FIXED:
+            position += _FIXED[first]
+        elif first in _COUNTED:
+            width, more = _COUNTED[first]
+            position += 1 + width
+            position += more + int.from_bytes(data[position - width : position], "big")
+        else:
+            position += 1
+    if position < end:
+        raise CodecError(f"more than {_MOST_VALUES} values in {end} bytes")
+
+
+# MessagePack's first bytes that begin more than one byte: those of a fixed length, and those followed by a count of
+# bytes, with the count's width and how many bytes come besides. A container's items follow like any other values.
+_FIXED = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
+_FIXED |= {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5}
+_COUNTED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
+_COUNTED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 
 
 def ext_hook(code: int, payload: memoryview) -> Any:
@@ -253,23 +205,6 @@ def ext_hook(code: int, payload: memoryview) -> Any:
     if code == INTEGER and payload:
         return int.from_bytes(payload, "little", signed=True)
     raise CodecError(f"an unknown extension of type {code} and {len(payload)} bytes")
-
-
-class UncarriableError(Exception):
-    """Something cannot be carried; `path` grows on the way out, innermost key first."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.path: list[Any] = []
-
-    def named(self, name: str) -> CodecError:
-        """Return the error for the caller, which names the field."""
-        path = name + "".join(f"[{_key_name(key)}]" for key in reversed(self.path))
-        return CodecError(
-            f"{path} {self.reason}, which the codec cannot carry. It carries {ALLOWED}, nested up to {MAX_DEPTH} "
-            f"levels. Convert the value or leave it out."
-        )
 
 
 class _Scheme(NamedTuple):
@@ -295,10 +230,10 @@ def _walk(value: Any, scheme: _Scheme, depth: int) -> Any:
     if kind is int:
         return scheme.integer(value)
     if kind is str:
-        return _text(value)
+        return own_text(value)
     if isinstance(value, np.ndarray):
         if kind is not np.ndarray and kind is not np.memmap:
-            raise UncarriableError(f"is a {_type_name(value)}")
+            raise UncarriableError(f"is a {type_name(value)}")
         check_dtype(value.dtype)
         return scheme.array(value)
     if isinstance(value, np.generic):
@@ -313,10 +248,10 @@ def _walk(value: Any, scheme: _Scheme, depth: int) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     if isinstance(value, str):
-        return _text(str.__str__(value))
+        return own_text(str.__str__(value))
     if isinstance(value, bytes):
         return b"".join((value,))
-    raise UncarriableError(f"is a {_type_name(value)}")
+    raise UncarriableError(f"is a {type_name(value)}")
 
 
 def _walk_container(value: dict[Any, Any] | list[Any] | tuple[Any, ...], scheme: _Scheme, depth: int) -> Any:
@@ -339,35 +274,12 @@ def _walk_container(value: dict[Any, Any] | list[Any] | tuple[Any, ...], scheme:
 
 def _walk_scalar(value: np.generic, scheme: _Scheme) -> Any:
     if isinstance(value, np.str_):
-        return _text(str.__str__(value))
+        return own_text(str.__str__(value))
     if isinstance(value, np.bytes_):
         return b"".join((value,))
     if value.dtype.str not in DTYPES:
-        raise UncarriableError(f"is a {_type_name(value)}")
+        raise UncarriableError(f"is a {type_name(value)}")
     return scheme.scalar(value)
-
-
-def _text(value: str) -> str:
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise UncarriableError("is text with lone surrogates") from error
-    return value
-
-
-def _key_name(key: Any) -> str:
-    # Not repr() of just anything: it may fail, and it may be long.
-    if isinstance(key, str) and len(key) > 60:
-        return f"{key[:60]!r}..."
-    if isinstance(key, (str, float)) or (isinstance(key, int) and key.bit_length() <= 64):
-        return repr(key)
-    return f"a {_type_name(key)}"
-
-
-def _type_name(value: Any) -> str:
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _pack_array(array: NDArray[Any], code: int = ARRAY) -> msgspec.msgpack.Ext:
@@ -375,7 +287,7 @@ def _pack_array(array: NDArray[Any], code: int = ARRAY) -> msgspec.msgpack.Ext:
 
 
 def _pack_integer(value: int) -> Any:
-    if _INT_MIN <= value <= _INT_MAX:
+    if INT_MIN <= value <= INT_MAX:
         return value
     return msgspec.msgpack.Ext(INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 

@@ -1,0 +1,104 @@
+"""What the codec carries, and the error that names what it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import CodecError
+
+MAX_DEPTH = 32
+"""How deep containers may be nested, checked where values enter and where bytes do."""
+
+ALLOWED = (
+    "None, bool, int, float, str, bytes, list, tuple, dict (keys: str, bytes, int, float, bool, None), and NumPy "
+    "arrays and scalars of bool, integer, float (16 to 64 bits) and complex (64, 128 bits) dtypes"
+)
+
+
+# A table instead of np.dtype(name): nothing that a peer wrote is parsed. No long doubles: their format is not the same
+# everywhere, and their padding would carry whatever lay in memory.
+DTYPES: dict[str, np.dtype[Any]] = {
+    dtype.str: dtype
+    for dtype in (np.dtype(order + code) for code in "?bhilqBHILQefdFD" for order in "<>")
+    if dtype.kind in "biufc"
+}
+
+# Types of keys, and the integers that MessagePack has.
+KEYS = frozenset({type(None), bool, int, float, str, bytes})
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1
+
+
+class UncarriableError(Exception):
+    """Something cannot be carried; `path` grows on the way out, innermost key first."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[Any] = []
+
+    def named(self, name: str) -> CodecError:
+        """Return the error for the caller, which names the field."""
+        path = name + "".join(f"[{_key_name(key)}]" for key in reversed(self.path))
+        return CodecError(
+            f"{path} {self.reason}, which the codec cannot carry. It carries {ALLOWED}, nested up to {MAX_DEPTH} "
+            f"levels. Convert the value or leave it out."
+        )
+
+
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Check that arrays of this dtype can be carried.
+
+    Raises:
+        UncarriableError: they cannot.
+    """
+    if dtype.str not in DTYPES:
+        raise UncarriableError(f"is an array of dtype {dtype}")
+
+
+def own_key(key: Any) -> Any:
+    """Return a key of a dict that the codec can carry, as its base type.
+
+    Raises:
+        UncarriableError: it cannot be carried.
+    """
+    kind = type(key)
+    if kind is str:
+        return own_text(key)
+    if kind is int and not INT_MIN <= key <= INT_MAX:
+        raise UncarriableError("has an integer key beyond 64 bits")
+    if kind in KEYS:
+        return key
+    if isinstance(key, str):
+        return own_text(str.__str__(key))
+    raise UncarriableError(f"has a key of type {type_name(key)}")
+
+
+def own_text(value: str) -> str:
+    """Return the text, if it can be carried.
+
+    Raises:
+        UncarriableError: it has no UTF-8.
+    """
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UncarriableError("is text with lone surrogates") from error
+    return value
+
+
+def _key_name(key: Any) -> str:
+    # Not repr() of just anything: it may fail, and it may be long.
+    if isinstance(key, str) and len(key) > 60:
+        return f"{key[:60]!r}..."
+    if isinstance(key, (str, float)) or (isinstance(key, int) and key.bit_length() <= 64):
+        return repr(key)
+    return f"a {type_name(key)}"
+
+
+def type_name(value: Any) -> str:
+    """Return the name of a value's type, with its module where that says something."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
