@@ -28,6 +28,8 @@ LOOK_S = 0.2
 SERVER_START_S = 60.0
 RESTARTS = 3
 """How often one worker, or the Server, is started again."""
+RESTART_PAUSE_S = 1.0
+"""Before the first time; twice as long before each further one."""
 TRAINER_END_S = 120.0
 """Longest wait for a trainer that was asked to end: it writes a checkpoint."""
 SERVER_END_S = 10.0
@@ -159,33 +161,33 @@ class Processes(Group):
         self._passed = list(passed)
         self._logs = config.run_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
+        self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
         names = [f"worker-{index + 1}" for index in range(workers)]
-        self._workers = [self._child(name, ["--worker"], threads=1) for name in names]
-        self._trainer = self._child("trainer", ["--trainer"], threads=trainer_threads(config, workers))
+        self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
+        self.trainer = self._child("trainer", ["--trainer"], threads=trainer_threads(config, workers))
 
     def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
         return Child(name, arguments, self._logs / f"{name}.log", threads)
 
     def start(self, view: Watcher) -> None:
         """The Server first: the others are told its port."""
-        self._server.start(announces=True)
-        port = self._port_of_server(view)
+        self.server.start(announces=True)
+        port = self.port_of_server(view)
         there = [*self._passed, "--set", f"server.port={port}"]
-        self._server.arguments = ["--server", "--announce", *there]
-        self._trainer.arguments = ["--trainer", *there]
-        for worker in self._workers:
+        self.server.arguments = ["--server", "--announce", *there]
+        self.trainer.arguments = ["--trainer", *there]
+        for worker in self.workers:
             worker.arguments = ["--worker", *there, "--set", f"worker.name={worker.name}"]
-        for child in (self._trainer, *self._workers):
+        for child in (self.trainer, *self.workers):
             child.start()
 
-    def _port_of_server(self, view: Watcher) -> int:
+    def port_of_server(self, view: Watcher) -> int:
         """Wait for the line that says where the Server listens.
 
         Raises:
             NetworkError: it ended, or said nothing in time.
         """
-        process = self._server.process
+        process = self.server.process
         assert process is not None
         assert process.stdout is not None
         lines: queue.Queue[bytes] = queue.Queue()
@@ -202,18 +204,18 @@ class Processes(Group):
                 continue
             if not line:
                 process.wait()
-                raise NetworkError(self._server.failure())
+                raise NetworkError(self.server.failure())
             return int(json.loads(line)["port"])
 
     def look(self, view: Watcher) -> bool:
         """Start crashed workers and the Server again, a few times; see whether training has ended."""
-        if self._trainer.status is not None:
-            if self._trainer.status != 0:
-                raise TmrlError(self._trainer.failure())
+        if self.trainer.status is not None:
+            if self.trainer.status != 0:
+                raise TmrlError(self.trainer.failure())
             return False
-        for child in (self._server, *self._workers):
+        for child in (self.server, *self.workers):
             self._care(child, view)
-        if all(worker.status == 0 for worker in self._workers) and view.starving:
+        if all(worker.status == 0 for worker in self.workers) and view.starving:
             view.say("All workers have reached their limits, and the trainer waits for more samples: ending.")
             return False
         return True
@@ -221,12 +223,12 @@ class Processes(Group):
     def _care(self, child: Child, view: Watcher) -> None:
         status = child.status
         # A worker that ends with 0 has reached its limit or was told to finish; a Server never does by itself.
-        if status is None or (status == 0 and child is not self._server):
+        if status is None or (status == 0 and child is not self.server):
             return
         if child.resting_until == 0.0:
             if child.restarts >= RESTARTS or status == 2:
                 raise TmrlError(child.failure())
-            child.resting_until = time.monotonic() + 2.0**child.restarts
+            child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
             view.say(f"the {child.name} ended with exit status {status} and is started again; see {child.log}")
         elif time.monotonic() >= child.resting_until:
             child.release()
@@ -236,9 +238,9 @@ class Processes(Group):
 
     def end(self, view: Watcher) -> None:
         """Workers drain while the trainer still acknowledges; then it writes its checkpoint; then the Server."""
-        self._end(self._workers, self._config.worker.drain_timeout_s + 10.0, view)
-        self._end([self._trainer], TRAINER_END_S, view)
-        self._end([self._server], SERVER_END_S, view)
+        self._end(self.workers, self._config.worker.drain_timeout_s + 10.0, view)
+        self._end([self.trainer], TRAINER_END_S, view)
+        self._end([self.server], SERVER_END_S, view)
 
     def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
         for child in children:
@@ -255,7 +257,7 @@ class Processes(Group):
 
     def kill(self) -> None:
         """End all at once."""
-        for child in (*self._workers, self._trainer, self._server):
+        for child in (*self.workers, self.trainer, self.server):
             child.end_now()
 
 

@@ -1,0 +1,21 @@
+"""The objects of `tmrl.config.config_objects`, made from the configuration when they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmrl_core.config import current
+
+__all__ = ["TRAINER"]  # noqa: F822 - made when it is used
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TRAINER":
+        from tmrl_core.training.configured import training_cls
+
+        return training_cls(current())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return ["TRAINER"]
