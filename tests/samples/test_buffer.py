@@ -281,6 +281,12 @@ def test_a_buffer_may_be_added_to_itself() -> None:
     assert len(buffer.episodes) == 2
 
 
+def test_a_buffer_says_what_it_holds() -> None:
+    buffer = Buffer(5)
+    buffer.append_sample(sample(1))
+    assert repr(buffer) == "Buffer(1 samples, 0 episode records, maxlen=5)"
+
+
 def test_clear_keeps_the_statistics() -> None:
     buffer = Buffer(None)
     buffer.append_sample(sample(1))
@@ -307,6 +313,7 @@ def test_numpy_numbers_in_a_record_become_pythons() -> None:
         EpisodeRecord("", 1.0, -1, "train", "terminated"),
         EpisodeRecord("", 1.0, 1, "play", "terminated"),  # type: ignore[arg-type]
         EpisodeRecord("", np.zeros(2), 1, "train", "terminated"),  # type: ignore[arg-type]
+        EpisodeRecord("", 1.0, 1, "train", "terminated", seed=2**70),
         EpisodeRecord("\ud800", 1.0, 1, "train", "terminated"),
         EpisodeRecord("", None, 1, "train", "terminated"),  # type: ignore[arg-type]
     ],

@@ -467,6 +467,7 @@ def test_changed_bytes_give_a_chunk_that_holds_together_or_codec_error(valid: by
         {"rows": 11},
         {"segments": (Segment(9, 0, 0),)},
         {"segments": (Segment(10, 0, -1),)},
+        {"segments": (Segment(10, 2**70, 0),)},
         {"terminated": np.zeros(9, np.bool_)},
         {"reward": np.zeros(9)},
         {"reward": [0.0] * 10},

@@ -93,6 +93,14 @@ class Name(str, enum.Enum):
     BOB = "bob"
 
 
+class Metres(float):
+    pass
+
+
+class Token(bytes):
+    pass
+
+
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -103,6 +111,8 @@ Point = collections.namedtuple("Point", "x y")
         (collections.OrderedDict(a=1), {"a": 1}),
         (Colour.RED, 1),
         (Name.BOB, "bob"),
+        (Metres(1.5), 1.5),
+        (Token(b"x"), b"x"),
         (np.str_("x"), "x"),
         (np.bytes_(b"x"), b"x"),
         ({np.str_("key"): 1}, {"key": 1}),

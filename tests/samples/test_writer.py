@@ -155,6 +155,12 @@ def test_extras_are_columns_of_their_own() -> None:
     assert chunk.extras_of(1)["hidden"][0].tolist() == [1, 1]
 
 
+def test_an_extra_that_changes_its_shape_does_not_fit() -> None:
+    writer = ChunkWriter(OBSERVATION, 0.0, {"hidden": np.zeros(2)}, set(), FIRST_ROWS)
+    assert append(writer, extras={"hidden": np.zeros(2)})
+    assert not append(writer, extras={"hidden": np.zeros(3)})
+
+
 def test_extras_that_begin_later_do_not_fit() -> None:
     writer = writer_for()
     append(writer)

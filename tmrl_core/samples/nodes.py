@@ -103,10 +103,7 @@ class ArrayLeaf:
             self.column[row] = value
             return True
         with np.errstate(all="ignore"):
-            try:
-                cast = np.array(value, _WEAK[kind]).astype(self.dtype)
-            except (OverflowError, ValueError):
-                return False
+            cast = np.array(value, _WEAK[kind]).astype(self.dtype)
         if not _same(value, cast[()]):
             return False
         self.kind = ""
