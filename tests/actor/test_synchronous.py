@@ -78,8 +78,13 @@ def test_with_whole_episodes_the_ratio_holds_between_them(make: Any, link: Any) 
 @pytest.mark.parametrize("end_episodes", [True, False])
 def test_everything_collected_is_sent_before_it_waits(end_episodes: bool, make: Any, link: Any) -> None:
     worker = make(length=5)
-    link.on_wait = lambda link: (link.publish(), waiting.append(worker.steps_collected - len(link)))
     waiting: list[int] = []
+
+    def note_and_publish(link: Any) -> None:
+        waiting.append(worker.steps_collected - len(link))
+        link.publish()
+
+    link.on_wait = note_and_publish
     worker.run_synchronous(nb_steps=30, initial_steps=2, max_steps_per_update=1.5, end_episodes=end_episodes)
     assert waiting
     assert set(waiting) == {0}

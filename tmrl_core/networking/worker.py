@@ -1,0 +1,241 @@
+"""RolloutWorker: a Rollout with a link to the Server, configured as the public API says."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from tmrl_core.actor.history import PolicyFiles
+from tmrl_core.actor.rollout import Rollout
+from tmrl_core.actor.twins import choose_actor
+from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.samples import Buffer
+
+
+class RolloutWorker(Rollout):
+    """Collects samples in an environment, sends them to the Server and acts with the policies that come back.
+
+    What is left out comes from the configuration when the worker is made; an explicit None means none. It begins to
+    connect at once, in the background, and collects when one of the `run` methods is called. Close it, or use it as a
+    context manager.
+
+    Args:
+        env_cls: makes the environment.
+        actor_module_cls: `(observation_space=, action_space=)` makes the ActorModule; or its reference
+            "package.module:Name". The project's own policy is replaced by its NumPy twin, see `backend`.
+        sample_compressor: `(prev_act, obs, rew, terminated, truncated, info)` -> the same, changed; None: none.
+        device: where the policy runs.
+        max_samples_per_episode: longer episodes are cut: truncated.
+        model_path: file of the local copy of the policy; loaded at construction if it is there.
+        obs_preprocessor: applied to observations from the environment, before act and compressor.
+        crc_debug: every sample's info carries the original transition, as `crc_sample`.
+        model_path_history: how the names of dated copies of the policy begin.
+        model_history: a dated copy every so many updates that brought a model; 0 or less: never.
+        standalone: there is no Server.
+        server_ip: where the Server is; None: this machine.
+        server_port: its port.
+        password: the token of workers.
+        local_port, header_size, max_buf_len: of the transport tlspyo only.
+        security: "TLS" or None.
+        keys_dir: folder of the credentials.
+        hostname: the name that the Server's certificate is checked against.
+        name: label in logs and metrics; None: the host's name and the process id.
+        seed: of the environment's first reset and of exploration; None: from the operating system.
+        run_name: samples and weights of other runs are kept apart.
+        backend: `auto`: the policy's NumPy twin where there is one and the device is the CPU; `numpy`; `torch`.
+        collection: what `when_full="auto"` and the brake go by: `asynchronous`, `synchronous`, `lockstep`.
+        when_full: `block`, `drop_oldest`, or `auto`: the second in asynchronous collection.
+        queue_bytes: of samples that wait for their acknowledgement.
+        send_every: send every so many steps also within an episode; 0: at episode ends.
+        update_weights: `episode` or `step`.
+        max_env_steps_per_update: `run` waits while the trainer has more environment steps; None: never.
+        max_failures: how often in a row the environment may fail.
+        drain_timeout_s: how long `close` waits for acknowledgements.
+        buffer_maxlen: samples that the Buffer holds.
+        transport: `tls`, `local` or `tlspyo`.
+        config: what arguments left out are taken from; None: `tmrl_core.config.current()`.
+
+    Raises:
+        ConfigError: arguments or the configuration contradict each other.
+        CredentialsError: there is nothing to authenticate with.
+
+    Attributes:
+        env, actor, buffer, model_path: what the worker plays with.
+    """
+
+    def __init__(
+        self,
+        env_cls: Callable[[], Any],
+        actor_module_cls: Callable[..., Any] | str,
+        sample_compressor: Callable[..., Any] | None = None,
+        device: Any = "cpu",
+        max_samples_per_episode: float = math.inf,
+        model_path: str | Path | Cfg | None = CFG,
+        obs_preprocessor: Callable[[Any], Any] | None = None,
+        crc_debug: bool = False,
+        model_path_history: str | Path | Cfg | None = CFG,
+        model_history: int | Cfg = CFG,
+        standalone: bool = False,
+        server_ip: str | None = None,
+        server_port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        max_buf_len: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        hostname: str | Cfg | None = CFG,
+        *,
+        name: str | Cfg | None = CFG,
+        seed: int | Cfg | None = CFG,
+        run_name: str | Cfg = CFG,
+        backend: str | Cfg = CFG,
+        collection: str | Cfg = CFG,
+        when_full: str | Cfg = CFG,
+        queue_bytes: int | Cfg = CFG,
+        send_every: int | Cfg = CFG,
+        update_weights: str | Cfg = CFG,
+        max_env_steps_per_update: float | Cfg | None = CFG,
+        max_failures: int | Cfg = CFG,
+        drain_timeout_s: float | Cfg = CFG,
+        buffer_maxlen: float | Cfg | None = CFG,
+        transport: str | Cfg = CFG,
+        config: Config | None = None,
+    ) -> None:
+        if config is None:
+            config = current()
+        settings = config.worker
+        label = given(name, settings.name) or f"{socket.gethostname()}-{os.getpid()}"
+        chosen_seed = _mixed_seed(config.run.seed, label) if isinstance(seed, Cfg) else seed
+        drain_s = given(drain_timeout_s, settings.drain_timeout_s)
+        copy = given(model_path, config.worker_model_path)
+        history = given(model_path_history, config.worker_history_path)
+        super().__init__(
+            env_cls,
+            choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
+            buffer=Buffer(given(buffer_maxlen, settings.buffer_maxlen)),
+            files=PolicyFiles(
+                Path(copy) if copy is not None else None,
+                str(history) if history is not None else None,
+                given(model_history, settings.model_history),
+            ),
+            needs_policy=standalone,
+            sample_compressor=sample_compressor,
+            obs_preprocessor=obs_preprocessor,
+            crc_debug=crc_debug,
+            max_samples_per_episode=max_samples_per_episode,
+            max_failures=given(max_failures, settings.max_failures),
+            device=device,
+            name=label,
+            seed=chosen_seed,
+            send_every=given(send_every, settings.send_every),
+            update_weights=given(update_weights, settings.update_weights),
+            max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
+            drain_timeout_s=drain_s,
+        )
+        if standalone:
+            return
+        kind = given(transport, config.network.transport)
+        if kind == "tlspyo":
+            raise ConfigError("network.transport: tlspyo is not available in this version; use tls or local")
+        full = given(when_full, settings.when_full)
+        if full == "auto":
+            full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
+        link = WorkerLink(
+            _link_settings(
+                config,
+                host="127.0.0.1" if server_ip is None else server_ip,
+                port=given(server_port, config.server.port),
+                transport=cast(Literal["tls", "local"], kind),
+                security=security,
+                keys_dir=keys_dir,
+                hostname=hostname,
+                password=password,
+            ),
+            name=label,
+            run=given(run_name, config.run.name),
+            signature=env_signature(self.env),
+            queue_bytes=given(queue_bytes, settings.queue_bytes),
+            when_full=cast(Literal["block", "drop_oldest"], full),
+            drain_timeout_s=drain_s,
+        )
+        try:
+            link.start()
+        except BaseException:
+            self.env.close()
+            raise
+        self._link = link
+
+
+def _link_settings(
+    config: Config,
+    *,
+    host: str,
+    port: int,
+    transport: Literal["tls", "local"],
+    security: Literal["TLS"] | Cfg | None,
+    keys_dir: str | Path | Cfg | None,
+    hostname: str | Cfg | None,
+    password: str | Cfg | None,
+) -> LinkSettings:
+    network = config.network
+    from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
+    folder = given(keys_dir, network.credentials_dir)
+    return LinkSettings(
+        host=host,
+        port=port,
+        transport=transport,
+        security=from_config if isinstance(security, Cfg) else security,
+        hostname=given(hostname, network.hostname),
+        credentials_dir=str(folder) if folder is not None else None,
+        token=network.token if isinstance(password, Cfg) else password,
+        silent_s=network.silent_s,
+        heartbeat_s=network.heartbeat_s,
+        backoff_min_s=network.backoff_min_s,
+        backoff_max_s=network.backoff_max_s,
+        max_message_bytes=network.max_message_bytes,
+        compression=network.compression,
+    )
+
+
+def _mixed_seed(seed: int | None, name: str) -> int | None:
+    """The run's seed mixed with the worker's name, so that workers of one run do not play the same episodes."""
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1)[0])
+
+
+def env_signature(env: Any) -> dict[str, Any]:
+    """What the environment looks like from outside, for the trainer to check: spaces, and the arrays in them."""
+    return {
+        "observation_space": repr(env.observation_space),
+        "action_space": repr(env.action_space),
+        "observation": _arrays(env.observation_space, ""),
+        "action": _arrays(env.action_space, ""),
+    }
+
+
+def _arrays(space: Any, path: str) -> list[dict[str, Any]]:
+    entries = getattr(space, "spaces", None)
+    if isinstance(entries, Mapping):
+        return [leaf for key, entry in entries.items() for leaf in _arrays(entry, f"{path}/{key}")]
+    if isinstance(entries, (tuple, list)):
+        return [leaf for index, entry in enumerate(entries) for leaf in _arrays(entry, f"{path}/{index}")]
+    shape = getattr(space, "shape", None)
+    dtype = getattr(space, "dtype", None)
+    return [
+        {
+            "path": path,
+            "shape": [int(size) for size in shape] if shape is not None else None,
+            "dtype": str(dtype) if dtype is not None else None,
+        }
+    ]
