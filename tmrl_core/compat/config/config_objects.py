@@ -11,7 +11,7 @@ __all__ = ["TRAINER"]  # noqa: F822 - made when it is used
 
 def __getattr__(name: str) -> Any:
     if name == "TRAINER":
-        from tmrl_core.training.configured import training_cls
+        from tmrl_core.roles import training_cls
 
         return training_cls(current())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
