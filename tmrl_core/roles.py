@@ -5,10 +5,8 @@ Nothing here imports torch: a worker whose policy does not need it, and the Serv
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,50 +128,8 @@ def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -
         raise ConfigError("worker.collection: lockstep is not there yet; use synchronous or asynchronous")
 
 
-def training_cls(config: Config) -> Callable[[], Any]:
-    """What makes the training object of the `trainer` section: loop, environment, memory and agent, bound together.
-
-    Raises:
-        ConfigError: a reference names nothing.
-        MissingExtraError: torch is not installed.
-    """
-    trainer, memory, agent = config.trainer, config.memory, config.agent
-    memory_cls = resolve_with(
-        memory.cls,
-        {
-            "memory_size": memory.capacity,
-            "batch_size": memory.batch_size,
-            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
-            "crc_debug": config.worker.crc_debug,
-            **memory.kwargs,
-        },
-        "memory.cls",
-    )
-    return functools.partial(
-        resolve_with(trainer.loop, {}, "trainer.loop"),
-        env_cls=resolve_with(config.environment.cls, config.environment.kwargs, "environment.cls"),
-        memory_cls=memory_cls,
-        training_agent_cls=resolve_with(agent.cls, agent.kwargs, "agent.cls"),
-        epochs=trainer.epochs,
-        rounds=trainer.rounds,
-        steps=trainer.steps,
-        update_model_interval=trainer.update_model_interval,
-        update_buffer_interval=trainer.update_buffer_interval,
-        max_training_steps_per_env_step=trainer.max_training_steps_per_env_step,
-        sleep_between_buffer_retrieval_attempts=trainer.sleep_between_buffer_retrieval_attempts,
-        profiling=trainer.profiling,
-        agent_scheduler=resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
-        start_training=trainer.start_training,
-        device=trainer.device,
-        max_policy_lag=trainer.max_policy_lag,
-    )
-
-
 def make_trainer(config: Config) -> Trainer:
     """The Trainer; it trains when `run` is called.
-
-    Args:
-        config: the configuration; it must be the one in use (`tmrl_core.config.use`), where the Trainer looks too.
 
     Raises:
         ConfigError, CredentialsError: the settings or the credentials do not serve.
@@ -181,7 +137,7 @@ def make_trainer(config: Config) -> Trainer:
     """
     from tmrl_core.networking import Trainer
 
-    return Trainer(training_cls=training_cls(config), server_ip=config.server.host)
+    return Trainer(config=config)
 
 
 def run_trainer(trainer: Trainer, config: Config) -> None:

@@ -75,7 +75,10 @@ class ActorSection(Section, frozen=True, kw_only=True):
         Reference, doc("Callable `(observation_space, action_space, **kwargs)` that makes the ActorModule.")
     ] = "tmrl_core.actor:SquashedGaussianMLPActor"
     kwargs: Annotated[
-        Kwargs, doc("Its further keyword arguments, such as `hidden_sizes`. They must fit what the agent publishes.")
+        Kwargs,
+        doc(
+            "Its further keyword arguments, such as `hidden_sizes`; the agent is given those that it knows, so that both fit."
+        ),
     ] = field(default_factory=dict)
 
 
@@ -285,7 +288,7 @@ class AgentSection(Section, frozen=True, kw_only=True):
     """The training agent."""
 
     cls: Annotated[Reference, doc("The TrainingAgent's class.")] = "tmrl_core.training:SacAgent"
-    kwargs: Annotated[Kwargs, doc("Its keyword arguments beyond the spaces and the device.")] = field(
+    kwargs: Annotated[Kwargs, doc("Its keyword arguments beyond the spaces, the device and the actor's.")] = field(
         default_factory=dict
     )
 

@@ -11,9 +11,9 @@ __all__ = ["TRAINER"]  # noqa: F822 - made when it is used
 
 def __getattr__(name: str) -> Any:
     if name == "TRAINER":
-        from tmrl_core.roles import training_cls
+        from tmrl_core.networking.trainer import training_from_config
 
-        return training_cls(current())
+        return training_from_config(current())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
