@@ -146,7 +146,9 @@ class SacAgent(TrainingAgent):
         betas_critic: Adam's; None: torch's default.
         l2_actor: weight decay; None: the optimizer's default.
         l2_critic: weight decay; None: the optimizer's default.
-        model_kwargs: further keyword arguments of `model_cls`, such as `hidden_sizes`.
+        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
+        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        model_kwargs: further keyword arguments of `model_cls`.
 
     Raises:
         ConfigError: an optimizer's name is unknown, or a space does not fit.
@@ -175,6 +177,8 @@ class SacAgent(TrainingAgent):
         l2_actor: float | None = None,
         l2_critic: float | None = None,
         *,
+        hidden_sizes: Sequence[int] | None = None,
+        activation: Any = None,
         model_kwargs: dict[str, Any] | None = None,
     ) -> None:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -183,7 +187,11 @@ class SacAgent(TrainingAgent):
         self.polyak = polyak
         self.learn_entropy_coef = learn_entropy_coef
         self.target_entropy = -float(math.prod(action_space.shape)) if target_entropy is None else float(target_entropy)
-        self.model = model_cls(observation_space, action_space, **(model_kwargs or {})).to(device)
+        model_kwargs = dict(model_kwargs or {})
+        for name, value in (("hidden_sizes", hidden_sizes), ("activation", activation)):
+            if value is not None:
+                model_kwargs[name] = value
+        self.model = model_cls(observation_space, action_space, **model_kwargs).to(device)
         self.critics = critics_of(self.model)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = torch.tensor(float(alpha), device=device).log().requires_grad_(learn_entropy_coef)

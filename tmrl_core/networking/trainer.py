@@ -1,0 +1,501 @@
+"""Trainer: learns from what workers send, publishes policies, keeps checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tmrl_core.config import CFG, Cfg, Config, current, given, resolve, resolve_optional, resolve_with
+from tmrl_core.errors import CheckpointError, ConfigError, MissingExtraError
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.recorder import Recorder
+from tmrl_core.metrics.standard import WandbSettings, open_sinks
+from tmrl_core.networking.links import LinkSettings, TrainerLink
+
+if TYPE_CHECKING:
+    from tmrl_core.training.checkpoint import CheckpointStore
+    from tmrl_core.training.remote import RemoteInterface
+
+logger = logging.getLogger(__name__)
+
+MODEL_FILE_S = 10.0
+"""Shortest time in seconds between two writings of the current weights while training."""
+FINAL_EVALUATION_S = 120.0
+"""Longest wait in seconds for the evaluation of the final policy."""
+DRAIN_S = 5.0
+"""Longest wait in seconds for workers that were told to finish."""
+
+
+class Trainer:
+    """Trains with samples that a Server relays from RolloutWorkers.
+
+    Everything that is `cfg` comes from the configuration when it is left out.
+
+    Args:
+        training_cls: callable without arguments that makes the training object (`TrainingOffline` or one like it).
+        server_ip: name or address of the Server; None: this machine.
+        server_port: its port.
+        password: the token.
+        local_com_port: matters to the transport `tlspyo` only.
+        header_size: matters to the transport `tlspyo` only.
+        max_buf_len: matters to the transport `tlspyo` only.
+        security: "TLS", or None for plain TCP.
+        keys_dir: folder of credentials.
+        hostname: name that the Server's certificate is checked against.
+        model_path: file of the current weights; None: they are not written.
+        checkpoint_path: folder of checkpoints; None: there are none.
+        dump_run_instance_fn: `(run_instance, path)` writes a checkpoint; None: the project's own format, or the
+            training object's `save` where that is its own.
+        load_run_instance_fn: `(path) -> run_instance` reads it.
+        updater_fn: `(run_instance, training_cls) -> run_instance`, called after a checkpoint was loaded.
+        config: the configuration; None: the one in use.
+        transport: `tls` or `local`.
+        run_name: name of the run.
+
+    Raises:
+        ConfigError: the settings do not serve.
+    """
+
+    def __init__(
+        self,
+        training_cls: Callable[[], Any] | Cfg = CFG,
+        server_ip: str | Cfg | None = CFG,
+        server_port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_com_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        max_buf_len: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        hostname: str | Cfg | None = CFG,
+        model_path: str | Path | Cfg | None = CFG,
+        checkpoint_path: str | Path | Cfg | None = CFG,
+        dump_run_instance_fn: Callable[[Any, Path], None] | None = None,
+        load_run_instance_fn: Callable[[Path], Any] | None = None,
+        updater_fn: Callable[[Any, Callable[[], Any]], Any] | None = None,
+        *,
+        config: Config | None = None,
+        transport: Literal["tls", "local"] | Cfg = CFG,
+        run_name: str | Cfg = CFG,
+    ) -> None:
+        config = self._config = config if config is not None else current()
+        kind = given(transport, config.network.transport)
+        if kind == "tlspyo":
+            raise ConfigError("network.transport: tlspyo is not available in this version; use tls or local")
+        self.training_cls: Callable[[], Any] = (
+            training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
+        )
+        host = given(server_ip, config.server.host)
+        network = config.network
+        folder = given(keys_dir, network.credentials_dir)
+        from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
+        self._settings = LinkSettings(
+            host="127.0.0.1" if host is None else host,
+            port=given(server_port, config.server.port),
+            transport=kind,
+            security=from_config if isinstance(security, Cfg) else security,
+            hostname=given(hostname, network.hostname),
+            credentials_dir=str(folder) if folder is not None else None,
+            token=network.token if isinstance(password, Cfg) else password,
+            silent_s=network.silent_s,
+            heartbeat_s=network.heartbeat_s,
+            backoff_min_s=network.backoff_min_s,
+            backoff_max_s=network.backoff_max_s,
+            max_message_bytes=network.max_message_bytes,
+            compression=network.compression,
+        )
+        self._run_name = given(run_name, config.run.name)
+        model = given(model_path, config.trainer_model_path)
+        self.model_path = Path(model) if model is not None else None
+        checkpoint = given(checkpoint_path, config.checkpoint_path)
+        self.checkpoint_path = Path(checkpoint) if checkpoint is not None else None
+        self._dump = dump_run_instance_fn
+        self._load = load_run_instance_fn
+        self._updater = updater_fn
+        self._model_written = -MODEL_FILE_S
+        self._stopping = False
+        self._interface: RemoteInterface | None = None
+        self._link: TrainerLink | None = None
+        self._store: CheckpointStore | None = None
+        self.training: Any = None
+        """The training object, once `run` has made or loaded it."""
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until the epochs are done, the target is reached, the time is over, or `stop`; in any thread.
+
+        Raises:
+            CheckpointError: the first checkpoint cannot be written, or none of those that are there can be used.
+            StarvedError: workers and trainer wait for each other.
+            TmrlError: credentials are missing, or the Server refuses this trainer for good.
+        """
+        self._run(None)
+
+    def run_with_wandb(
+        self,
+        entity: str | Cfg | None = CFG,
+        project: str | Cfg = CFG,
+        run_id: str | Cfg | None = CFG,
+        key: str | None = None,
+    ) -> None:
+        """`run`, with its records sent to wandb too. A failing wandb never stops training.
+
+        Raises:
+            TmrlError: as `run`.
+        """
+        import msgspec
+
+        metrics = self._config.metrics
+        self._run(
+            WandbSettings(
+                project=given(project, metrics.wandb_project),
+                entity=given(entity, metrics.wandb_entity),
+                run_id=given(run_id, metrics.wandb_run_id) or self._run_name,
+                run_name=self._run_name,
+                config=msgspec.to_builtins(self._config, enc_hook=str),
+                key=key,
+            )
+        )
+
+    def stop(self) -> None:
+        """Have `run` end in order: a checkpoint is written. Safe in signal handlers and from other threads."""
+        self._stopping = True
+        if self._interface is not None:
+            self._interface.stop()
+
+    def close(self) -> None:
+        """End everything: what is being written is finished, the link closed."""
+        self.stop()
+        if self._store is not None:
+            self._store.close(60.0)
+        if self._link is not None:
+            self._link.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, wandb: WandbSettings | None) -> None:
+        prepare_torch(self._config)
+        training, is_new = self._make_or_load()
+        self.training = training
+        if is_new:
+            self._checkpoint(training, wait=True)
+        if training.epoch >= training.epochs:
+            logger.info("the checkpoint is of a finished run: %d of %d epochs", training.epoch, training.epochs)
+            return
+        self._write_model(training.agent.get_actor())
+        with contextlib.ExitStack() as closing:
+            recorder = Recorder(
+                open_sinks(
+                    self._config.run_folder,
+                    tensorboard=self._config.metrics.tensorboard,
+                    wandb=wandb,
+                    console=self._config.metrics.console,
+                ),
+                elapsed_s=getattr(training, "elapsed_s", 0.0),
+            )
+            closing.callback(recorder.close)
+            interface = self._connect(training, recorder)
+            closing.callback(self._close_link)
+            self._train(training, interface, recorder)
+
+    def _train(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
+        target = self._config.trainer.evaluation.target_return
+        facts: dict[str, Any] = {} if target is None else {names.RETURN_TARGET: target}
+        interface.event(names.EVENT_START, run_name=self._run_name, **facts)
+        why = "failed"
+        try:
+            while training.epoch < training.epochs and not interface.stopping:
+                training.run_epoch(interface)
+                if interface.reached_target and not self._confirmed(training, interface):
+                    continue
+                self._checkpoint(training, recorder)
+            why = self._why(interface)
+            if interface.asked_to_stop:
+                interface.commit()
+            else:
+                self._finish(training, interface)
+            self._checkpoint(training, recorder, wait=True)
+            self._write_model(training.agent.get_actor(), now=True)
+        finally:
+            interface.event(names.EVENT_END, why, phase="done")
+            logger.info("training has ended: %s", why)
+
+    def _why(self, interface: RemoteInterface) -> str:
+        if interface.asked_to_stop:
+            return "it was asked to"
+        if interface.reached_target:
+            return "an evaluation has reached the target"
+        return "the time is over" if interface.time_is_over else "all epochs are done"
+
+    def _confirmed(self, training: Any, interface: RemoteInterface) -> bool:
+        """Whether the policy as it is now reaches the target too; the one that was evaluated is some updates older.
+
+        If it does not, training goes on.
+        """
+        self._evaluate(training, interface)
+        if interface.confirm_target():
+            return True
+        logger.info("the policy has reached the target and lost it again since; training goes on")
+        return False
+
+    def _finish(self, training: Any, interface: RemoteInterface) -> None:
+        """See that the final policy is published and evaluated, then send the workers home."""
+        if not interface.reached_target:
+            self._evaluate(training, interface)
+        interface.ending = True
+        interface.finish()
+        deadline = time.monotonic() + DRAIN_S
+        while interface.link.members and time.monotonic() < deadline:
+            training.update_buffer(interface)
+            interface.link.wait(0.1)
+        training.update_buffer(interface)
+
+    def _evaluate(self, training: Any, interface: RemoteInterface) -> None:
+        """Publish the policy as it is now, and evaluate it while training rests."""
+        interface.ending = True
+        try:
+            interface.broadcast_model(training.agent.get_actor())
+            evaluator = interface.evaluator
+            if evaluator is None or not interface.link.members:
+                return
+            interface.evaluate_now()
+            deadline = time.monotonic() + FINAL_EVALUATION_S
+            while evaluator.is_open and interface.link.members and time.monotonic() < deadline:
+                if interface.asked_to_stop:
+                    return
+                training.update_buffer(interface)
+                interface.link.wait(0.1)
+            if evaluator.is_open:
+                logger.warning("the policy was not evaluated: the workers left, or took too long")
+        finally:
+            interface.ending = False
+
+    # --- the link -----------------------------------------------------------------------------------------------------
+
+    def _connect(self, training: Any, recorder: Recorder) -> RemoteInterface:
+        from tmrl_core.training.evaluation import Evaluator
+        from tmrl_core.training.remote import RemoteInterface
+
+        config = self._config
+        delivery = getattr(training, "delivery", {})
+        link = TrainerLink(
+            self._settings,
+            name="trainer",
+            run=self._run_name,
+            inbox_bytes=config.trainer.inbox_bytes,
+            incarnation=delivery.get("incarnation", 0),
+            counter=delivery.get("counter", 0),
+            marks=delivery.get("marks", {}),
+        )
+        settings = config.trainer.evaluation
+        wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
+        agent = training.agent
+        interface = RemoteInterface(
+            link,
+            recorder=recorder,
+            max_message_bytes=config.network.max_message_bytes,
+            target_return=settings.target_return,
+            time_limit_s=settings.time_limit_s,
+            synchronous=config.worker.collection == "synchronous",
+            signature={
+                name: repr(getattr(agent, name))
+                for name in ("observation_space", "action_space")
+                if hasattr(agent, name)
+            },
+            on_publish=self._write_model,
+        )
+        if wanted:
+            evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
+            # Numbers that no earlier process of this run has used: workers remember what they have played.
+            evaluator.next_id = time.time_ns() // 1_000_000
+            if settings.every_updates:
+                done = getattr(training, "total_updates", 0)
+                evaluator.due_updates = done - done % settings.every_updates + settings.every_updates
+            interface.evaluator = evaluator
+        self._interface, self._link = interface, link
+        if self._stopping:
+            interface.stop()
+        link.start()
+        return interface
+
+    def _close_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _write_model(self, actor: Any, now: bool = False) -> None:
+        """Write the current weights, not more often than every few seconds unless `now`."""
+        if self.model_path is None or (not now and time.monotonic() - self._model_written < MODEL_FILE_S):
+            return
+        self._model_written = time.monotonic()
+        temporary = self.model_path.with_name(f".{self.model_path.name}.tmp")
+        try:
+            self.model_path.parent.mkdir(parents=True, exist_ok=True)
+            actor.save(temporary)
+            os.replace(temporary, self.model_path)
+        except OSError as exc:
+            logger.warning("the current weights could not be written to %s: %s; training goes on", self.model_path, exc)
+
+    def _checkpoint(self, training: Any, recorder: Recorder | None = None, wait: bool = False) -> None:
+        if self.checkpoint_path is None:
+            return
+        interface = self._interface
+        score = None
+        if interface is not None:
+            interface.commit()
+            link = interface.link
+            training.delivery = {
+                "incarnation": link.incarnation,
+                "counter": link.version[1],
+                "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
+            }
+            latest = interface.evaluator.latest if interface.evaluator is not None else None
+            score = latest.mean if latest is not None else None
+        if recorder is not None:
+            training.elapsed_s = recorder.elapsed_s
+        if self._dump is not None:
+            self._dump(training, self.checkpoint_path)
+        elif not self._has_own_format(training):
+            self._save_to_store(training, score, wait, first=recorder is None)
+        else:
+            training.save(self.checkpoint_path)
+        if recorder is not None:
+            recorder.event(names.EVENT_CHECKPOINT, step=getattr(training, "total_updates", 0), epoch=training.epoch)
+
+    def _save_to_store(self, training: Any, score: float | None, wait: bool, first: bool) -> None:
+        store = self._the_store()
+        failures = store.failures
+        try:
+            store.save(training, score=score, wait=wait)
+        except CheckpointError:
+            if first:
+                raise
+            logger.exception("no checkpoint after epoch %s; training goes on", training.epoch)
+        if first and store.failures > failures:
+            raise CheckpointError(f"the first checkpoint cannot be written to {store.root}: {store.last_error}")
+
+    def _has_own_format(self, training: Any) -> bool:
+        from tmrl_core.training.offline import TrainingOffline
+
+        return getattr(type(training), "save", None) is not TrainingOffline.save
+
+    def _the_store(self) -> CheckpointStore:
+        from tmrl_core.training.checkpoint import CheckpointStore
+
+        if self._store is None:
+            assert self.checkpoint_path is not None
+            settings = self._config.checkpoint
+            self._store = CheckpointStore(self.checkpoint_path, settings.keep_last, settings.keep_best)
+        return self._store
+
+    def _make_or_load(self) -> tuple[Any, bool]:
+        """The training object, and whether it is new."""
+        path = self.checkpoint_path
+        loaded = None
+        if path is not None and path.exists():
+            if self._load is not None:
+                loaded = self._load(path)
+            elif self._dump is not None or (path.is_file() or (path / "manifest.json").exists()):
+                loaded = self._make()
+                loaded.load(path)
+            else:
+                loaded = self._the_store().restore(self._make)
+                if loaded is None and self._has_own_format(candidate := self._make()):
+                    candidate.load(path)
+                    loaded = candidate
+        if loaded is None:
+            return self._make(), True
+        if self._updater is not None:
+            loaded = self._updater(loaded, self.training_cls)
+        return loaded, False
+
+    def _make(self) -> Any:
+        seed = self._config.run.seed
+        if seed is not None:
+            import torch
+
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+        return self.training_cls()
+
+
+def prepare_torch(config: Config) -> None:
+    """Have torch compute with as many threads as the configuration says.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("torch", "trainer", "the Trainer") from exc
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+
+
+def training_from_config(config: Config) -> Callable[[], Any]:
+    """What makes the training object that the configuration describes.
+
+    Raises:
+        ConfigError: a reference names nothing.
+    """
+    trainer, memory = config.trainer, config.memory
+    memory_cls = resolve_with(
+        memory.cls,
+        {
+            "memory_size": memory.capacity,
+            "batch_size": memory.batch_size,
+            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
+            "crc_debug": config.worker.crc_debug,
+            **memory.kwargs,
+        },
+        "memory.cls",
+    )
+    agent_cls = resolve(config.agent.cls, "agent.cls")
+    agent_kwargs = {
+        key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
+        for key, value in config.agent.kwargs.items()
+    }
+    # The agent's policy has to be the one that workers act with: what describes that one describes both.
+    accepted = inspect.signature(agent_cls).parameters
+    for key, value in config.actor.kwargs.items():
+        if key in accepted:
+            agent_kwargs.setdefault(key, value)
+    return partial(
+        resolve(trainer.loop, "trainer.loop"),
+        env_cls=resolve_with(config.environment.cls, config.environment.kwargs, "environment.cls"),
+        memory_cls=memory_cls,
+        training_agent_cls=partial(agent_cls, **agent_kwargs) if agent_kwargs else agent_cls,
+        epochs=trainer.epochs,
+        rounds=trainer.rounds,
+        steps=trainer.steps,
+        update_model_interval=trainer.update_model_interval,
+        update_buffer_interval=trainer.update_buffer_interval,
+        max_training_steps_per_env_step=trainer.max_training_steps_per_env_step,
+        sleep_between_buffer_retrieval_attempts=trainer.sleep_between_buffer_retrieval_attempts,
+        profiling=trainer.profiling,
+        agent_scheduler=resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
+        start_training=trainer.start_training,
+        device=trainer.device,
+        **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
+    )

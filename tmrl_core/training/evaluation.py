@@ -1,0 +1,154 @@
+"""Evaluations: deterministic episodes of fixed seeds, played by one worker with a policy of at least some version.
+
+An `Evaluator` opens nothing and waits for nothing: it is told of episode records and of the workers that are there, and
+says through `ask` what is wanted of whom.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tmrl_core.networking.messages import Evaluation, Version
+from tmrl_core.samples import EpisodeRecord
+
+logger = logging.getLogger(__name__)
+
+Ask = Callable[[Evaluation, bytes], None]
+"""Tells the worker of a stream to play an evaluation."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """A finished evaluation.
+
+    Args:
+        id: its number.
+        version: the policy had at least this version.
+        updates: gradient steps when it was asked for.
+        returns: undiscounted return of each episode, in the order of the seeds.
+        lengths: steps of each episode.
+        worker: who played it.
+    """
+
+    id: int
+    version: Version
+    updates: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    worker: str
+
+    @property
+    def mean(self) -> float:
+        """The evaluation's return: the mean over its episodes."""
+        return statistics.fmean(self.returns)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the returns."""
+        return statistics.pstdev(self.returns)
+
+
+@dataclass
+class _Open:
+    evaluation: Evaluation
+    updates: int
+    stream: bytes
+    records: dict[int, EpisodeRecord]
+
+
+class Evaluator:
+    """Asks workers for evaluations, one at a time, and gathers what they play.
+
+    The worker is chosen once and stays; when it leaves, the evaluation is asked of another one, from its beginning, so
+    that one evaluation is played by one worker.
+
+    Args:
+        episodes: in one evaluation.
+        first_seed: seeds are first_seed, first_seed + 1, ...
+        every_updates: an evaluation every so many updates; 0: only those that `start` begins.
+        ask: tells a worker.
+    """
+
+    def __init__(self, episodes: int, first_seed: int, every_updates: int, ask: Ask) -> None:
+        self.seeds = tuple(range(first_seed, first_seed + episodes))
+        self.every_updates = every_updates
+        self.next_id = 1
+        self.due_updates = every_updates
+        self.results: list[EvaluationResult] = []
+        self._ask = ask
+        self._worker: bytes | None = None
+        self._open: _Open | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an evaluation is being played, or waits for a worker that can."""
+        return self._open is not None
+
+    @property
+    def latest(self) -> EvaluationResult | None:
+        """The newest finished one."""
+        return self.results[-1] if self.results else None
+
+    def start(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
+        """Begin an evaluation now; one that is open is given up.
+
+        Args:
+            updates: gradient steps so far.
+            version: the policy to play is at least this one.
+            members: streams of the workers that are there, in a stable order.
+        """
+        self._open = _Open(Evaluation(self.next_id, self.seeds, version), updates, b"", {})
+        self._assign(members)
+
+    def poll(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
+        """Begin an evaluation that is due, and find another worker for an open one whose worker has left."""
+        if self._open is None:
+            if self.every_updates and updates >= self.due_updates and version != (0, 0):
+                self.due_updates = updates - updates % self.every_updates + self.every_updates
+                self.start(updates, version, members)
+        elif self._open.stream not in members:
+            self._assign(members)
+
+    def _assign(self, members: Sequence[bytes]) -> None:
+        current = self._open
+        assert current is not None
+        if self._worker not in members:
+            self._worker = members[0] if members else None
+        if self._worker is None:
+            current.stream = b""
+            return
+        # A number of its own, so that episodes of an attempt that was given up are not taken for this one's.
+        current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
+        current.stream, current.records = self._worker, {}
+        self.next_id += 1
+        self._ask(current.evaluation, self._worker)
+
+    def take(self, records: Iterable[EpisodeRecord]) -> EvaluationResult | None:
+        """Take episode records; returns the evaluation that they complete, if they do.
+
+        An episode that the environment ended is not counted; the worker plays it again.
+        """
+        current = self._open
+        if current is None:
+            return None
+        for record in records:
+            if record.evaluation != current.evaluation.id or record.seed is None or record.end == "aborted":
+                continue
+            current.records[record.seed] = record
+        if any(seed not in current.records for seed in self.seeds):
+            return None
+        played = [current.records[seed] for seed in self.seeds]
+        result = EvaluationResult(
+            id=current.evaluation.id,
+            version=current.evaluation.version,
+            updates=current.updates,
+            returns=tuple(record.episode_return for record in played),
+            lengths=tuple(record.length for record in played),
+            worker=played[0].worker,
+        )
+        self.results.append(result)
+        self._open = None
+        return result

@@ -1,0 +1,368 @@
+"""The training interface over a Server: a `TrainerLink`, evaluations, and the records of a run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tmrl_core.errors import CodecError, StarvedError
+from tmrl_core.metrics import records as names
+from tmrl_core.metrics.recorder import Recorder
+from tmrl_core.metrics.records import episode_values
+from tmrl_core.networking.delivery import Received
+from tmrl_core.networking.links import TrainerLink
+from tmrl_core.networking.messages import Blob, Directive, Evaluation, Progress, Version
+from tmrl_core.samples import Buffer, Chunk, decode_message, decode_value
+from tmrl_core.training.evaluation import EvaluationResult, Evaluator
+from tmrl_core.training.interface import TrainingInterface
+
+logger = logging.getLogger(__name__)
+
+SLICE_S = 0.2
+"""Longest wait between two looks at whether to stop."""
+NETWORK_RECORD_S = 2.0
+"""Seconds between two records of the network."""
+STARVED_S = 20.0
+"""Seconds without a sample after which waiting workers and a waiting trainer are taken for starved."""
+POLICY = "policy"
+"""Name of the one policy that is published."""
+
+
+class RemoteInterface(TrainingInterface):
+    """What a Trainer's loop sees of the Server and of the workers behind it.
+
+    Args:
+        link: to the Server.
+        evaluator: None: no evaluations.
+        recorder: takes the run's records; None: there are none.
+        max_message_bytes: the largest message that is decoded.
+        target_return: training ends when an evaluation's mean is at least this.
+        time_limit_s: training ends after so many seconds.
+        synchronous: workers wait for policies, so that both sides can wait for each other for ever.
+        signature: spaces as text, by "observation_space" and "action_space"; workers that differ are named.
+        on_publish: called with each published policy.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        link: TrainerLink,
+        *,
+        evaluator: Evaluator | None = None,
+        recorder: Recorder | None = None,
+        max_message_bytes: int = 256 << 20,
+        target_return: float | None = None,
+        time_limit_s: float | None = None,
+        synchronous: bool = False,
+        signature: dict[str, str] | None = None,
+        on_publish: Callable[[Any], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.link = link
+        self.evaluator = evaluator
+        self.recorder = recorder
+        self.progress = Progress()
+        self.reached_target = False
+        self.ending = False
+        """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
+        self._max_message_bytes = max_message_bytes
+        self._target_return = target_return
+        self._time_limit_s = time_limit_s
+        self._synchronous = synchronous
+        self._signature = signature or {}
+        self._on_publish = on_publish
+        self._clock = clock
+        self._started = clock()
+        self._stop = False
+        # Retrieved and not committed: each message, its chunk, and why it was refused.
+        self._outstanding: list[tuple[Received, Chunk | None, str]] = []
+        self._refusals: dict[int, str] = {}
+        self._revision = 0
+        self._workers: dict[bytes, str] = {}
+        self._phase = ""
+        self._next_record = self._started
+        self._last_arrival: float | None = None
+        self._longest_gap_s = 0.0
+        self._stale_samples = 0
+
+    # --- samples ------------------------------------------------------------------------------------------------------
+
+    def retrieve_buffer(self) -> Buffer:
+        """Everything that has arrived; what the call before returned is committed."""
+        self.commit()
+        buffer = Buffer(maxlen=None)
+        received = self.link.receive()
+        for one in received:
+            try:
+                message = decode_message(one.payload, max_bytes=self._max_message_bytes)
+            except CodecError as exc:
+                logger.error("a message of worker %s is refused: %s", self.link.worker_name(one.stream), exc)
+                self._outstanding.append((one, None, str(exc)))
+                continue
+            chunk = message.chunk
+            if chunk is not None:
+                chunk.stream = one.stream
+            self._outstanding.append((one, chunk, ""))
+            buffer.extend([chunk] if chunk is not None else [], message.records)
+        if received:
+            now = self._clock()
+            if self._last_arrival is not None:
+                self._longest_gap_s = max(self._longest_gap_s, now - self._last_arrival)
+            self._last_arrival = now
+        self._note_episodes(buffer)
+        self._tick()
+        return buffer
+
+    def refuse(self, chunk: Chunk, reason: str) -> None:
+        """Have the message of this chunk acknowledged as refused, with the reason."""
+        self._refusals[id(chunk)] = reason
+
+    def commit(self) -> None:
+        """Acknowledge what the last `retrieve_buffer` returned."""
+        for received, chunk, reason in self._outstanding:
+            reason = reason or self._refusals.get(id(chunk), "")
+            if reason:
+                self.link.refuse(received, reason)
+            else:
+                self.link.commit([received])
+        self._outstanding = []
+        self._refusals = {}
+
+    def wait(self, timeout_s: float) -> bool:
+        """Woken by arriving samples and `stop`.
+
+        Raises:
+            StarvedError: workers and trainer wait for each other.
+            NetworkError: the Server refuses this trainer for good.
+        """
+        deadline = self._clock() + timeout_s
+        while not self.stopping:
+            self._tick()
+            self._check_starvation()
+            left = deadline - self._clock()
+            if left <= 0:
+                return False
+            if self.link.wait(min(left, SLICE_S)):
+                return True
+            self.link.check()
+        return False
+
+    def _check_starvation(self) -> None:
+        if not self._synchronous or not self.progress.lack or self._last_arrival is None or not self._workers:
+            return
+        silent_s = self._clock() - self._last_arrival
+        if silent_s < max(STARVED_S, 3 * self._longest_gap_s):
+            return
+        raise StarvedError(
+            f"the trainer waits for samples and the workers wait for policies: for {silent_s:.0f} s nothing has come "
+            f"from {len(self._workers)} connected workers; {self.progress.lack}; {self.progress.samples} samples "
+            f"received, {self.progress.updates} updates, {self.link.counts.policies_published} policies published. "
+            "Raise worker.max_steps_per_update or trainer.max_training_steps_per_env_step, or lower "
+            "trainer.update_model_interval or trainer.start_training."
+        )
+
+    # --- policies and directives --------------------------------------------------------------------------------------
+
+    def broadcast_model(self, actor: Any) -> Version:
+        """Publish a policy as the latest."""
+        tag, data = actor.to_blob()
+        version = self.link.publish({POLICY: Blob(tag, data)})
+        if self._on_publish is not None:
+            self._on_publish(actor)
+        return version
+
+    @property
+    def version(self) -> Version:
+        """Version of the latest published policy."""
+        return self.link.version
+
+    def report(self, progress: Progress) -> None:
+        """Tell the workers how far training is."""
+        self.progress = progress
+        self.link.report(progress)
+        if self.ending:
+            return
+        if progress.updates and not progress.lack:
+            self._enter("learning")
+        elif progress.samples and not progress.updates:
+            self._enter("collecting")
+
+    def ask(self, evaluation: Evaluation, stream: bytes) -> None:
+        """Tell a worker to play an evaluation."""
+        self._revision += 1
+        self.link.direct(Directive(revision=self._revision, evaluation=evaluation), stream)
+
+    def finish(self) -> None:
+        """Tell all workers that the run is over."""
+        self._revision += 1
+        self.link.direct(Directive(revision=self._revision, finish=True))
+
+    def evaluate_now(self) -> None:
+        """Begin an evaluation of the latest policy."""
+        if self.evaluator is not None:
+            self._enter("evaluating")
+            self.evaluator.start(self.progress.updates, self.version, self._streams())
+
+    def confirm_target(self) -> bool:
+        """Whether the latest evaluation reaches the target; if it does not, training may go on."""
+        latest = self.evaluator.latest if self.evaluator is not None else None
+        target = self._target_return
+        self.reached_target = latest is not None and target is not None and latest.mean >= target
+        if self.reached_target and latest is not None:
+            self.event(names.EVENT_LEARNED, f"mean return {latest.mean:.1f}, target {target:g}")
+        return self.reached_target
+
+    def stop(self) -> None:
+        """End training in order; safe in signal handlers and from other threads."""
+        self._stop = True
+
+    @property
+    def stopping(self) -> bool:
+        """True: training was asked to end, has reached its target, or its time is over."""
+        if self.ending:
+            return False
+        return self._stop or self.reached_target or self.time_is_over
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """True after `stop`."""
+        return self._stop
+
+    @property
+    def time_is_over(self) -> bool:
+        """Whether the time limit has passed."""
+        return self._time_limit_s is not None and self._clock() - self._started >= self._time_limit_s
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def record_round(self, row: dict[str, Any]) -> None:
+        """Write a round's row to the records."""
+        self._stale_samples = int(row.get(names.SAMPLES_STALE, 0))
+        self._record("round", row)
+
+    def event(self, event: str, message: str = "", **values: Any) -> None:
+        """Write an event to the records."""
+        if self.recorder is not None:
+            self.recorder.event(event, message, step=self.progress.updates, **values)
+
+    def _record(self, kind: Any, values: dict[str, Any]) -> None:
+        if self.recorder is not None:
+            self.recorder.record(kind, values, step=self.progress.updates)
+
+    def _enter(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self.event(names.EVENT_PHASE, phase=phase)
+
+    def _note_episodes(self, buffer: Buffer) -> None:
+        for record in buffer.episodes:
+            self._record(
+                "episode",
+                episode_values(
+                    worker=record.worker,
+                    mode=record.mode,
+                    episode_return=record.episode_return,
+                    length=record.length,
+                    samples_received=self.progress.samples,
+                    agent=record.agent,
+                    end=record.end,
+                    version=record.version,
+                    seed=record.seed,
+                    evaluation=record.evaluation,
+                ),
+            )
+        if self.evaluator is not None and buffer.episodes:
+            result = self.evaluator.take(buffer.episodes)
+            if result is not None:
+                self._note_evaluation(result)
+
+    def _note_evaluation(self, result: EvaluationResult) -> None:
+        logger.info(
+            "evaluation %d: mean return %.1f of %d episodes, after %d updates",
+            result.id,
+            result.mean,
+            len(result.returns),
+            result.updates,
+        )
+        self._record(
+            "evaluation",
+            {
+                names.EVALUATION: result.id,
+                names.RETURN_EVALUATION: result.mean,
+                names.RETURN_EVALUATION_STD: result.spread,
+                names.RETURN_EVALUATION_MIN: min(result.returns),
+                names.RETURN_EVALUATION_MAX: max(result.returns),
+                names.EPISODE_LENGTH_EVALUATION: sum(result.lengths) / len(result.lengths),
+                names.EPISODES: len(result.returns),
+                names.UPDATES: result.updates,
+                names.VERSION: f"{result.version[0]}.{result.version[1]}",
+                names.WORKER: result.worker,
+                names.SAMPLES_RECEIVED: self.progress.samples,
+                **({names.RETURN_TARGET: self._target_return} if self._target_return is not None else {}),
+            },
+        )
+        if self._target_return is not None and result.mean >= self._target_return:
+            self.reached_target = True
+
+    def _streams(self) -> list[bytes]:
+        return [member.stream for member in sorted(self.link.members, key=lambda member: member.since_s)]
+
+    def _tick(self) -> None:
+        """What is looked at now and then: who is there, evaluations, the network's numbers."""
+        members = {member.stream: member for member in self.link.members}
+        if members.keys() != self._workers.keys():
+            for stream, member in members.items():
+                if stream not in self._workers:
+                    self._joined(member)
+            for stream, name in self._workers.items():
+                if stream not in members:
+                    self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
+            self._workers = {stream: member.name for stream, member in members.items()}
+        if self.evaluator is not None:
+            self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())
+        now = self._clock()
+        if now >= self._next_record:
+            self._next_record = now + NETWORK_RECORD_S
+            self._record_network()
+
+    def _joined(self, member: Any) -> None:
+        logger.info("worker %s joined", member.name)
+        self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
+        try:
+            signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}
+        except CodecError:
+            signature = {}
+        for name, expected in self._signature.items():
+            found = signature.get(name) if isinstance(signature, dict) else None
+            if found is not None and found != expected:
+                logger.warning(
+                    "worker %s has the %s %s, the trainer %s: its samples will be refused unless a preprocessor or "
+                    "compressor makes up for it",
+                    member.name,
+                    name,
+                    found,
+                    expected,
+                )
+
+    def _record_network(self) -> None:
+        counts = self.link.counts
+        self._record(
+            "network",
+            {
+                names.CONNECTED: self.link.connected,
+                names.WORKERS: len(self._workers),
+                names.SAMPLES_RECEIVED: self.progress.samples,
+                names.UPDATES: self.progress.updates,
+                names.QUEUE_BYTES: counts.inbox_bytes + counts.server_queued_bytes,
+                names.SAMPLES_DROPPED: counts.gap_samples,
+                names.SAMPLES_STALE: self._stale_samples,
+                names.GAPS: counts.gap_messages,
+                names.DUPLICATES: counts.duplicate_messages,
+                names.REFUSED: counts.samples_refused,
+                names.OTHER_RUN: counts.other_run_workers,
+                names.RECONNECTS: counts.reconnects,
+                names.LACK: self.progress.lack,
+            },
+        )
