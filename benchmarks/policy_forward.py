@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import gymnasium
 import numpy as np
 import torch
+from wire_bytes import versions
 
 from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
 
@@ -58,7 +58,7 @@ def main() -> int:
         print(f"the twins differ by {gap}", file=sys.stderr)
         return 1
 
-    sides: dict[str, Callable[[Any], Any]] = {"torch, eager": original.act_, "numpy twin": twin.act_}
+    sides: dict[str, Callable[[Any], Any]] = {"torch's eager forward": original.act_, "NumPy twin": twin.act_}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for act in sides.values():
         actions_per_second(act, obs, 0.2)
@@ -66,11 +66,14 @@ def main() -> int:
         for name, act in sides.items():
             rates[name].append(actions_per_second(act, obs, arguments.seconds))
 
-    print(f"python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}, one thread")
-    for name, values in rates.items():
-        print(f"{name:14} {statistics.median(values):10,.0f} actions/s   ({min(values):,.0f} to {max(values):,.0f})")
     slow, fast = (statistics.median(values) for values in rates.values())
-    print(f"{'ratio':14} {fast / slow:10.1f}")
+    print(f"{versions()}, torch {torch.__version__}; {arguments.repetitions} repetitions in turn, one thread\n")
+    print("| what | actions/s, median | range | of torch |")
+    print("| --- | --- | --- | --- |")
+    for name, values in rates.items():
+        median = statistics.median(values)
+        print(f"| {name} | {median:,.0f} | {min(values):,.0f} to {max(values):,.0f} | {median / slow:.1f} |")
+    print(f"\nTo reach: {arguments.reach:,.0f} actions/s for the NumPy twin.")
     return 0 if fast >= arguments.reach else 1
 
 

@@ -1,0 +1,187 @@
+"""Steps per second of a RolloutWorker that sends over TLS, against the same environment and policy in a bare loop.
+
+    python benchmarks/worker_loop.py
+
+Three processes on this machine: a Server; a sink that takes, decodes, checks and acknowledges what arrives, as a
+trainer does; and a worker with Pendulum and the NumPy policy of two hidden layers of 256. The worker has no brake, and
+waits rather than drop. In its process a bare loop (act, step, reset at the end of an episode, nothing kept) and the
+RolloutWorker's `run` take turns, five times; the clock of `run` goes on until everything that was collected in it has
+been acknowledged. One thread each for NumPy's libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import os
+import statistics
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+from wire_bytes import versions
+
+REACH = 0.75
+LENGTH = 200
+"""Steps of an episode of Pendulum after its reset."""
+
+
+def server_process(keys: str, pipe: Pipe) -> None:
+    from tmrl_core.config import from_values
+    from tmrl_core.networking import Server
+
+    config = from_values({"network": {"credentials_dir": keys}, "server": {"port": 0}})
+    with Server(config=config) as server:
+        pipe.send(server.port)
+        pipe.recv()
+
+
+def sink_process(keys: str, port: int, pipe: Pipe) -> None:
+    """Take everything; each episode has to be whole, in order, with the reward that belongs to each observation."""
+    import numpy as np
+
+    from tmrl_core.networking.links import LinkSettings, TrainerLink
+    from tmrl_core.samples import decode_message
+
+    settings = LinkSettings(host="127.0.0.1", port=port, hostname="localhost", credentials_dir=keys)
+    link = TrainerLink(settings, name="sink", run="default")
+    link.start()
+    link.wait_connected(30)
+    pipe.send("ready")
+    rows = 0
+    while not pipe.poll():
+        link.wait(0.2)
+        received = link.receive()
+        for one in received:
+            chunk = decode_message(one.payload, max_bytes=64 << 20).chunk
+            if chunk is None:
+                continue
+            expected = (np.arange(rows, rows + chunk.rows)) % (LENGTH + 1)
+            assert np.array_equal(chunk.step, expected), "samples are missing or out of order"
+            assert isinstance(chunk.observation, np.ndarray)
+            assert np.allclose(np.hypot(chunk.observation[:, 0], chunk.observation[:, 1]), 1.0, atol=1e-4)
+            rows += chunk.rows
+        link.commit(received)
+    pipe.recv()
+    counts = link.counts
+    pipe.send((rows, counts.gap_samples, counts.duplicate_messages))
+    link.close()
+
+
+def worker_process(keys: str, port: int, episodes: int, repetitions: int, pipe: Pipe) -> None:
+    from tmrl_core.config import from_values
+    from tmrl_core.envs import GenericGymEnv
+    from tmrl_core.networking import RolloutWorker
+
+    config = from_values({"network": {"credentials_dir": keys}, "run": {"seed": 0}})
+    worker = RolloutWorker(
+        GenericGymEnv,
+        "tmrl_core.actor:SquashedGaussianMLPActor",
+        model_path=None,
+        server_ip="127.0.0.1",
+        server_port=port,
+        hostname="localhost",
+        max_env_steps_per_update=None,
+        when_full="block",
+        config=config,
+    )
+    link = worker.link
+    assert link is not None
+    bare_env = GenericGymEnv()
+    bare_env.reset(seed=0)
+
+    def bare() -> float:
+        act, step, reset = worker.actor.act, bare_env.step, bare_env.reset
+        obs, _ = reset()
+        begin = time.perf_counter()
+        for _ in range(episodes * LENGTH):
+            obs, _, terminated, truncated, _ = step(act(obs))
+            if terminated or truncated:
+                obs, _ = reset()
+        return episodes * LENGTH / (time.perf_counter() - begin)
+
+    def sending() -> tuple[float, float]:
+        begin = time.perf_counter()
+        worker.run(nb_episodes=episodes, verbose=False)
+        ran = time.perf_counter() - begin
+        while link.counts.queued_samples:
+            link.wait_change(0.05)
+        return episodes * LENGTH / (time.perf_counter() - begin), ran
+
+    worker.run(nb_episodes=20, verbose=False)
+    bare()
+    sending()
+    pipe.send("ready")
+    rates: dict[str, list[float]] = {"bare": [], "sending": []}
+    for _ in range(repetitions):
+        rates["bare"].append(bare())
+        rates["sending"].append(sending()[0])
+    dropped = link.counts.samples_dropped + link.counts.samples_refused
+    pipe.send((rates, worker.steps_collected, dropped, "torch" in sys.modules))
+    worker.close()
+
+
+class Process:
+    def __init__(self, target: Any, *args: Any) -> None:
+        context = mp.get_context("spawn")
+        self.pipe, child = context.Pipe()
+        self.process = context.Process(target=target, args=(*args, child), daemon=True)
+        self.process.start()
+
+    def recv(self) -> Any:
+        assert self.pipe.poll(300), "a process of the benchmark does not answer"
+        return self.pipe.recv()
+
+    def end(self) -> None:
+        self.process.join(10)
+        self.process.kill()
+        self.process.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=400, help="of 200 steps, per repetition and side")
+    arguments = parser.parse_args()
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # for the processes that are started; this one computes nothing
+    from tmrl_core.networking import credentials
+
+    with tempfile.TemporaryDirectory() as folder:
+        keys = str(Path(folder) / "keys")
+        credentials.ensure(keys)
+        server = Process(server_process, keys)
+        port = server.recv()
+        sink = Process(sink_process, keys, port)
+        sink.recv()
+        worker = Process(worker_process, keys, port, arguments.episodes, arguments.repetitions)
+        worker.recv()
+        rates, collected, dropped, with_torch = worker.recv()
+        worker.end()
+        sink.pipe.send("end")
+        rows, gaps, duplicates = sink.recv()
+        server.pipe.send("end")
+        sink.end()
+        server.end()
+
+    assert rows == collected, f"{collected} samples were collected, {rows} have arrived"
+    assert [dropped, gaps, duplicates] == [0, 0, 0], "dropped or refused samples, gaps, duplicates"
+    assert not with_torch, "the worker has imported torch"
+    bare, sending = (statistics.median(rates[side]) for side in ("bare", "sending"))
+    print(f"{versions()}; {arguments.repetitions} repetitions in turn of {arguments.episodes * LENGTH:,} steps each\n")
+    print("| what | steps/s, median | range | of bare |")
+    print("| --- | --- | --- | --- |")
+    for side, label in (("bare", "bare loop"), ("sending", "RolloutWorker, sending over TLS, acknowledged")):
+        values = rates[side]
+        median = statistics.median(values)
+        print(f"| {label} | {median:,.0f} | {min(values):,.0f} to {max(values):,.0f} | {median / bare:.2f} |")
+    print(f"\n{rows:,} samples arrived, each checked; none dropped. To reach: {REACH} of the bare loop.")
+    return 0 if sending / bare >= REACH else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
