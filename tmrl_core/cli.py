@@ -239,13 +239,7 @@ def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
         roles.run_worker(made, config, expert=options.role == "expert")
     finally:
         # Closing drains; a second request to end cuts that short.
-        report = made.close()
-    if report is not None:
-        print(
-            f"worker {made.name}: {report.acknowledged} samples acknowledged, {report.handed_over} handed over to the "
-            f"Server, {report.neither} neither",
-            file=sys.stderr,
-        )
+        made.close()
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -313,7 +314,7 @@ class Threads(Group):
         for index in range(self._count):
             worker = roles.make_worker(config, name=f"worker-{index + 1}")
             self._workers.append(worker)
-            self._run(worker.name, lambda one=worker: roles.run_worker(one, config))  # type: ignore[misc]
+            self._run(worker.name, functools.partial(run_and_close, worker, config))
 
     def _run(self, name: str, call: Callable[[], None]) -> None:
         def body() -> None:
@@ -340,7 +341,6 @@ class Threads(Group):
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
-            worker.close()
             self._join(worker.name, self._config.worker.drain_timeout_s + 10.0, view)
         if self._trainer is not None:
             self._trainer.stop()
@@ -355,3 +355,11 @@ class Threads(Group):
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
             view.refresh()
             thread.join(LOOK_S)
+
+
+def run_and_close(worker: Any, config: Config) -> None:
+    """Collect, then drain at once: the trainer waits for its workers to leave."""
+    try:
+        roles.run_worker(worker, config)
+    finally:
+        worker.close()

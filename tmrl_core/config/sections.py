@@ -77,7 +77,8 @@ class ActorSection(Section, frozen=True, kw_only=True):
     kwargs: Annotated[
         Kwargs,
         doc(
-            "Its further keyword arguments, such as `hidden_sizes`; the agent is given those that it knows, so that both fit."
+            "Its further keyword arguments, such as `hidden_sizes`. The agent gets those that it knows, so that "
+            "both fit."
         ),
     ] = field(default_factory=dict)
 
