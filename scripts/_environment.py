@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -242,15 +243,21 @@ def run_here(command: Sequence[str], **options: Any) -> int:
 
     Ctrl-C reaches it from the terminal by itself: this waits for its orderly end. A SIGTERM is passed on.
     """
-    import signal
+    process: subprocess.Popen[bytes] | None = None
 
-    process = subprocess.Popen(command, cwd=str(ROOT), **options)
-    previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    def pass_on(*_: object) -> None:
+        if process is None:
+            sys.exit(128 + signal.SIGTERM)
+        process.terminate()
+
+    previous = signal.signal(signal.SIGTERM, pass_on)
     try:
         while True:
             try:
+                process = process or subprocess.Popen(command, cwd=str(ROOT), **options)
                 return process.wait()
             except KeyboardInterrupt:
-                continue
+                if process is None:
+                    raise
     finally:
         signal.signal(signal.SIGTERM, previous)
