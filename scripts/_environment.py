@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,30 +152,35 @@ class Environment:
         # A `user = true` in somebody's pip configuration makes pip refuse to work in a virtual environment.
         environment = {**os.environ, "PIP_USER": "0"}
         progress = Progress(what)
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if merge else None,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            cwd=str(self.root),
-        )
         lines = []
-        assert process.stdout is not None
-        with process:
+        with (
+            tempfile.TemporaryFile() as aside,
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if merge else aside,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=environment,
+                cwd=str(self.root),
+            ) as process,
+        ):
+            assert process.stdout is not None
             for line in process.stdout:
                 lines.append(line)
                 progress.show(line)
+            process.wait()
+            aside.seek(0)
+            complaints = aside.read().decode("utf-8", "replace")
         progress.close()
         output = "".join(lines)
         if process.returncode != 0:
             shown = " ".join(command)
             raise SetupError(
                 f"{what or 'a command'} failed (exit status {process.returncode}). The end of its output:\n\n"
-                f"{tail(output)}\n\nThe command was: {shown}"
+                f"{tail(output + complaints)}\n\nThe command was: {shown}"
             )
         return output
 

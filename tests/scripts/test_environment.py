@@ -20,8 +20,9 @@ import json, os, sys
 with open({log!r}, "a") as log:
     log.write(json.dumps([sys.argv[1:], os.environ.get("PIP_USER"), os.environ.get("PIP_CONSTRAINT")]) + "\\n")
 if {fails!r} in sys.argv:
-    print("\\n".join(f"line {{i}}" for i in range(100)))
+    print("\\n".join(f"line {{i}}" for i in range(100)), file=sys.stderr)
     sys.exit(3)
+print("WARNING: an odd index", file=sys.stderr)
 if "--report" in sys.argv:
     print({report!r})
 """
@@ -106,6 +107,13 @@ def test_everything_is_installed_with_the_constraints(checkout: Checkout) -> Non
     assert installed == ["install", "-c", str(checkout.root / "constraints.txt"), "-e", f"{checkout.root}[all]"]
 
 
+def test_pips_own_words_are_not_shown(checkout: Checkout, capfd: pytest.CaptureFixture[str]) -> None:
+    checkout.environment().ensure(["all"])
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "odd index" not in captured.out
+
+
 def test_the_index_of_cpu_builds_is_added_only_where_it_is_needed(checkout: Checkout) -> None:
     checkout.pip(torch="2.13.0+cu130")
     checkout.environment().ensure(["all"])
@@ -155,8 +163,9 @@ def test_gpu_after_cpu_takes_the_old_torch_away(checkout: Checkout) -> None:
     assert checkout.calls() == []
 
 
-def test_pips_failure_is_shown_from_its_end_and_tried_again(checkout: Checkout) -> None:
-    checkout.pip(fails="-e")
+@pytest.mark.parametrize("step", ["-e", "--report"])
+def test_pips_failure_is_shown_from_its_end_and_tried_again(checkout: Checkout, step: str) -> None:
+    checkout.pip(fails=step)
     with pytest.raises(checkout.module.SetupError) as caught:
         checkout.environment().ensure(["all"])
     assert "exit status 3" in str(caught.value)
