@@ -239,6 +239,34 @@ def test_a_failing_step_drops_the_episode_and_resets(
     assert message.exc_info
 
 
+@pytest.mark.parametrize("shape", [(3,), (16,), (17,), (4, 6)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_number_anywhere_is_noticed_by_the_fast_loop(
+    shape: tuple[int, ...], bad: float, constant_actor: Any
+) -> None:
+    class Env(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(-np.inf, np.inf, shape, np.float64)
+        action_space = spaces.Box(-1, 1, (1,), np.float32)
+        steps = 0
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return np.zeros(shape), {}
+
+        def step(self, action: Any) -> Any:
+            Env.steps += 1
+            # The largest numbers are numbers, also where their sum is none.
+            obs = np.full(shape, np.finfo(np.float64).max)
+            if Env.steps == 4:
+                obs.flat[-1] = bad
+            return obs, 0.0, False, False, {}
+
+    worker = make(Env(), constant_actor)
+    worker.collect_train_episode(5)
+    assert worker._fast()
+    assert worker.failures == 1
+    assert Env.steps == 9
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_reward_that_is_no_number_is_a_failure(
