@@ -142,6 +142,15 @@ def test_a_large_hand_over_travels_in_pieces_in_order(place: Place) -> None:
     assert not done.is_alive()
 
 
+def test_a_hand_over_larger_than_the_bound_flows_through_it(place: Place) -> None:
+    worker, trainer = place.worker(queue_bytes=300_000, when_full="block"), place.trainer()
+    done = threading.Thread(target=worker.send, args=(episode(0, 200_000), []))
+    done.start()
+    assert collect(trainer, 200_000) == list(range(200_000))
+    done.join(DEADLINE_S)
+    assert not done.is_alive()
+
+
 def test_records_travel_without_samples(place: Place) -> None:
     worker, trainer = place.worker(), place.trainer()
     records = [EpisodeRecord("agent", float(i), i, "test", "truncated", evaluation=3, seed=i) for i in range(10)]

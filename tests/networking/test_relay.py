@@ -102,7 +102,7 @@ class Worker:
 
     def make(self, size: int) -> bool:
         body = f"{self.name}:{len(self.made)}:".encode().ljust(size, b"x")
-        taken = self.sender.offer(body, 1)
+        taken = self.sender.offer([body], 1)
         if taken:
             self.made.append(body)
         return taken

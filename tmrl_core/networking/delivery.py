@@ -18,8 +18,8 @@ then dropped counts as dropped when a later resume asks for it, as acknowledged 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,16 +38,21 @@ from tmrl_core.networking.framing import (
 from tmrl_core.networking.messages import Ack, Want
 
 
-class _Message:
-    __slots__ = ("body", "floor", "number", "position", "samples", "size")
+Body: TypeAlias = Sequence[bytes | memoryview]
+"""A message's content as buffers of bytes, in order."""
 
-    def __init__(self, number: int, floor: int, position: int, samples: int, body: bytes) -> None:
+
+class _Message:
+    __slots__ = ("body", "body_bytes", "floor", "number", "position", "samples", "size")
+
+    def __init__(self, number: int, floor: int, position: int, samples: int, body: Body, body_bytes: int) -> None:
         self.number = number
         self.floor = floor
         self.position = position
         self.samples = samples
         self.body = body
-        self.size = message_bytes(SAMPLES_HEAD, len(body))
+        self.body_bytes = body_bytes
+        self.size = message_bytes(SAMPLES_HEAD, body_bytes)
 
 
 class _Gone(NamedTuple):
@@ -117,20 +122,21 @@ class StreamSender:
         """Whether a message of that size can be offered without dropping another."""
         return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
 
-    def offer(self, body: bytes, samples: int) -> bool:
-        """Take over one message. False: it does not fit, and nothing may be dropped for it."""
-        while not self.fits(len(body)):
+    def offer(self, body: Body, samples: int) -> bool:
+        """Take over one message, as buffers in order. False: it does not fit, and nothing may be dropped for it."""
+        body_bytes = sum(map(len, body))
+        while not self.fits(body_bytes):
             if not self.drop_oldest or not self._drop_one():
                 return False
         floor = self._next_number if self._next_floor is None else self._next_floor
         self._next_floor = None
-        message = _Message(self._next_number, floor, self.samples_offered, samples, body)
+        message = _Message(self._next_number, floor, self.samples_offered, samples, body, body_bytes)
         self._next_number += 1
         self.samples_offered += samples
-        self.held_bytes += len(body)
+        self.held_bytes += body_bytes
         self.held_samples += samples
         self._queue.append(message)
-        self.unsent_bytes += len(body)
+        self.unsent_bytes += body_bytes
         return True
 
     def _drop_one(self) -> bool:
@@ -156,7 +162,7 @@ class StreamSender:
 
     def _unqueue(self) -> _Message:
         message = self._queue.popleft()
-        self.unsent_bytes -= len(message.body)
+        self.unsent_bytes -= message.body_bytes
         if self._covered_messages:
             self._covered_messages -= 1
             self._covered_bytes -= message.size
@@ -164,10 +170,10 @@ class StreamSender:
 
     def _requeue(self, message: _Message) -> None:
         self._queue.appendleft(message)
-        self.unsent_bytes += len(message.body)
+        self.unsent_bytes += message.body_bytes
 
     def _let_go(self, message: _Message) -> None:
-        self.held_bytes -= len(message.body)
+        self.held_bytes -= message.body_bytes
         self.held_samples -= message.samples
 
     @property
@@ -265,7 +271,7 @@ class StreamSender:
                 return None
             self._unqueue()
             floor = message.floor if self._sent else 0
-            head = SAMPLES_HEAD.pack(message.number, floor, message.position, message.samples, len(message.body))
+            head = SAMPLES_HEAD.pack(message.number, floor, message.position, message.samples, message.body_bytes)
             self._current = message
             self._current_sent = 0
             self._cutter = cut(Kind.DATA, head, message.body, epoch=self._epoch, channel=self._channel)

@@ -8,7 +8,7 @@ are copied out of a scratch buffer, the rest of a large one is received into its
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 from tmrl_core.errors import RemoteProtocolError
@@ -32,7 +32,8 @@ POLICY_HEAD = struct.Struct("<QQQ")
 FIRST = 1
 LAST = 2
 
-_SCRATCH_BYTES = MAX_FRAME_BYTES
+_SCRATCH_BYTES = 16_384
+"""One TLS record: what of a large frame is copied once more than the rest."""
 _DIRECT_BYTES = 4_096
 """A frame that lacks at least this much is received into its own buffer instead of the scratch buffer."""
 
@@ -125,7 +126,7 @@ class FrameReader:
                 buffer = scratch[start : start + total]
                 self._frames.append(Frame(kind, flags, epoch, channel, buffer))
                 start += total
-            elif total - (end - start) >= _DIRECT_BYTES:
+            elif total - (end - start) >= _DIRECT_BYTES or total > _SCRATCH_BYTES:
                 buffer = bytearray(total)
                 self._filled = end - start
                 view = memoryview(buffer)
@@ -172,23 +173,29 @@ def message_bytes(head: struct.Struct, body_bytes: int) -> int:
     return content + frames * HEADER_BYTES
 
 
-def cut(kind: Kind, head: bytes, body: bytes | memoryview, *, epoch: int, channel: int) -> Iterator[bytearray]:
-    """The frames that carry `head` and `body`, made one at a time as they are asked for."""
-    view = memoryview(body)
-    offset = 0
+def cut(
+    kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: int, channel: int
+) -> Iterator[bytearray]:
+    """The frames that carry `head` and the buffers of `body` in order, made one at a time as they are asked for."""
+    left = len(head) + sum(map(len, body))
+    pieces = iter((head, *body))
+    piece = memoryview(b"")
     flags = FIRST
     while True:
-        room = MAX_PAYLOAD_BYTES - len(head)
-        piece = view[offset : offset + room]
-        offset += len(piece)
-        if offset == len(view):
+        length = min(left, MAX_PAYLOAD_BYTES)
+        left -= length
+        if not left:
             flags |= LAST
-        length = len(head) + len(piece)
         frame = bytearray(HEADER.pack(length, kind, flags, epoch, channel))
-        frame += head
-        frame += piece
+        while length:
+            if not piece:
+                piece = memoryview(next(pieces)).cast("B")
+                continue
+            part = piece[:length]
+            frame += part
+            length -= len(part)
+            piece = piece[len(part) :]
         yield frame
-        if flags & LAST:
+        if not left:
             return
-        head = b""
         flags = 0

@@ -24,7 +24,7 @@ import msgspec
 
 from tmrl_core.errors import CodecError, HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
 from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import Mark, Received, StreamSender
+from tmrl_core.networking.delivery import Body, Mark, Received, StreamSender
 from tmrl_core.networking.messages import (
     RETRYABLE,
     Blob,
@@ -44,7 +44,7 @@ from tmrl_core.networking.peers import (
 )
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
 from tmrl_core.networking.transports.select import client_transport, is_loopback
-from tmrl_core.samples import Chunk, EpisodeRecord, encode_message, encode_value, split_chunk
+from tmrl_core.samples import Chunk, EpisodeRecord, encode_message_buffers, encode_value, split_chunk
 
 logger = logging.getLogger(__name__)
 
@@ -182,11 +182,15 @@ class _Link:
         """Whether `_serve` would do something now."""
         return False
 
+    def _in_haste(self) -> bool:
+        """Whether `_serve` should go on at once instead of after a rest."""
+        return False
+
     def _serve_and_rest(self) -> None:
         assert self._loop is not None
         if self._serve():
             self._wake_driver()
-            if self._has_work():
+            if self._in_haste():
                 self._loop.call_soon(self._serve_and_rest)  # what has arrived meanwhile goes in between
             else:
                 self._loop.call_later(_IDLE_TICK_S, self._serve_and_rest)
@@ -344,7 +348,7 @@ class WorkerLink(_Link):
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
         self._handed: deque[tuple[Chunk | None, Sequence[EpisodeRecord]]] = deque()
         self._handed_bytes = 0
-        self._pieces: Iterator[tuple[bytes, int]] | None = None
+        self._pieces: Iterator[tuple[Body, int]] | None = None
         self._policy: tuple[Version, bytes] | None = None
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
         if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
@@ -373,12 +377,17 @@ class WorkerLink(_Link):
             items = [(None, tuple(records))]
         for item in items:
             size = item[0].nbytes if item[0] is not None else 0
-            if not self._drop_oldest and not self._wait(partial(self._has_room, size), timeout_s):
+            # Once it is full, wait for some more room than for this one: waking for each is dear.
+            if not (
+                self._drop_oldest
+                or self._has_room(size)
+                or self._wait(partial(self._has_room, max(size, self._queue_bytes // 8)), timeout_s)
+            ):
                 raise LinkClosedError("the link was closed, or no room came in time, while samples waited for it")
             with self._changed:
                 self._handed.append(item)
                 self._handed_bytes += size
-        self._poke()
+            self._poke()  # each time: the next one may have to wait for this one
 
     def _has_room(self, size: int) -> bool:
         waiting = self._handed_bytes + self._sender.held_bytes
@@ -387,6 +396,9 @@ class WorkerLink(_Link):
     def _has_work(self) -> bool:
         # Without a drop policy nothing is gained by encoding far ahead, and memory is kept twice.
         return bool(self._handed) and (self._drop_oldest or self._sender.unsent_bytes < _AHEAD_BYTES)
+
+    def _in_haste(self) -> bool:
+        return self._has_work()
 
     def _serve(self) -> bool:
         encoded = 0
@@ -403,7 +415,7 @@ class WorkerLink(_Link):
                 self._handed_over(chunk)
             else:
                 self._sender.offer(body, samples)
-                encoded += len(body)
+                encoded += sum(map(len, body))
         return encoded > 0
 
     def _handed_over(self, chunk: Chunk | None) -> None:
@@ -414,15 +426,15 @@ class WorkerLink(_Link):
             self._handed_bytes -= chunk.nbytes if chunk is not None else 0
             self._changed.notify_all()
 
-    def _encoded(self, chunk: Chunk | None, records: Sequence[EpisodeRecord]) -> Iterator[tuple[bytes, int]]:
+    def _encoded(self, chunk: Chunk | None, records: Sequence[EpisodeRecord]) -> Iterator[tuple[Body, int]]:
         if chunk is None:
-            yield encode_message(None, records, compression=self._compression), 0
+            yield encode_message_buffers(None, records, compression=self._compression), 0
             return
         limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
         pieces = list(split_chunk(chunk, limit)) if chunk.nbytes > limit else [chunk]
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
-            yield encode_message(piece, records if last else (), compression=self._compression), piece.rows
+            yield encode_message_buffers(piece, records if last else (), compression=self._compression), piece.rows
 
     # --- policies, directives, progress ---
 
@@ -571,10 +583,7 @@ class TrainerLink(_Link):
 
     def receive(self) -> list[Received]:
         """Everything that has arrived, in order; never waits. Their bytes count as taken from now on."""
-        taken = self._trainer.take()
-        if taken:
-            self._poke()
-        return taken
+        return self._trainer.take()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `receive` would return something.
@@ -669,9 +678,12 @@ class TrainerLink(_Link):
         )
 
     def _serve(self) -> bool:
-        # Acknowledgements and credit are collected when the connection is asked for output.
-        self._wake_driver()
-        return False
+        # Acknowledgements and credit are collected when the connection is asked for output; a rest in between has
+        # them leave in batches.
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self._trainer.to_acknowledge) and self.connected
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send what is still to be said (acknowledgements, the last weights, directives), then close the link."""

@@ -592,7 +592,7 @@ class TrainerConnection(Connection):
                 return None
             self._sent_version = version
             self._in_flight = True
-            self._cutter = cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), body, epoch=0, channel=0)
+            self._cutter = cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), (body,), epoch=0, channel=0)
         frame = next(self._cutter)
         if frame[5] & LAST:
             self._cutter = None

@@ -131,7 +131,7 @@ def test_samples_of_all_sizes_arrive_in_order_and_intact(ends: Ends, loop: async
             _, trainer_driver = await session.trainer(trainer)
             bodies = [bytes([i % 251]) * size for i, size in enumerate((0, 1, 100, 65_480, 65_524, 65_536, 3_000_000))]
             for body in bodies * 3:
-                assert sender.offer(body, 1)
+                assert sender.offer([body], 1)
                 driver.wake()
             got: list[bytes] = []
 
@@ -262,7 +262,7 @@ def test_a_slow_reader_holds_back_no_other_and_no_memory_grows(ends: Ends, loop:
             _, trainer_driver = await session.trainer(trainer)
             _, driver = await session.worker(worker)
             for _ in range(100):
-                sender.offer(bytes(1_000_000), 1)
+                sender.offer([bytes(1_000_000)], 1)
             driver.wake()
             # Nobody takes anything from the trainer's inbox: it fills, then the relay's budget, and no more.
             await until(lambda: trainer.inbox_held > 3 << 20 and session.relay.queued_bytes > 2 << 20)

@@ -269,14 +269,25 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         read = self._tls.read
         connection = self.connection
         now = self.loop.time()
+        filled = 0
         try:
             while not connection.closing:
+                # A call returns one record at most; the connection is told of several at once.
                 view = connection.get_buffer()
-                n: int = read(len(view), view)  # type: ignore[assignment]  # with a buffer it returns a count
-                connection.received(n, now)
+                size = len(view)
+                while filled < size:
+                    n: int = read(size - filled, view[filled:])  # type: ignore[assignment]  # it returns a count
+                    if n == 0:
+                        raise ssl.SSLZeroReturnError("the other side has ended TLS")
+                    filled += n
+                connection.received(filled, now)
+                filled = 0
         except ssl.SSLWantReadError:
-            pass
+            if filled:
+                connection.received(filled, now)
         except ssl.SSLZeroReturnError:
+            if filled:
+                connection.received(filled, now)
             connection.received(0, now)
         except ssl.SSLError as exc:
             # With TLS 1.3 a client learns only here that its certificate was refused.
@@ -289,7 +300,12 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     # --- Driver ---
 
     def _writable(self) -> bool:
-        return not self._paused and self._socket is not None and (self._tls is None or self._handshaken)
+        return (
+            not self._paused
+            and not self._finishing
+            and self._socket is not None
+            and (self._tls is None or self._handshaken)
+        )
 
     def _write(self, buffers: list[bytes | bytearray]) -> None:
         assert self._socket is not None
@@ -299,8 +315,12 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if not self._handshaken:
             return
         write = self._tls.write
-        for buffer in buffers:
-            write(buffer)
+        try:
+            for buffer in buffers:
+                write(buffer)
+        except ssl.SSLError as exc:
+            self._handshake_failed(exc)
+            return
         self._socket.write(self._out.read())
 
     def _finish(self) -> None:
