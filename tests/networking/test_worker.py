@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ from tmrl_core.config import CFG, Config
 from tmrl_core.config.sections import NetworkSection, RunSection, WorkerSection
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, StarvedError
-from tmrl_core.networking import RolloutWorker, Server
+from tmrl_core.networking import RolloutWorker, Server, credentials
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.samples import SampleMessage, decode_message, decode_value
@@ -141,6 +142,24 @@ def test_samples_and_records_arrive_and_close_reports_them(make: Any, sink: Sink
     assert chunk.observation.dtype == np.float32  # type: ignore[union-attr]
     assert chunk.step.tolist() == list(range(11))
     assert worker.close() == (33, 0, 0)
+
+
+def test_a_worker_talks_tls_with_the_credentials_it_is_given(config: Config, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    credentials.ensure(keys)
+    secure = msgspec.structs.replace(config, network=NetworkSection(credentials_dir=str(keys)))
+    with Server(port=0, config=secure) as server:
+        settings = LinkSettings(port=server.port, credentials_dir=str(keys))
+        link = TrainerLink(settings, name="trainer", run="tests")
+        link.start()
+        sink = Sink(link)
+        with RolloutWorker(
+            GenericGymEnv, policy, server_port=server.port, max_samples_per_episode=3, config=secure
+        ) as worker:
+            worker.run(nb_episodes=2, verbose=False)
+            sink.take_until(lambda: sink.samples == 8)
+            assert worker.close() == (8, 0, 0)
+        link.close()
 
 
 def test_what_was_not_acknowledged_is_said_when_it_ends(make: Any, server: Server) -> None:
@@ -322,8 +341,6 @@ def test_an_impossible_backend_is_refused(kwargs: dict[str, Any], message: str, 
 
 
 def test_workers_of_one_run_have_seeds_of_their_own(make: Any, config: Config) -> None:
-    import msgspec
-
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
 
     def first_obs(**kwargs: Any) -> list[float]:
@@ -336,8 +353,6 @@ def test_workers_of_one_run_have_seeds_of_their_own(make: Any, config: Config) -
 
 
 def test_its_name_is_the_host_and_process_unless_given(make: Any, config: Config) -> None:
-    import msgspec
-
     unnamed = msgspec.structs.replace(config, worker=WorkerSection())
     assert make(standalone=True, config=unnamed).name.rpartition("-")[2].isdigit()
     assert make(standalone=True, name="arm").name == "arm"
