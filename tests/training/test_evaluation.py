@@ -103,3 +103,23 @@ def test_without_workers_it_waits_for_one(asked: Asked) -> None:
     assert asked == []
     evaluator.poll(0, (1, 1), [A])
     assert [stream for _, stream in asked] == [A]
+
+
+def test_a_worker_that_plays_nothing_is_replaced_and_patience_grows(asked: Asked) -> None:
+    now = [0.0]
+    evaluator = Evaluator(2, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
+    evaluator.start(0, (1, 1), [A, B])
+    for second, expected in ((59, [A]), (60, [A, B]), (179, [A, B]), (180, [A, B, A])):
+        now[0] = second
+        evaluator.poll(0, (1, 1), [A, B])
+        assert [stream for _, stream in asked] == expected
+    # Episodes show that it plays.
+    now[0] = 400
+    evaluator.take(played(asked[-1][0], {10: -1.0}))
+    now[0] = 600
+    evaluator.poll(0, (1, 1), [A, B])
+    assert len(asked) == 3
+    # There is nobody else to ask.
+    now[0] = 1000
+    evaluator.poll(0, (1, 1), [A])
+    assert len(asked) == 3

@@ -33,8 +33,10 @@ MODEL_FILE_S = 10.0
 """Shortest time in seconds between two writings of the current weights while training."""
 FINAL_EVALUATION_S = 120.0
 """Longest wait in seconds for the evaluation of the final policy."""
-DRAIN_S = 5.0
+DRAIN_S = 10.0
 """Longest wait in seconds for workers that were told to finish."""
+QUIET_S = 2.0
+"""Seconds without samples after which they have sent all."""
 
 
 class Trainer:
@@ -262,10 +264,13 @@ class Trainer:
             self._evaluate(training, interface)
         interface.ending = True
         interface.finish()
-        deadline = time.monotonic() + DRAIN_S
-        while interface.link.members and time.monotonic() < deadline:
+        # Workers that have heard of it send what is left, and go; one that stays silent is not waited for.
+        now = time.monotonic()
+        deadline, quiet = now + DRAIN_S, now + QUIET_S
+        while interface.link.members and time.monotonic() < min(deadline, quiet):
+            if interface.link.wait(0.1):
+                quiet = time.monotonic() + QUIET_S
             training.update_buffer(interface)
-            interface.link.wait(0.1)
         training.update_buffer(interface)
 
     def _evaluate(self, training: Any, interface: RemoteInterface) -> None:

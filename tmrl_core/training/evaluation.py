@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -62,23 +63,37 @@ class _Open:
 class Evaluator:
     """Asks workers for evaluations, one at a time, and gathers what they play.
 
-    The worker is chosen once and stays; when it leaves, the evaluation is asked of another one, from its beginning, so
-    that one evaluation is played by one worker.
+    The worker is chosen once and stays; when it leaves, or plays no episode for a long time (an expert never does), the
+    evaluation is asked of another one, from its beginning, so that one evaluation is played by one worker.
 
     Args:
         episodes: in one evaluation.
         first_seed: seeds are first_seed, first_seed + 1, ...
         every_updates: an evaluation every so many updates; 0: only those that `start` begins.
         ask: tells a worker.
+        patience_s: seconds without an episode after which another worker is asked; doubles each time, since episodes
+            may simply be long.
+        clock: seconds.
     """
 
-    def __init__(self, episodes: int, first_seed: int, every_updates: int, ask: Ask) -> None:
+    def __init__(
+        self,
+        episodes: int,
+        first_seed: int,
+        every_updates: int,
+        ask: Ask,
+        patience_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.seeds = tuple(range(first_seed, first_seed + episodes))
         self.every_updates = every_updates
         self.next_id = 1
         self.due_updates = every_updates
         self.results: list[EvaluationResult] = []
         self._ask = ask
+        self._patience_s = patience_s
+        self._clock = clock
+        self._heard_s = clock()
         self._worker: bytes | None = None
         self._open: _Open | None = None
 
@@ -111,6 +126,12 @@ class Evaluator:
                 self.start(updates, version, members)
         elif self._open.stream not in members:
             self._assign(members)
+        elif self._clock() - self._heard_s >= self._patience_s:
+            self._heard_s = self._clock()
+            if len(members) > 1:
+                self._patience_s *= 2
+                self._worker = members[(members.index(self._open.stream) + 1) % len(members)]
+                self._assign(members)
 
     def _assign(self, members: Sequence[bytes]) -> None:
         current = self._open
@@ -124,6 +145,7 @@ class Evaluator:
         current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
         current.stream, current.records = self._worker, {}
         self.next_id += 1
+        self._heard_s = self._clock()
         self._ask(current.evaluation, self._worker)
 
     def take(self, records: Iterable[EpisodeRecord]) -> EvaluationResult | None:
@@ -138,6 +160,7 @@ class Evaluator:
             if record.evaluation != current.evaluation.id or record.seed is None or record.end == "aborted":
                 continue
             current.records[record.seed] = record
+            self._heard_s = self._clock()
         if any(seed not in current.records for seed in self.seeds):
             return None
         played = [current.records[seed] for seed in self.seeds]

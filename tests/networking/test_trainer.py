@@ -1,0 +1,385 @@
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from tmrl_core.actor import SquashedGaussianMLPActor
+from tmrl_core.config import CFG, Config
+from tmrl_core.config.sections import (
+    AgentSection,
+    CheckpointSection,
+    EvaluationSection,
+    MemorySection,
+    NetworkSection,
+    RunSection,
+    TrainerSection,
+    WorkerSection,
+)
+from tmrl_core.envs import GenericGymEnv
+from tmrl_core.errors import CheckpointError, StarvedError
+from tmrl_core.metrics import read_records
+from tmrl_core.networking import RolloutWorker, Server, Trainer
+from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.training import ReplayMemory
+from tmrl_core.training import remote as remote_module
+from tmrl_core.training.offline import TrainingOffline
+from tmrl_core.training.sac import SacAgent
+
+SMALL: dict[str, Any] = {"hidden_sizes": [8, 8]}
+
+
+def make_config(tmp_path: Path, *, collection: Any = "asynchronous", **settings: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "epochs": 2,
+        "rounds": 2,
+        "steps": 20,
+        "start_training": 30,
+        "update_model_interval": 10,
+        "update_buffer_interval": 10,
+        "device": "cpu",
+        "evaluation": EvaluationSection(episodes=2, every_updates=20),
+    }
+    return Config(
+        run=RunSection(name="tests", folder=str(tmp_path), seed=3),
+        network=NetworkSection(transport="local", backoff_min_s=0.01, backoff_max_s=0.05),
+        worker=WorkerSection(name="robot", drain_timeout_s=5.0, collection=collection),
+        memory=MemorySection(capacity=5000, batch_size=8),
+        agent=AgentSection(kwargs=dict(SMALL)),
+        checkpoint=CheckpointSection(keep_last=2),
+        trainer=TrainerSection(**{**defaults, **settings}),
+    )
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(port=0, config=make_config(tmp_path)) as server:
+        yield server
+
+
+class Worker:
+    """A RolloutWorker that collects short Pendulum episodes in a thread of its own."""
+
+    def __init__(self, server: Server, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Where RolloutWorker looks for what is left out.
+        monkeypatch.setattr("tmrl_core.networking.worker.current", lambda: config)
+        self.worker = RolloutWorker(
+            partial(GenericGymEnv, "Pendulum-v1", to_float32=True),
+            partial(SquashedGaussianMLPActor, hidden_sizes=(8, 8)),
+            max_samples_per_episode=20,
+            model_path=None,
+            server_port=server.port,
+        )
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.worker.run(verbose=False)
+        self.report = self.worker.close()
+
+    def close(self) -> None:
+        self.worker.close()
+        self.thread.join(20)
+
+
+@pytest.fixture
+def worker(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    worker = Worker(server, make_config(tmp_path), monkeypatch)
+    yield worker
+    worker.close()
+
+
+def values(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
+    return [record.values for record in read_records(tmp_path / "tests" / "metrics.jsonl") if record.kind == kind]
+
+
+def test_the_parameters_stand_in_the_documented_order() -> None:
+    parameters = list(inspect.signature(Trainer).parameters.values())
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == [
+        "training_cls", "server_ip", "server_port", "password", "local_com_port", "header_size", "max_buf_len",
+        "security", "keys_dir", "hostname", "model_path", "checkpoint_path", "dump_run_instance_fn",
+        "load_run_instance_fn", "updater_fn",
+    ]  # fmt: skip
+    assert all(p.default is CFG for p in parameters[:12])
+    assert all(p.default is None for p in parameters[12:15])
+
+
+def test_it_learns_from_a_worker_and_leaves_everything_in_the_run_s_folder(
+    server: Server, worker: Worker, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path)
+    with Trainer(server_port=server.port, config=config) as trainer:
+        trainer.run()
+    training = trainer.training
+    assert (training.epoch, training.total_updates) == (2, 80)
+    assert training.total_samples >= 80
+    folder = tmp_path / "tests"
+    assert sorted(entry.name for entry in (folder / "checkpoint").iterdir() if entry.name.isdecimal())
+    weights = SquashedGaussianMLPActor(*spaces(), hidden_sizes=(8, 8)).load(folder / "policy.tmod", "cpu")
+    assert weights.to_blob() == training.agent.get_actor().to_blob()
+    # The workers were told that the run is over, and everything that they had sent was taken.
+    worker.thread.join(20)
+    assert not worker.thread.is_alive()
+    assert worker.report is not None
+    assert worker.report.neither == 0
+    rounds = values(tmp_path, "round")
+    assert [(row["epoch"], row["round"]) for row in rounds] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    evaluations = values(tmp_path, "evaluation")
+    assert evaluations
+    assert all(row["episodes"] == 2 and row["worker"] == "robot" for row in evaluations)
+    events = [row["event"] for row in values(tmp_path, "event")]
+    assert events[0] == "start"
+    assert events[-1] == "end"
+    assert {"worker_joined", "checkpoint", "phase"} <= set(events)
+    episodes = values(tmp_path, "episode")
+    assert sum(row["mode"] == "test" for row in episodes) >= 2 * len(evaluations)
+
+
+def spaces() -> tuple[Any, Any]:
+    env = gym.make("Pendulum-v1")
+    return env.observation_space, env.action_space
+
+
+def test_a_finished_checkpoint_returns_at_once(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1)
+    Trainer(server_port=server.port, config=config).run()
+    # Nobody listens there: it would wait for ever.
+    again = Trainer(server_port=server.port + 1, config=config)
+    again.run()
+    assert again.training.epoch == 1
+
+
+def test_it_goes_on_from_a_checkpoint_and_calls_the_updater(server: Server, worker: Worker, tmp_path: Path) -> None:
+    Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1)).run()
+    worker.thread.join(20)
+    called = []
+
+    def updater(training: Any, training_cls: Any) -> Any:
+        called.append((training.epoch, training.total_updates, len(training.memory), callable(training_cls)))
+        training.epochs = 1
+        return training
+
+    config = make_config(tmp_path, epochs=3)
+    trainer = Trainer(server_port=server.port, config=config, updater_fn=updater)
+    trainer.run()
+    ((epoch, updates, transitions, has_cls),) = called
+    assert (epoch, updates, has_cls) == (1, 40, True)
+    assert transitions > 30
+    assert trainer.training.delivery["incarnation"] > 0
+    assert len(trainer.training.delivery["marks"]) == 1
+
+
+def test_stop_writes_a_checkpoint_and_workers_stay(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1000)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    while trainer.training is None or trainer.training.total_updates < 20:
+        thread.join(0.01)
+    trainer.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not worker.worker._link.finished  # type: ignore[union-attr]
+    saved = Trainer(server_port=server.port, config=config)
+    training, is_new = saved._make_or_load()
+    assert not is_new
+    assert training.total_updates == trainer.training.total_updates
+    assert training.total_samples == trainer.training.total_samples
+
+
+def test_stop_ends_a_trainer_that_waits_for_a_server(tmp_path: Path) -> None:
+    trainer = Trainer(server_port=1, config=make_config(tmp_path))
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    while trainer._interface is None:
+        thread.join(0.01)
+    trainer.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_without_a_checkpoint_path_none_is_written(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1)
+    Trainer(server_port=server.port, config=config, checkpoint_path=None, model_path=None).run()
+    assert not (tmp_path / "tests" / "checkpoint").exists()
+    assert not (tmp_path / "tests" / "policy.tmod").exists()
+
+
+def test_the_first_checkpoint_is_written_at_once(tmp_path: Path) -> None:
+    trainer = Trainer(server_port=1, config=make_config(tmp_path))
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    while trainer._interface is None:
+        thread.join(0.01)
+    assert (tmp_path / "tests" / "checkpoint" / "1" / "manifest.json").exists()
+    trainer.stop()
+    thread.join(20)
+
+
+def test_what_cannot_be_saved_ends_it_before_it_begins(tmp_path: Path) -> None:
+    class Odd(SacAgent):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.socket: Any = object()
+
+    def make() -> TrainingOffline:
+        return TrainingOffline(spaces(), partial(ReplayMemory, memory_size=10), partial(Odd, **SMALL), device="cpu")
+
+    with pytest.raises(CheckpointError, match=r"agent\.socket"):
+        Trainer(make, server_port=1, config=make_config(tmp_path)).run()
+
+
+def test_own_functions_write_and_read_checkpoints(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=2)
+    kept: dict[Path, Any] = {}
+    dumps = []
+
+    def dump(training: Any, path: Path) -> None:
+        dumps.append(training.epoch)
+        kept[path] = training
+        path.write_text("kept elsewhere")
+
+    place = tmp_path / "mine"
+    Trainer(
+        server_port=server.port, config=config, checkpoint_path=place, dump_run_instance_fn=dump,
+        load_run_instance_fn=kept.__getitem__,
+    ).run()  # fmt: skip
+    assert dumps == [0, 1, 2, 2]
+    again = Trainer(
+        server_port=1, config=config, checkpoint_path=place, dump_run_instance_fn=dump,
+        load_run_instance_fn=kept.__getitem__,
+    )  # fmt: skip
+    again.run()
+    assert again.training is kept[place]
+
+
+def test_reaching_the_target_ends_training_and_says_so(server: Server, worker: Worker, tmp_path: Path) -> None:
+    evaluation = EvaluationSection(episodes=2, every_updates=10, target_return=-1e6)
+    config = make_config(tmp_path, epochs=1000, evaluation=evaluation)
+    Trainer(server_port=server.port, config=config).run()
+    events = values(tmp_path, "event")
+    assert "learned" in [event["event"] for event in events]
+    assert events[-1]["message"] == "an evaluation has reached the target"
+    # The policy as it was at the end was evaluated once more.
+    assert len(values(tmp_path, "evaluation")) >= 2
+    worker.thread.join(20)
+    assert not worker.thread.is_alive()
+
+
+def test_the_time_limit_ends_training(server: Server, worker: Worker, tmp_path: Path) -> None:
+    evaluation = EvaluationSection(episodes=1, time_limit_s=0.5)
+    config = make_config(tmp_path, epochs=1000, evaluation=evaluation)
+    Trainer(server_port=server.port, config=config).run()
+    assert values(tmp_path, "event")[-1]["message"] == "the time is over"
+
+
+@pytest.fixture
+def raw_worker(server: Server) -> Iterator[WorkerLink]:
+    link = WorkerLink(LinkSettings(port=server.port, transport="local"), name="raw", run="tests", drain_timeout_s=0.1)
+    link.start()
+    yield link
+    link.close()
+
+
+def send(link: WorkerLink, shape: int, rows: int = 6) -> None:
+    buffer = Buffer(maxlen=None)
+    buffer.append_sample((None, np.zeros(shape, np.float32), 0.0, False, False, {}))
+    for i in range(rows - 1):
+        obs = np.full(shape, i, np.float32)
+        buffer.append_sample((np.zeros(1, np.float32), obs, 0.0, False, i == rows - 2, {}))
+    buffer.end_episode(EpisodeRecord("", 0.0, rows - 1, "train", "truncated"))
+    link.send(*buffer.take())
+
+
+def test_samples_of_another_shape_are_acknowledged_as_refused(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(tmp_path, epochs=1, start_training=12, evaluation=EvaluationSection())
+    send(raw_worker, 3)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    while raw_worker.counts.samples_acked < 6:
+        raw_worker.wait_change(0.1)
+    send(raw_worker, 5, rows=4)
+    while raw_worker.counts.samples_refused < 4:
+        raw_worker.wait_change(0.1)
+    for _ in range(10):
+        send(raw_worker, 3)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert trainer.training.total_updates == 40
+    assert trainer.training.total_samples == raw_worker.counts.samples_acked == 66
+    assert raw_worker.counts.queued_samples == 0
+    assert "float32[5]" in caplog.text
+    assert "float32[3]" in caplog.text
+
+
+def test_what_was_not_appended_comes_again_to_the_next_trainer(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path
+) -> None:
+    """A trainer that dies between receipt and append: its link is gone, nothing was acknowledged."""
+    config = make_config(tmp_path, epochs=1, start_training=6, evaluation=EvaluationSection())
+
+    class Dies(Exception):
+        pass
+
+    class Deadly(TrainingOffline):
+        def update_buffer(self, interface: Any) -> None:
+            if len(interface.retrieve_buffer()):
+                raise Dies
+
+    def make(cls: Any) -> Any:
+        agent = partial(SacAgent, **SMALL)
+        memory = partial(ReplayMemory, memory_size=100, batch_size=4)
+        return lambda: cls(spaces(), memory, agent, epochs=1, rounds=1, steps=4, device="cpu")
+
+    send(raw_worker, 3)
+    first = Trainer(make(Deadly), server_port=server.port, config=config, checkpoint_path=None)
+    with pytest.raises(Dies):
+        first.run()
+    assert raw_worker.counts.samples_acked == 0
+    second = Trainer(make(TrainingOffline), server_port=server.port, config=config, checkpoint_path=None)
+    second.run()
+    assert len(second.training.memory) == 5
+    assert raw_worker.counts.samples_acked == 6
+
+
+def test_workers_and_trainer_that_wait_for_each_other_are_told(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "STARVED_S", 0.3)
+    config = make_config(tmp_path, collection="synchronous", start_training=100)
+    send(raw_worker, 3)
+    with pytest.raises(StarvedError, match=r"6 of trainer.start_training = 100 .*0 updates, 1 policies published"):
+        Trainer(server_port=server.port, config=config).run()
+
+
+def test_samples_of_an_environment_that_differs_are_announced(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = WorkerLink(
+        LinkSettings(port=server.port, transport="local"), name="odd", run="tests", drain_timeout_s=0.1,
+        signature={"observation_space": "Box(9)"},
+    )  # fmt: skip
+    link.start()
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path))
+    thread = threading.Thread(target=trainer.run)
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        while "worker odd has the observation_space Box(9)" not in caplog.text and thread.is_alive():
+            thread.join(0.01)
+    trainer.stop()
+    thread.join(20)
+    link.close()
+    assert "worker odd has the observation_space Box(9)" in caplog.text
