@@ -2,8 +2,8 @@
 
     python benchmarks/sac_updates.py [--updates N] [--repetitions N] [--threads N] [--batch N]
 
-The plain one has two critics as modules of their own, unfused Adam, and a loop for the target's average: what one writes
-first. Both do the same arithmetic on the same batches, in turn.
+The plain one has two critics as modules of their own, unfused Adam, and a loop for the target's average: what one
+writes first. Both do the same arithmetic on the same batches, in turn.
 """
 
 from __future__ import annotations
