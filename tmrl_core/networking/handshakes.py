@@ -51,13 +51,14 @@ def explain(exc: ssl.SSLError | OSError, *, host: str, hostname: str | None = No
 
     Args:
         exc: what the handshake, a later read, or connecting raised.
-        host: the address that was dialled; on the Server's side, the peer's.
+        host: the address that was dialled. On the Server's side it is not used: who reports knows the peer's address.
         hostname: the name that the certificate was checked against; None: `host`.
         side: who asks.
     """
     name = hostname or host
+    host = host if side == "client" else "the peer"
     if isinstance(exc, ssl.SSLCertVerificationError):
-        return _explain_server(exc, host, name) if side == "client" else _explain_client(exc, host)
+        return _explain_server(exc, host, name) if side == "client" else _explain_client(exc)
     if isinstance(exc, ssl.SSLError):
         return _explain_alert(exc, host, name, side)
     if isinstance(exc, socket.gaierror):
@@ -96,23 +97,21 @@ def _explain_server(exc: ssl.SSLCertVerificationError, host: str, name: str) -> 
     return f"the Server's certificate was not accepted ({exc.verify_message}). `{SHOW}` lists what this machine trusts."
 
 
-def _explain_client(exc: ssl.SSLCertVerificationError, host: str) -> str:
+def _explain_client(exc: ssl.SSLCertVerificationError) -> str:
     """The Server on a client's certificate."""
     code = exc.verify_code
     renew = f"Make a new one with `{BUNDLE} ROLE --name NAME` and copy it there."
     if code in _EXPIRED:
-        return f"the certificate of the peer at {host} has expired. {renew}"
+        return f"the peer's certificate has expired. {renew}"
     if code in _NOT_YET_VALID:
-        return (
-            f"the certificate of the peer at {host} is not valid yet: this machine's clock is wrong, or the CA's was."
-        )
+        return "the peer's certificate is not valid yet: this machine's clock is wrong, or the CA's was."
     if code in _UNKNOWN_ISSUER | _BAD_SIGNATURE:
-        return f"the certificate of the peer at {host} is of a foreign CA. {renew}"
+        return f"the peer's certificate is of a foreign CA. {renew}"
     if code in _WRONG_PURPOSE:
-        return f"the peer at {host} shows a certificate that is not a client's. {renew}"
+        return f"the peer shows a certificate that is not a client's. {renew}"
     if code in _REVOKED:
-        return f"the certificate of the peer at {host} was revoked."
-    return f"the certificate of the peer at {host} was not accepted ({exc.verify_message}). {renew}"
+        return "the peer's certificate was revoked."
+    return f"the peer's certificate was not accepted ({exc.verify_message}). {renew}"
 
 
 def _explain_alert(exc: ssl.SSLError, host: str, name: str, side: Side) -> str:
@@ -125,7 +124,7 @@ def _explain_alert(exc: ssl.SSLError, host: str, name: str, side: Side) -> str:
         return f"{host} does not know the CA of {mine}. {fix}"
     if "CERTIFICATE_REQUIRED" in reason or "PEER_DID_NOT_RETURN_A_CERTIFICATE" in reason:
         if side == "server":
-            return f"the peer at {host} showed no certificate. Give it a bundle: `{BUNDLE} ROLE --name NAME`."
+            return f"the peer showed no certificate. Give it a bundle: `{BUNDLE} ROLE --name NAME`."
         return f"the Server at {host} asks for a client certificate, and there is none here. {_own(side, name)[1]}"
     if "CERTIFICATE_REVOKED" in reason:
         mine, fix = _own(side, name)
