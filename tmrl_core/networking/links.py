@@ -97,7 +97,8 @@ class _Link:
         self._welcomes = 0
         self._poked = False
         self._poke_lock = threading.Lock()
-        state.on_change = self._notify
+        self._notify_scheduled = False
+        state.on_change = self._on_change
 
     # --- for the application ---
 
@@ -149,8 +150,15 @@ class _Link:
             raise self._failure
         return met and condition()
 
+    def _on_change(self) -> None:
+        # Once for all that one reading brought: each wake-up of a waiting thread costs more than a message does.
+        if not self._notify_scheduled and self._loop is not None:
+            self._notify_scheduled = True
+            self._loop.call_soon(self._notify)
+
     def _notify(self) -> None:
         """Something has changed; called in the I/O thread, and when the link ends."""
+        self._notify_scheduled = False
         if self._state.connections > self._welcomes:
             self._welcomes = self._state.connections
             again = " again" if self._welcomes > 1 else ""
