@@ -52,7 +52,7 @@ def make_config(tmp_path: Path, *, collection: Any = "asynchronous", **settings:
     return Config(
         run=RunSection(name="tests", folder=str(tmp_path), seed=3),
         network=NetworkSection(transport="local", backoff_min_s=0.01, backoff_max_s=0.05),
-        worker=WorkerSection(name="robot", drain_timeout_s=5.0, collection=collection),
+        worker=WorkerSection(name="robot", drain_timeout_s=2.0, collection=collection),
         memory=MemorySection(capacity=5000, batch_size=8),
         agent=AgentSection(kwargs=dict(SMALL)),
         checkpoint=CheckpointSection(keep_last=2),
@@ -206,6 +206,26 @@ def test_stop_ends_a_trainer_that_waits_for_a_server(tmp_path: Path) -> None:
     trainer.stop()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_close_ends_a_run_in_another_thread(server: Server, worker: Worker, tmp_path: Path) -> None:
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
+    failed = []
+
+    def run() -> None:
+        try:
+            trainer.run()
+        except Exception as exc:
+            failed.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while trainer.training is None or trainer.training.total_updates < 5:
+        thread.join(0.01)
+    trainer.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert failed == []
 
 
 def test_without_a_checkpoint_path_none_is_written(server: Server, worker: Worker, tmp_path: Path) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tmrl_core.config import CFG, Cfg, Config, current, given, resolve, resolve_optional, resolve_with
-from tmrl_core.errors import CheckpointError, ConfigError, MissingExtraError
+from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.errors import CheckpointError, ConfigError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.training.from_config import prepare_torch, training_from_config
 
 if TYPE_CHECKING:
     from tmrl_core.training.checkpoint import CheckpointStore
@@ -127,6 +127,9 @@ class Trainer:
         self._updater = updater_fn
         self._model_written = -MODEL_FILE_S
         self._stopping = False
+        self._running: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._idle.set()
         self._interface: RemoteInterface | None = None
         self._link: TrainerLink | None = None
         self._store: CheckpointStore | None = None
@@ -178,8 +181,10 @@ class Trainer:
             self._interface.stop()
 
     def close(self) -> None:
-        """End everything: what is being written is finished, the link closed."""
+        """End everything: `run` in another thread is stopped and waited for, what is being written is finished."""
         self.stop()
+        if self._running is not threading.current_thread():
+            self._idle.wait(60.0)
         if self._store is not None:
             self._store.close(60.0)
         if self._link is not None:
@@ -194,6 +199,15 @@ class Trainer:
         self.close()
 
     def _run(self, wandb: WandbSettings | None) -> None:
+        self._running = threading.current_thread()
+        self._idle.clear()
+        try:
+            self._run_here(wandb)
+        finally:
+            self._idle.set()
+            self._running = None
+
+    def _run_here(self, wandb: WandbSettings | None) -> None:
         prepare_torch(self._config)
         training, is_new = self._make_or_load()
         self.training = training
@@ -202,7 +216,7 @@ class Trainer:
         if training.epoch >= training.epochs:
             logger.info("the checkpoint is of a finished run: %d of %d epochs", training.epoch, training.epochs)
             return
-        self._write_model(training.agent.get_actor())
+        self._write_model(training)
         with contextlib.ExitStack() as closing:
             recorder = Recorder(
                 open_sinks(
@@ -235,7 +249,7 @@ class Trainer:
             else:
                 self._finish(training, interface)
             self._checkpoint(training, recorder, wait=True)
-            self._write_model(training.agent.get_actor(), now=True)
+            self._write_model(training, now=True)
         finally:
             interface.event(names.EVENT_END, why, phase="done")
             logger.info("training has ended: %s", why)
@@ -270,14 +284,17 @@ class Trainer:
         while interface.link.members and time.monotonic() < min(deadline, quiet):
             if interface.link.wait(0.1):
                 quiet = time.monotonic() + QUIET_S
-            training.update_buffer(interface)
-        training.update_buffer(interface)
+            _take_samples(training, interface)
+        _take_samples(training, interface)
 
     def _evaluate(self, training: Any, interface: RemoteInterface) -> None:
         """Publish the policy as it is now, and evaluate it while training rests."""
         interface.ending = True
         try:
-            interface.broadcast_model(training.agent.get_actor())
+            actor = _actor_of(training)
+            if actor is None:
+                return
+            interface.broadcast_model(actor)
             evaluator = interface.evaluator
             if evaluator is None or not interface.link.members:
                 return
@@ -286,7 +303,7 @@ class Trainer:
             while evaluator.is_open and interface.link.members and time.monotonic() < deadline:
                 if interface.asked_to_stop:
                     return
-                training.update_buffer(interface)
+                _take_samples(training, interface)
                 interface.link.wait(0.1)
             if evaluator.is_open:
                 logger.warning("the policy was not evaluated: the workers left, or took too long")
@@ -312,7 +329,7 @@ class Trainer:
         )
         settings = config.trainer.evaluation
         wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
-        agent = training.agent
+        agent = getattr(training, "agent", None)
         interface = RemoteInterface(
             link,
             recorder=recorder,
@@ -325,7 +342,7 @@ class Trainer:
                 for name in ("observation_space", "action_space")
                 if hasattr(agent, name)
             },
-            on_publish=self._write_model,
+            on_publish=lambda actor: self._write_model(training),
         )
         if wanted:
             evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
@@ -347,9 +364,12 @@ class Trainer:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _write_model(self, actor: Any, now: bool = False) -> None:
+    def _write_model(self, training: Any, now: bool = False) -> None:
         """Write the current weights, not more often than every few seconds unless `now`."""
         if self.model_path is None or (not now and time.monotonic() - self._model_written < MODEL_FILE_S):
+            return
+        actor = _actor_of(training)
+        if actor is None:
             return
         self._model_written = time.monotonic()
         temporary = self.model_path.with_name(f".{self.model_path.name}.tmp")
@@ -444,63 +464,14 @@ class Trainer:
         return self.training_cls()
 
 
-def prepare_torch(config: Config) -> None:
-    """Have torch compute with as many threads as the configuration says.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-    """
-    try:
-        import torch
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError("torch", "trainer", "the Trainer") from exc
-    if config.trainer.threads is not None:
-        torch.set_num_threads(config.trainer.threads)
+def _actor_of(training: Any) -> Any:
+    """The policy as it is now; None where a training object of one's own has no agent to ask."""
+    agent = getattr(training, "agent", None)
+    return None if agent is None else agent.get_actor()
 
 
-def training_from_config(config: Config) -> Callable[[], Any]:
-    """What makes the training object that the configuration describes.
-
-    Raises:
-        ConfigError: a reference names nothing.
-    """
-    trainer, memory = config.trainer, config.memory
-    memory_cls = resolve_with(
-        memory.cls,
-        {
-            "memory_size": memory.capacity,
-            "batch_size": memory.batch_size,
-            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
-            "crc_debug": config.worker.crc_debug,
-            **memory.kwargs,
-        },
-        "memory.cls",
-    )
-    agent_cls = resolve(config.agent.cls, "agent.cls")
-    agent_kwargs = {
-        key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
-        for key, value in config.agent.kwargs.items()
-    }
-    # The agent's policy has to be the one that workers act with: what describes that one describes both.
-    accepted = inspect.signature(agent_cls).parameters
-    for key, value in config.actor.kwargs.items():
-        if key in accepted:
-            agent_kwargs.setdefault(key, value)
-    return partial(
-        resolve(trainer.loop, "trainer.loop"),
-        env_cls=resolve_with(config.environment.cls, config.environment.kwargs, "environment.cls"),
-        memory_cls=memory_cls,
-        training_agent_cls=partial(agent_cls, **agent_kwargs) if agent_kwargs else agent_cls,
-        epochs=trainer.epochs,
-        rounds=trainer.rounds,
-        steps=trainer.steps,
-        update_model_interval=trainer.update_model_interval,
-        update_buffer_interval=trainer.update_buffer_interval,
-        max_training_steps_per_env_step=trainer.max_training_steps_per_env_step,
-        sleep_between_buffer_retrieval_attempts=trainer.sleep_between_buffer_retrieval_attempts,
-        profiling=trainer.profiling,
-        agent_scheduler=resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
-        start_training=trainer.start_training,
-        device=trainer.device,
-        **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
-    )
+def _take_samples(training: Any, interface: RemoteInterface) -> None:
+    """Take what has arrived; a training object that has its own way of doing that is left alone."""
+    update_buffer = getattr(training, "update_buffer", None)
+    if update_buffer is not None:
+        update_buffer(interface)

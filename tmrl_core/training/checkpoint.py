@@ -24,16 +24,23 @@ import shutil
 import threading
 import time
 import uuid
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tmrl_core.errors import CheckpointError
+from tmrl_core.training.checkpoint_files import (
+    FORMAT,
+    flush_folder,
+    parse_safetensors,
+    read_file,
+    read_manifest,
+    safetensors_parts,
+    write_file,
+    write_manifest,
+)
 from tmrl_core.training.layout import Array
 from tmrl_core.training.segments import RowFormat, append_rows, gather_rows, head, read_segment
 from tmrl_core.training.state import Captured, capture, restore
@@ -42,131 +49,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FORMAT = 1
-SLICE_BYTES = 1 << 20
 SEGMENT_BYTES = 64 << 20
 """A new file of rows is begun when one has reached this size, so that old rows can go."""
-
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-_NAMES = {tag: np.dtype(name) for name, tag in _DTYPES.items()}
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut; Windows has no such call and needs none."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _write(path: Path, parts: Sequence[memoryview | bytes]) -> dict[str, int]:
-    """Write and flush a file in slices that release the interpreter's lock; return its size and checksum."""
-    crc = size = 0
-    with path.open("wb", buffering=0) as file:
-        for part in parts:
-            view = memoryview(part).cast("B")
-            for start in range(0, len(view), SLICE_BYTES):
-                piece = view[start : start + SLICE_BYTES]
-                while piece:
-                    written = file.write(piece)
-                    crc = zlib.crc32(piece[:written], crc)
-                    size += written
-                    piece = piece[written:]
-        os.fsync(file.fileno())
-    return {"bytes": size, "crc32": crc}
-
-
-def _read(path: Path, expected: dict[str, int]) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise CheckpointError(f"{path} cannot be read: {exc}") from exc
-    if len(data) != expected["bytes"]:
-        raise CheckpointError(f"{path} is cut short: {len(data)} of {expected['bytes']} bytes")
-    if zlib.crc32(data) != expected["crc32"]:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-    return data
-
-
-def _safetensors(arrays: dict[str, Array]) -> list[memoryview | bytes]:
-    """The parts of a safetensors file, without a copy of the arrays."""
-    entries: dict[str, Any] = {}
-    parts: list[memoryview | bytes] = []
-    offset = 0
-    for name, array in arrays.items():
-        tag = _DTYPES.get(array.dtype.name)
-        if tag is None:
-            raise CheckpointError(f"{name} is of {array.dtype}, which a checkpoint cannot hold.")
-        entries[name] = {
-            "dtype": tag,
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
-        offset += array.nbytes
-        if array.nbytes:
-            parts.append(array.reshape(-1).view(np.uint8).data)
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *parts]
-
-
-def _parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
-    try:
-        length = int.from_bytes(data[:8], "little")
-        entries = json.loads(data[8 : 8 + length])
-        arrays = {}
-        for name, entry in entries.items():
-            begin, end = entry["data_offsets"]
-            dtype = _NAMES[entry["dtype"]]
-            values = np.frombuffer(data, dtype, (end - begin) // dtype.itemsize, 8 + length + begin)
-            arrays[name] = values.reshape(entry["shape"])
-        return arrays
-    except (ValueError, KeyError, TypeError) as exc:
-        raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
-
-
-def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
-    text = json.dumps(body, sort_keys=True)
-    whole = json.dumps({"body": body, "crc32": zlib.crc32(text.encode())}, sort_keys=True, indent=1)
-    _write(folder / "manifest.json", [whole.encode()])
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a checkpoint's folder holds.
-
-    Raises:
-        CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
-    """
-    path = folder / "manifest.json"
-    try:
-        whole = json.loads(path.read_bytes())
-        body: dict[str, Any] = whole["body"]
-        crc = whole["crc32"]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise CheckpointError(f"{path} is missing, cut short or damaged: {exc}") from exc
-    if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-    if body.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
-    return body
 
 
 # --- one checkpoint ---------------------------------------------------------------------------------------------------
@@ -210,11 +94,11 @@ def _write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) ->
     try:
         temporary.mkdir(parents=True)
         files = {
-            "state.json": _write(temporary / "state.json", [json.dumps(captured.tree).encode()]),
-            "arrays.safetensors": _write(temporary / "arrays.safetensors", _safetensors(captured.arrays)),
+            "state.json": write_file(temporary / "state.json", [json.dumps(captured.tree).encode()]),
+            "arrays.safetensors": write_file(temporary / "arrays.safetensors", safetensors_parts(captured.arrays)),
         }
-        _write_manifest(temporary, {"format": FORMAT, "files": files, **body})
-        _flush_folder(temporary)
+        write_manifest(temporary, {"format": FORMAT, "files": files, **body})
+        flush_folder(temporary)
         if folder.exists():
             old = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.old")
             folder.rename(old)
@@ -222,7 +106,7 @@ def _write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) ->
             shutil.rmtree(old, ignore_errors=True)
         else:
             temporary.rename(folder)
-        _flush_folder(folder.parent)
+        flush_folder(folder.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -235,9 +119,9 @@ def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[
         CheckpointError: something is cut short, damaged, missing, or does not fit `training`.
     """
     body = read_manifest(folder)
-    tree = json.loads(_read(folder / "state.json", body["files"]["state.json"]))
-    arrays = _parse_safetensors(
-        _read(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
+    tree = json.loads(read_file(folder / "state.json", body["files"]["state.json"]))
+    arrays = parse_safetensors(
+        read_file(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
     )
     rows: list[Array] = []
     described = body["rows"]
@@ -291,7 +175,7 @@ def save_training(training: Any, folder: Path) -> None:
             _write_checkpoint(folder, captured, {"counter": 0, "score": None, "rows": described, **_facts(training)})
             if rows is not None:
                 side.rename(folder / name)
-                _flush_folder(folder)
+                flush_folder(folder)
         finally:
             side.unlink(missing_ok=True)
     except OSError as exc:
@@ -489,7 +373,7 @@ class CheckpointStore:
                 else:
                     os.truncate(path, length)
             raise
-        _flush_folder(self.rows_folder)
+        flush_folder(self.rows_folder)
         entry = {"file": path.name, "bytes": length, "stop": rows.stop}
         self._segments = [*(self._segments if new else self._segments[:-1]), entry]
         self._open_segment = path

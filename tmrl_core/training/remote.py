@@ -139,6 +139,7 @@ class RemoteInterface(TrainingInterface):
         """
         deadline = self._clock() + timeout_s
         while not self.stopping:
+            self.link.check()
             self._tick()
             self._check_starvation()
             left = deadline - self._clock()
@@ -146,7 +147,6 @@ class RemoteInterface(TrainingInterface):
                 return False
             if self.link.wait(min(left, SLICE_S)):
                 return True
-            self.link.check()
         return False
 
     def _check_starvation(self) -> None:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tmrl_core.config import Config, from_values
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.critics import REDQMLPActorCritic
+from tmrl_core.training.from_config import prepare_torch, training_from_config
+
+
+def config(**sections: Any) -> Config:
+    return from_values(sections)
+
+
+def test_every_key_reaches_its_parameter() -> None:
+    training = training_from_config(
+        config(
+            trainer={
+                "epochs": 3, "rounds": 4, "steps": 5, "update_model_interval": 6, "update_buffer_interval": 7,
+                "max_training_steps_per_env_step": 8.5, "sleep_between_buffer_retrieval_attempts": 9.5,
+                "profiling": True, "start_training": 10, "device": "cpu", "max_policy_lag": 11,
+                "agent_scheduler": "builtins:print",
+            },
+            memory={"capacity": 120, "batch_size": 13, "kwargs": {"seed": 1}},
+            worker={"crc_debug": True},
+            agent={"kwargs": {"gamma": 0.5}},
+            actor={"kwargs": {"hidden_sizes": [14]}},
+        )
+    )()  # fmt: skip
+    names = (
+        "epochs", "rounds", "steps", "update_model_interval", "update_buffer_interval",
+        "max_training_steps_per_env_step", "sleep_between_buffer_retrieval_attempts", "profiling", "start_training",
+        "device", "max_policy_lag", "agent_scheduler",
+    )  # fmt: skip
+    found = [getattr(training, name) for name in names]
+    assert found == [3, 4, 5, 6, 7, 8.5, 9.5, True, 10, "cpu", 11, print]
+    memory, agent = training.memory, training.agent
+    assert (memory.memory_size, memory.batch_size, memory.nb_steps, memory.crc_debug) == (120, 13, 5, True)
+    assert agent.gamma == 0.5
+    # What describes the workers' policy describes the agent's.
+    assert agent.model.actor.mu.in_features == 14
+
+
+def test_a_model_may_be_named() -> None:
+    kwargs = {"model_cls": "tmrl_core.training:REDQMLPActorCritic", "hidden_sizes": [8]}
+    training = training_from_config(config(agent={"kwargs": kwargs}, trainer={"device": "cpu"}))()
+    assert isinstance(training.agent.model, REDQMLPActorCritic)
+
+
+def test_a_reference_that_names_nothing_says_where() -> None:
+    with pytest.raises(ConfigError, match=r"agent\.cls"):
+        training_from_config(config(agent={"cls": "tmrl_core.training:Nothing"}))
+
+
+def test_threads_are_set() -> None:
+    before = torch.get_num_threads()
+    try:
+        prepare_torch(config(trainer={"threads": 3}))
+        assert torch.get_num_threads() == 3
+        prepare_torch(config())
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,150 @@
+"""The files of one checkpoint: written in slices and flushed, read only when sizes and checksums are right.
+
+Arrays are in the safetensors format, which other programs read too; everything else is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.training.layout import Array
+
+FORMAT = 1
+SLICE_BYTES = 1 << 20
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_NAMES = {tag: np.dtype(name) for name, tag in _DTYPES.items()}
+
+
+def flush_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut; Windows has no such call and needs none."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_file(path: Path, parts: Sequence[memoryview | bytes]) -> dict[str, int]:
+    """Write and flush a file in slices that release the interpreter's lock; return its size and checksum."""
+    crc = size = 0
+    with path.open("wb", buffering=0) as file:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), SLICE_BYTES):
+                piece = view[start : start + SLICE_BYTES]
+                while piece:
+                    written = file.write(piece)
+                    crc = zlib.crc32(piece[:written], crc)
+                    size += written
+                    piece = piece[written:]
+        os.fsync(file.fileno())
+    return {"bytes": size, "crc32": crc}
+
+
+def read_file(path: Path, expected: dict[str, int]) -> bytes:
+    """The content of a file that `write_file` wrote.
+
+    Raises:
+        CheckpointError: it is missing, cut short or damaged.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(f"{path} cannot be read: {exc}") from exc
+    if len(data) != expected["bytes"]:
+        raise CheckpointError(f"{path} is cut short: {len(data)} of {expected['bytes']} bytes")
+    if zlib.crc32(data) != expected["crc32"]:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    return data
+
+
+def safetensors_parts(arrays: dict[str, Array]) -> list[memoryview | bytes]:
+    """The parts of a safetensors file, without a copy of the arrays."""
+    entries: dict[str, Any] = {}
+    parts: list[memoryview | bytes] = []
+    offset = 0
+    for name, array in arrays.items():
+        tag = _DTYPES.get(array.dtype.name)
+        if tag is None:
+            raise CheckpointError(f"{name} is of {array.dtype}, which a checkpoint cannot hold.")
+        entries[name] = {
+            "dtype": tag,
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+        if array.nbytes:
+            parts.append(array.reshape(-1).view(np.uint8).data)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *parts]
+
+
+def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
+    """Arrays by name, as views of `data`; `path` is for the message.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        entries = json.loads(data[8 : 8 + length])
+        arrays = {}
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            dtype = _NAMES[entry["dtype"]]
+            values = np.frombuffer(data, dtype, (end - begin) // dtype.itemsize, 8 + length + begin)
+            arrays[name] = values.reshape(entry["shape"])
+        return arrays
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
+
+
+def write_manifest(folder: Path, body: dict[str, Any]) -> None:
+    """Write a checkpoint's manifest, with a checksum of itself."""
+    text = json.dumps(body, sort_keys=True)
+    whole = json.dumps({"body": body, "crc32": zlib.crc32(text.encode())}, sort_keys=True, indent=1)
+    write_file(folder / "manifest.json", [whole.encode()])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint's folder holds.
+
+    Raises:
+        CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
+    """
+    path = folder / "manifest.json"
+    try:
+        whole = json.loads(path.read_bytes())
+        body: dict[str, Any] = whole["body"]
+        crc = whole["crc32"]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(f"{path} is missing, cut short or damaged: {exc}") from exc
+    if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    if body.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
+    return body

@@ -1,0 +1,73 @@
+"""The training object that a configuration describes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tmrl_core.config import Config, resolve, resolve_optional, resolve_with
+from tmrl_core.errors import MissingExtraError
+
+
+def prepare_torch(config: Config) -> None:
+    """Have torch compute with as many threads as the configuration says.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("torch", "trainer", "the Trainer") from exc
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+
+
+def training_from_config(config: Config) -> Callable[[], Any]:
+    """What makes the training object that the configuration describes.
+
+    Raises:
+        ConfigError: a reference names nothing.
+    """
+    trainer, memory = config.trainer, config.memory
+    memory_cls = resolve_with(
+        memory.cls,
+        {
+            "memory_size": memory.capacity,
+            "batch_size": memory.batch_size,
+            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
+            "crc_debug": config.worker.crc_debug,
+            **memory.kwargs,
+        },
+        "memory.cls",
+    )
+    agent_cls = resolve(config.agent.cls, "agent.cls")
+    agent_kwargs = {
+        key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
+        for key, value in config.agent.kwargs.items()
+    }
+    # The agent's policy has to be the one that workers act with: what describes that one describes both.
+    accepted = inspect.signature(agent_cls).parameters
+    for key, value in config.actor.kwargs.items():
+        if key in accepted:
+            agent_kwargs.setdefault(key, value)
+    return partial(
+        resolve(trainer.loop, "trainer.loop"),
+        env_cls=resolve_with(config.environment.cls, config.environment.kwargs, "environment.cls"),
+        memory_cls=memory_cls,
+        training_agent_cls=partial(agent_cls, **agent_kwargs) if agent_kwargs else agent_cls,
+        epochs=trainer.epochs,
+        rounds=trainer.rounds,
+        steps=trainer.steps,
+        update_model_interval=trainer.update_model_interval,
+        update_buffer_interval=trainer.update_buffer_interval,
+        max_training_steps_per_env_step=trainer.max_training_steps_per_env_step,
+        sleep_between_buffer_retrieval_attempts=trainer.sleep_between_buffer_retrieval_attempts,
+        profiling=trainer.profiling,
+        agent_scheduler=resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
+        start_training=trainer.start_training,
+        device=trainer.device,
+        **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
+    )
