@@ -1,0 +1,171 @@
+"""Whole runs on this machine: Server, workers and trainer for real, over TLS or as threads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tmrl_core.config import load
+from tmrl_core.metrics import follow, read_records
+from tmrl_core.metrics.records import MetricRecord
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SMALL = """
+run: {name: small}
+environment: {cls: "tmrl_core.envs:GenericGymEnv", kwargs: {id: Pendulum-v1, to_float32: true}}
+actor: {kwargs: {hidden_sizes: [16, 16]}}
+worker: {max_env_steps_per_update: 8, max_samples_per_episode: 50}
+server: {port: 0}
+memory: {batch_size: 32}
+trainer:
+  epochs: 1
+  rounds: 2
+  steps: 100
+  start_training: 200
+  update_model_interval: 20
+  update_buffer_interval: 20
+  device: cpu
+  evaluation: {episodes: 2, every_updates: 100, target_return: TARGET, time_limit_s: 60}
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the command line in an empty folder; what still runs at the test's end is killed."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with contextlib.ExitStack() as stack:
+
+        def call(*arguments: str, **more: str) -> subprocess.Popen[str]:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tmrl_core", *arguments],
+                    cwd=tmp_path,
+                    env={**environ, **more},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield call
+
+
+def configured(folder: Path, target: float) -> str:
+    """A small configuration with this target."""
+    path = folder / "small.yaml"
+    path.write_text(SMALL.replace("TARGET", str(target)), encoding="utf-8")
+    return str(path)
+
+
+def roles_running(folder: Path) -> list[str]:
+    """Processes of ours that work in this folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words = process.info["cmdline"] or []
+        if "tmrl_core" in words and process.info["cwd"] == str(folder):
+            found.append(" ".join(words))
+    return found
+
+
+def test_a_run_that_does_not_learn_says_so_and_leaves_its_files(start: Start, tmp_path: Path) -> None:
+    process = start("--local", "--quickstart", "-c", configured(tmp_path, 0.0))
+    out, _ = process.communicate(timeout=110)
+    assert process.returncode == 1, out
+    run = tmp_path / "runs" / "small"
+    for name in ("learning_curve.png", "metrics.jsonl", "policy.tmod", "config.yaml", "checkpoint", "logs"):
+        assert (run / name).exists(), name
+    assert out.rstrip().splitlines()[-1].startswith("Not learned: the last evaluation of 2 episodes has a mean return")
+    assert "python -m tmrl_core --credentials bundle worker --name robot7" in out
+    assert load(run / "config.yaml", environ={}).run.name == "small"
+    records = read_records(run / "metrics.jsonl")
+    assert {record.text("worker") for record in records if record.kind == "episode"} == {"worker-1", "worker-2"}
+    assert sorted(path.name for path in (run / "logs").iterdir()) == [
+        "server.log",
+        "trainer.log",
+        "worker-1.log",
+        "worker-2.log",
+    ]
+    assert roles_running(tmp_path) == []
+    # The policy that it left plays without a server.
+    played, _ = start("--test", "--episodes", "2", "-c", str(run / "config.yaml")).communicate(timeout=60)
+    assert "mean return of 2 episodes" in played
+
+
+def test_threads_of_one_process_learn_too(start: Start, tmp_path: Path) -> None:
+    arguments = ("--local", "--single-process", "--workers", "1", "-c", configured(tmp_path, -1e6))
+    out, _ = start(*arguments).communicate(timeout=110)
+    assert out.rstrip().splitlines()[-1].startswith("Learned: "), out
+    assert not (tmp_path / "runs" / "small" / "logs").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, tmp_path: Path) -> None:
+    arguments = ("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.epochs=1000")
+    process = start(*arguments)
+    wait_for(tmp_path, lambda record: record.step > 0)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "goes on from the checkpoint" in out
+    assert roles_running(tmp_path) == []
+    run = tmp_path / "runs" / "small"
+    for name in ("worker-1", "worker-2"):
+        assert "0 neither" in (run / "logs" / f"{name}.log").read_text(encoding="utf-8")
+    done = max(record.step for record in read_records(run / "metrics.jsonl"))
+    again = start(*arguments)
+    wait_for(tmp_path, lambda record: record.step > done)
+    again.send_signal(signal.SIGTERM)
+    out, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, out
+    # It went on: nothing was collected anew, and rounds count on.
+    rounds = [record.step for record in read_records(run / "metrics.jsonl") if record.kind == "round"]
+    assert rounds == sorted(set(rounds))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_the_three_bare_commands_learn_without_any_configuration(start: Start, tmp_path: Path) -> None:
+    server = start("--server", "--announce", "--set", "server.port=0")
+    assert server.stdout is not None
+    # Its messages come on the same pipe here.
+    port = next(json.loads(line)["port"] for line in server.stdout if line.startswith("{"))
+    others = [start(role, TMRL_CORE_SERVER_PORT=str(port)) for role in ("--worker", "--trainer")]
+    returns: list[float] = []
+
+    def learned(record: MetricRecord) -> bool:
+        value = record.number("return_train") if record.kind == "episode" else None
+        returns.extend([] if value is None else [value])
+        # Episodes of a policy that knows nothing return about -1300, and hardly ever more than -900.
+        return len(returns) >= 5 and sum(returns[-5:]) / 5 > -600
+
+    wait_for(tmp_path, learned, name="default")
+    for process in (*others, server):
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, out
+
+
+def wait_for(folder: Path, wanted: Callable[[MetricRecord], bool], *, name: str = "small") -> None:
+    """Until a new record is as wanted."""
+    reader = follow(folder / "runs" / name / "metrics.jsonl")
+    deadline = time.monotonic() + 110
+    while time.monotonic() < deadline:
+        if any(wanted(record) for record in reader.read()):
+            return
+        time.sleep(0.1)  # a file cannot be waited on
+    pytest.fail("the records did not come")
