@@ -43,7 +43,7 @@ WIRE: list[tuple[Fields, bytes]] = [
 
 
 def feed(reader: FrameReader, data: bytes, slices: Iterable[int] | None = None) -> list[Frame]:
-    """Give the reader `data`, in pieces of the sizes said (the last one again and again), taking frames as they come."""
+    """Give the reader `data` in pieces of the sizes said (the last again and again), taking frames as they come."""
     frames: list[Frame] = []
     sizes = iter(slices if slices is not None else (len(data) or 1,))
     size = 1

@@ -6,7 +6,7 @@ envelopes (`PolicyUpdate`, `Directive`, `Progress`) travel as opaque bytes throu
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -15,7 +15,20 @@ from tmrl_core.errors import RemoteProtocolError
 PROTOCOL_VERSION = 1
 """The newest version of the protocol that this code speaks."""
 
-Version: TypeAlias = tuple[int, int]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""A count or a position: what every field on the way holds, and one more as well."""
+Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+"""As wide as in a frame's header."""
+Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
+"""As wide as in a frame's header."""
+Label: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
+
+MAX_SIGNATURE_BYTES = 60_000
+"""Of a stream's signature: what fits into one frame, whatever else the message says."""
+MAX_REASON_CHARACTERS = 500
+"""Of the reason why one message of samples was refused."""
+
+Version: TypeAlias = tuple[Number, Number]
 """(incarnation of the trainer, counter) of a policy; (0, 0) means: none yet. Compared as tuples."""
 
 Role = Literal["worker", "trainer"]
@@ -102,14 +115,14 @@ class Hello(_Control, frozen=True, tag="hello"):
         have: for a worker, the newest policy that it holds, so that it is not sent again.
     """
 
-    versions: tuple[int, ...]
+    versions: tuple[Number, ...]
     role: Role
-    token: str
-    run: str
-    name: str
+    token: Annotated[str, msgspec.Meta(max_length=4_096)]
+    run: Annotated[str, msgspec.Meta(max_length=200)]
+    name: Label
     peer: bytes
-    incarnation: int = 0
-    holding: int = 0
+    incarnation: Number = 0
+    holding: Number = 0
     have: Version = (0, 0)
 
     def __repr__(self) -> str:
@@ -128,11 +141,11 @@ class Welcome(_Control, frozen=True, tag="welcome"):
         heartbeat_s: seconds of silence after which either side sends a heartbeat.
     """
 
-    version: int
-    incarnation: int
-    window_bytes: int
-    max_message_bytes: int
-    max_policy_bytes: int
+    version: Number
+    incarnation: Number
+    window_bytes: Number
+    max_message_bytes: Number
+    max_policy_bytes: Number
     heartbeat_s: float
 
 
@@ -146,31 +159,31 @@ class Refused(_Control, frozen=True, tag="refused"):
 class OpenStream(_Control, frozen=True, tag="open"):
     """Worker -> relay: a stream that this link carries from now on, under a channel number of the worker's choice."""
 
-    channel: int
+    channel: Channel
     stream: bytes
-    name: str
-    signature: bytes = b""
+    name: Label
+    signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
 
 
 class CloseStream(_Control, frozen=True, tag="close"):
     """Worker -> relay: the stream has ended in order; nothing of it is held any more."""
 
-    channel: int
+    channel: Channel
 
 
 class Joined(_Control, frozen=True, tag="joined"):
     """Relay -> trainer: a live stream, under a channel number never used before on this link."""
 
-    channel: int
+    channel: Channel
     stream: bytes
-    name: str
-    signature: bytes = b""
+    name: Label
+    signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
 
 
 class Left(_Control, frozen=True, tag="left"):
     """Relay -> trainer: nothing more comes on this channel."""
 
-    channel: int
+    channel: Channel
     ended: bool
     """True: the stream has ended in order. False: its link went, it may come back under another channel."""
 
@@ -181,10 +194,10 @@ class Resume(_Control, frozen=True, tag="resume"):
     `epoch` is given by the relay; `credit` is the stream's standing credit in that epoch, in bytes.
     """
 
-    channel: int
-    next: int
-    epoch: int = 0
-    credit: int = 0
+    channel: Channel
+    next: Number
+    epoch: Epoch = 0
+    credit: Number = 0
 
 
 class Halt(_Control, frozen=True, tag="halt"):
@@ -193,8 +206,12 @@ class Halt(_Control, frozen=True, tag="halt"):
     `reason` says why when it is worth telling a person (the trainer serves another run).
     """
 
-    channel: int
+    channel: Channel
     reason: str = ""
+
+
+Refusal: TypeAlias = tuple[Number, Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]]
+"""Number of a message of samples that the trainer refused, and why."""
 
 
 class Ack(_Control, frozen=True, tag="ack"):
@@ -204,45 +221,45 @@ class Ack(_Control, frozen=True, tag="ack"):
         refused: (number of the message, reason) of those refused since the last `Ack`.
     """
 
-    channel: int
-    next: int
-    refused: tuple[tuple[int, str], ...] = ()
+    channel: Channel
+    next: Number
+    refused: tuple[Refusal, ...] = ()
 
 
 class Want(_Control, frozen=True, tag="want"):
     """Worker -> relay: I have whole messages that end at byte `total`, counted from the epoch's start."""
 
-    channel: int
-    epoch: int
-    total: int
+    channel: Channel
+    epoch: Epoch
+    total: Number
 
 
 class Credit(_Control, frozen=True, tag="credit"):
     """Receiver -> sender: you may send up to byte `limit`, counted from the epoch's (channel 0: the link's) start."""
 
-    channel: int
-    epoch: int
-    limit: int
+    channel: Channel
+    epoch: Epoch
+    limit: Number
 
 
 class Have(_Control, frozen=True, tag="have"):
     """Receiver -> sender: policy `version` has arrived whole; the next may follow."""
 
-    incarnation: int
-    counter: int
+    incarnation: Number
+    counter: Number
 
 
 class Incarnation(_Control, frozen=True, tag="incarnation"):
     """Relay -> trainer: from now on you are this incarnation, since a peer knew a higher one than you had."""
 
-    incarnation: int
+    incarnation: Number
 
 
 class Direct(_Control, frozen=True, tag="direct"):
     """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`)."""
 
-    channel: int
-    revision: int
+    channel: Channel
+    revision: Number
     body: bytes
 
 
@@ -255,9 +272,9 @@ class Report(_Control, frozen=True, tag="report"):
 class Notice(_Control, frozen=True, tag="notice"):
     """Relay -> trainer: what only the relay sees: workers linked, bytes of samples queued, workers of other runs."""
 
-    workers: int
-    queued_bytes: int
-    other_run_workers: int
+    workers: Number
+    queued_bytes: Number
+    other_run_workers: Number
 
 
 class Bye(_Control, frozen=True, tag="bye"):
