@@ -24,8 +24,10 @@ AT_ONCE = 130
 class Ending:
     """Turns requests to end into one flag and one call, for as long as it is entered.
 
-    Entering installs signal handlers, so it belongs to the main thread. Lock rule: the lists are only
-    appended to, and read as copies; what is called must be safe from a signal handler and from another thread.
+    Entering installs signal handlers, so it belongs to the main thread. A handler only writes into a pipe: it may have
+    interrupted the main thread while that holds any lock (an Event's, a queue's, the log's), and whatever takes that
+    lock would wait for itself. A thread of its own reads the pipe. Lock rule: the lists are only appended to, and read
+    as copies; what is called must be safe from another thread.
 
     Args:
         control: also obey standard input: the word `stop`, or its end.
@@ -39,6 +41,7 @@ class Ending:
         self._calls: list[Callable[[], Any]] = []
         self._last_calls: list[Callable[[], Any]] = []
         self._before: dict[int, Any] = {}
+        self._pipe: tuple[int, int] | None = None
 
     @property
     def asked(self) -> bool:
@@ -68,13 +71,14 @@ class Ending:
             self._now(AT_ONCE)
             return
         self._asked.set()
-        # Not the log: this may be a signal handler that interrupted a log handler, which holds its lock.
         with contextlib.suppress(OSError):
             os.write(2, f"{why}: ending in order; once more ends at once\n".encode())
         for stop in list(self._calls):
             stop()
 
     def __enter__(self) -> Ending:
+        self._pipe = os.pipe()
+        threading.Thread(target=self._obey_signals, args=(self._pipe[0],), name="tmrl-signals", daemon=True).start()
         for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
             number = getattr(signal, name, None)
             if number is not None:
@@ -89,9 +93,22 @@ class Ending:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before.clear()
+        if self._pipe is not None:
+            os.close(self._pipe[1])  # ends the thread, which closes its own end
+            self._pipe = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.ask("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._pipe[1], bytes([number]))
+
+    def _obey_signals(self, descriptor: int) -> None:
+        while data := os.read(descriptor, 1):
+            number = data[0]
+            why = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            # The calls of the first request may take long, and the second must not wait for them.
+            threading.Thread(target=self.ask, args=(why,), name="tmrl-ending", daemon=True).start()
+        os.close(descriptor)
 
     def _obey_control(self) -> None:
         # os.read and not sys.stdin: a thread that holds the buffer's lock at the interpreter's end is fatal to it.
