@@ -242,7 +242,8 @@ class Trainer:
                 training.run_epoch(interface)
                 if interface.reached_target and not self._confirmed(training, interface):
                     continue
-                self._checkpoint(training, recorder)
+                if not interface.stopping:
+                    self._checkpoint(training, recorder)
             why = self._why(interface)
             if interface.asked_to_stop:
                 interface.commit()
@@ -346,8 +347,6 @@ class Trainer:
         )
         if wanted:
             evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
-            # Numbers that no earlier process of this run has used: workers remember what they have played.
-            evaluator.next_id = time.time_ns() // 1_000_000
             if settings.every_updates:
                 done = getattr(training, "total_updates", 0)
                 evaluator.due_updates = done - done % settings.every_updates + settings.every_updates

@@ -279,13 +279,6 @@ class RemoteInterface(TrainingInterface):
                 self._note_evaluation(result)
 
     def _note_evaluation(self, result: EvaluationResult) -> None:
-        logger.info(
-            "evaluation %d: mean return %.1f of %d episodes, after %d updates",
-            result.id,
-            result.mean,
-            len(result.returns),
-            result.updates,
-        )
         self._record(
             "evaluation",
             {
@@ -328,7 +321,6 @@ class RemoteInterface(TrainingInterface):
             self._record_network()
 
     def _joined(self, member: Any) -> None:
-        logger.info("worker %s joined", member.name)
         self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
         try:
             signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}
