@@ -141,8 +141,8 @@ class Evaluator:
         if self._worker is None:
             current.stream = b""
             return
-        # A number of its own, so that episodes of an attempt that was given up are not taken for this one's, and that no
-        # earlier process of this run has used: workers remember what they have played.
+        # A number of its own, so that episodes of an attempt that was given up are not taken for this one's; and one
+        # that no earlier process of this run has used, since workers remember what they have played.
         self.next_id = max(self.next_id, 1000 * current.evaluation.version[0] + 1)
         current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
         current.stream, current.records = self._worker, {}
