@@ -1,0 +1,64 @@
+"""What a run has come to, in words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tmrl_core.config import from_values
+from tmrl_core.metrics import MetricRecord
+from tmrl_core.outcome import Outcome, files, minutes, what_next
+
+
+def record(kind: str, step: int = 0, **values: float | str) -> MetricRecord:
+    """A record of second 90."""
+    return MetricRecord(time_s=0.0, elapsed_s=90.0, step=step, kind=kind, values=dict(values))  # type: ignore[arg-type]
+
+
+def test_an_evaluation_at_the_target_is_learned() -> None:
+    outcome = Outcome(-200.0)
+    outcome.take([record("round", step=100, samples_received=1500), record("evaluation", return_evaluation=-900.0)])
+    assert outcome.sentence().startswith("Not learned: the last evaluation has a mean return of -900.0")
+    outcome.take([record("evaluation", step=200, return_evaluation=-150.0, episodes=10)])
+    assert outcome.learned
+    assert outcome.sentence() == (
+        "Learned: the last evaluation of 10 episodes has a mean return of -150.0, the target is -200; "
+        "1,500 environment steps, 200 updates, 1 min 30 s."
+    )
+
+
+def test_without_samples_the_reason_is_that() -> None:
+    assert Outcome(-200.0).sentence() == "Not learned: no sample reached the trainer in 0 s."
+    assert Outcome(None).learned
+    assert Outcome(None).sentence().startswith("Done: no evaluation was finished")
+
+
+def test_what_the_trainer_lacks_is_known_until_it_trains_again() -> None:
+    outcome = Outcome(None)
+    outcome.take([record("network", lack="no sample has arrived yet")])
+    assert outcome.lack == "no sample has arrived yet"
+    outcome.take([record("network", step=1)])
+    assert outcome.lack == ""
+
+
+def test_only_files_that_are_there_are_named(tmp_path: Path) -> None:
+    (tmp_path / "policy.tmod").touch()
+    (tmp_path / "logs").mkdir()
+    text = files(tmp_path)
+    assert "policy.tmod" in text
+    assert "logs" + os.sep in text
+    assert "learning_curve.png" not in text
+
+
+def test_what_to_type_next_is_on_the_command_line() -> None:
+    from tmrl_core import cli
+
+    for line in what_next(from_values({"run": {"name": "x"}})).splitlines():
+        for command in line.split("python -m tmrl_core ")[1:]:
+            words = command.split(" (")[0].split()
+            if words[0] != "--credentials":
+                assert cli.parser().parse_args(words).role in cli.ROLES
+
+
+def test_durations_are_said_as_people_do() -> None:
+    assert [minutes(s) for s in (0.4, 59.4, 60, 125)] == ["0 s", "59 s", "1 min 00 s", "2 min 05 s"]

@@ -1,0 +1,98 @@
+"""Roles made from the configuration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tmrl_core import roles
+from tmrl_core.config import Config, from_values, load, use
+from tmrl_core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_longest_episode_is_what_the_registry_says() -> None:
+    assert roles.longest_episode(Config()) == 200
+    assert roles.longest_episode(from_values({"environment": {"kwargs": {"id": "NoSuch-v0"}}})) is None
+    assert roles.longest_episode(from_values({"environment": {"kwargs": {}}})) is None
+
+
+def test_the_saved_policy_is_the_newer_of_the_two_copies() -> None:
+    config = Config()
+    with pytest.raises(ConfigError, match=r"neither runs.default.policy\.tmod nor"):
+        roles.saved_policy(config)
+    for age, path in enumerate([config.worker_model_path, config.trainer_model_path]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (1000 - age, 1000 - age))
+    assert roles.saved_policy(config) == config.worker_model_path
+    os.utime(config.trainer_model_path, (2000, 2000))
+    assert roles.saved_policy(config) == config.trainer_model_path
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"server": {"host": "server.example.org"}},
+        {"network": {"security": None}},
+        {"network": {"transport": "local"}},
+    ],
+)
+def test_credentials_are_made_for_tls_on_this_machine_only(values: dict[str, object], tmp_path: Path) -> None:
+    folder = {"credentials_dir": str(tmp_path / "keys")}
+    network = {**values.get("network", {}), **folder}  # type: ignore[dict-item]
+    assert not roles.ensure_credentials(from_values({**values, "network": network}))
+    assert not (tmp_path / "keys").exists()
+    here = from_values({"network": folder})
+    assert roles.ensure_credentials(here)
+    assert not roles.ensure_credentials(here)
+
+
+def test_the_resolved_configuration_is_left_in_the_run_s_folder() -> None:
+    config = from_values({"run": {"name": "x"}, "server": {"port": 4000}})
+    path = roles.write_resolved(config)
+    assert path == Path("runs") / "x" / "config.yaml"
+    assert load(path, environ={}) == config
+
+
+def test_a_worker_is_made_as_configured_and_needs_no_server_to_play() -> None:
+    config = from_values(
+        {
+            "run": {"seed": 3},
+            "actor": {"kwargs": {"hidden_sizes": [8]}},
+            "worker": {"max_samples_per_episode": 7, "name": "robot7"},
+        }
+    )
+    use(config)
+    try:
+        with roles.make_worker(config, standalone=True) as worker:
+            worker.run_episode()
+            assert worker.buffer.stat_test_steps == 7
+            assert worker.name == "robot7"
+        with roles.make_worker(config, standalone=True, name="other") as worker:
+            assert worker.name == "other"
+    finally:
+        use(None)
+
+
+def test_a_worker_keeps_to_its_limits() -> None:
+    config = from_values({"worker": {"max_samples_per_episode": 5, "nb_episodes": 2}})
+    use(config)
+    try:
+        with roles.make_worker(config, standalone=True) as worker:
+            roles.run_worker(worker, config)
+            assert worker.steps_collected == 2 * 6
+        lockstep = from_values({"worker": {"collection": "lockstep"}})
+        with (
+            roles.make_worker(config, standalone=True) as worker,
+            pytest.raises(ConfigError, match="lockstep is not there yet"),
+        ):
+            roles.run_worker(worker, lockstep)
+    finally:
+        use(None)

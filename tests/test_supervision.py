@@ -1,0 +1,155 @@
+"""Children: started with their share of the cores, started again, ended in order, never orphaned."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tmrl_core import supervision
+from tmrl_core.config import Config, from_values
+from tmrl_core.errors import TmrlError
+from tmrl_core.supervision import Child, Processes, environment, trainer_threads
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Listener:
+    """What a group tells."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.starving = False
+
+    def refresh(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_the_trainer_computes_with_the_cores_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in supervision.THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert trainer_threads(Config(), workers=10_000) == 1
+    assert trainer_threads(from_values({"trainer": {"threads": 7}}), workers=1) == 7
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert trainer_threads(Config(), workers=1) is None
+    assert environment(2)["OMP_NUM_THREADS"] == "2"
+    assert environment(None)["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    """A group whose trainer is a Server, so that it runs until it is asked to end; its one worker is not started."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(supervision.__file__).resolve().parents[1]))
+    group = Processes(Config(), [], workers=1)
+    group.trainer.arguments = ["--server", "--set", "server.port=0"]
+    group.server.arguments = ["--server", "--announce", "--set", "server.port=0"]
+    yield group
+    group.kill()
+    for child in (*group.workers, group.trainer, group.server):
+        child.release()
+
+
+def ended(child: Child) -> None:
+    """Wait for a child's end."""
+    assert child.process is not None
+    child.process.wait(60)
+
+
+def test_a_child_ends_in_order_when_it_is_asked_to(processes: Processes) -> None:
+    processes.server.start(announces=True)
+    listener = Listener()
+    assert processes.port_of_server(listener) > 0
+    processes.server.ask_to_end()
+    ended(processes.server)
+    assert processes.server.status == 0
+
+
+def test_a_child_ends_when_its_supervisor_dies(tmp_path: Path, processes: Processes) -> None:
+    code = (
+        "import json, os, sys; from tmrl_core.supervision import Processes; from tmrl_core.config import Config;"
+        "from types import SimpleNamespace as View;"
+        "group = Processes(Config(), ['--set', 'server.port=0'], workers=1); group.server.start(announces=True);"
+        "group.port_of_server(View(refresh=lambda: None)); print(group.server.process.pid, flush=True);"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout, done.stderr
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(30)
+    assert "the supervisor is gone" in processes.server.log.read_text(encoding="utf-8")
+
+
+def test_a_server_that_cannot_start_says_why(processes: Processes) -> None:
+    processes.server.arguments = ["--server", "--announce", "--set", "server.prot=1"]
+    processes.server.start(announces=True)
+    with pytest.raises(TmrlError, match=r"(?s)the server ended with exit status 2; the last lines of .*server\.prot"):
+        processes.port_of_server(Listener())
+
+
+def test_a_worker_that_crashes_is_started_again_a_few_times(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
+    processes.trainer.start()
+    processes.server.start(announces=True)
+    worker = processes.workers[0]
+    worker.arguments = ["--benchmark", "--set", "environment.kwargs.id=NoSuchEnvironment-v0"]
+    worker.start()
+    listener = Listener()
+    for _ in range(supervision.RESTARTS):
+        ended(worker)
+        assert processes.look(listener)  # says that it ended
+        assert processes.look(listener)  # starts it again
+    ended(worker)
+    with pytest.raises(TmrlError, match=r"(?s)the worker-1 ended with exit status 1.*NoSuchEnvironment"):
+        processes.look(listener)
+    assert worker.restarts == supervision.RESTARTS
+    assert len(listener.said) == supervision.RESTARTS
+    assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
+
+
+def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Processes) -> None:
+    processes.trainer.start()
+    processes.server.start(announces=True)
+    worker = processes.workers[0]
+    worker.arguments = ["--worker", "--set", "worker.nmae=x"]
+    worker.start()
+    ended(worker)
+    with pytest.raises(TmrlError, match=r"(?s)exit status 2.*worker\.nmae"):
+        processes.look(Listener())
+
+
+def test_a_trainer_that_fails_ends_the_run_with_its_last_words(processes: Processes) -> None:
+    processes.trainer.arguments = ["--trainer", "--set", "trainer.loop=no_such_module:Loop"]
+    processes.trainer.start()
+    ended(processes.trainer)
+    with pytest.raises(TmrlError, match="the trainer ended with exit status"):
+        processes.look(Listener())
+
+
+def test_all_end_in_order_workers_first(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    asked = Child.ask_to_end
+
+    def note(child: Child) -> None:
+        order.append(child.name)
+        asked(child)
+
+    monkeypatch.setattr(Child, "ask_to_end", note)
+    processes.server.start(announces=True)
+    processes.port_of_server(Listener())
+    processes.trainer.start()
+    processes.end(Listener())
+    assert order == ["worker-1", "trainer", "server"]
+    assert (processes.server.status, processes.trainer.status) == (0, 0)
