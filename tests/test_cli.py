@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import jsonschema
@@ -245,15 +245,33 @@ def test_a_worker_without_a_server_keeps_trying_and_ends_in_order(
 ) -> None:
     process = start("--worker", "--set", "server.port=9", "--set", "worker.drain_timeout_s=0")
     assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        if "127.0.0.1" in line or "Server" in line:
-            break
+    read_until(process.stderr, "cannot reach")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, said + err
-    assert "samples acknowledged" in said + err
+    assert process.returncode == 0, err
+    assert "samples acknowledged" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_a_second_ctrl_c_ends_at_once(start: Callable[..., subprocess.Popen[str]]) -> None:
+    # Nobody will ever acknowledge what this worker collects, so it drains for as long as it is allowed to.
+    process = start("--worker", "--set", "server.port=9", "--set", "worker.drain_timeout_s=600")
+    assert process.stderr is not None
+    read_until(process.stderr, "cannot reach")
+    process.send_signal(signal.SIGINT)
+    read_until(process.stderr, "once more ends at once")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+
+
+def read_until(lines: Iterable[str], wanted: str) -> None:
+    """Read on to the line that says this."""
+    said = []
+    for line in lines:
+        said.append(line)
+        if wanted in line:
+            return
+    pytest.fail("".join(said))
 
 
 # --- credentials ------------------------------------------------------------------------------------------------------
