@@ -1,0 +1,14 @@
+"""WorkerLink and TrainerLink: a client's I/O thread and the queues between it and the application."""
+
+from tmrl_core.networking.links.base import LinkSettings
+from tmrl_core.networking.links.trainer import TrainerCounts, TrainerLink
+from tmrl_core.networking.links.worker import DrainReport, WorkerCounts, WorkerLink
+
+__all__ = [
+    "DrainReport",
+    "LinkSettings",
+    "TrainerCounts",
+    "TrainerLink",
+    "WorkerCounts",
+    "WorkerLink",
+]

@@ -1,0 +1,289 @@
+"""What both links are: the I/O thread that keeps one connection to the Server alive.
+
+The I/O thread owns the event loop, the connection and everything that it touches; it never decodes samples or weights.
+The application's thread hands work over and takes results through a link's public methods, which are the only ones that
+may be called from other threads. The loop is not woken for each hand-over, only when it has gone idle: waking it costs
+the environment's loop more than everything else that is done for a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.messages import (
+    RETRYABLE,
+)
+from tmrl_core.networking.peers import (
+    ClientState,
+)
+from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
+from tmrl_core.networking.transports.select import client_transport
+
+logger = logging.getLogger(__name__)
+
+_NOTIFY_S = 0.001
+"""How long after waking a waiting thread it is not woken again."""
+_IDLE_TICK_S = 0.002
+"""How long the I/O thread stays awake after a hand-over, so that the next one need not wake it."""
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the Server is and how it is spoken to.
+
+    `security` "auto" is TLS, except towards a Server on this machine that the same user runs without it.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 55555
+    transport: Literal["tls", "local"] = "tls"
+    security: Literal["TLS", "auto"] | None = "TLS"
+    hostname: str | None = None
+    credentials_dir: str | None = None
+    token: str | None = None
+    connect_timeout_s: float = 10.0
+    silent_s: float = 10.0
+    heartbeat_s: float = 3.0
+    backoff_min_s: float = 0.2
+    backoff_max_s: float = 15.0
+    max_message_bytes: int = 16 << 20
+    compression: Literal["auto", "zstd", "none"] = "auto"
+
+    def __repr__(self) -> str:
+        return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"  # never the token
+
+
+class Link:
+    """What both links are: a thread that keeps one connection to the Server alive."""
+
+    def __init__(self, settings: LinkSettings, state: ClientState) -> None:
+        self.settings = settings
+        self._state = state
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._connection: Connection | None = None
+        self._stopping: asyncio.Event | None = None
+        self._closed = False
+        self._failure: TmrlError | None = None
+        self._welcomes = 0
+        self._poked = False
+        self._poke_lock = threading.Lock()
+        self._notify_scheduled = False
+        self._notified = 0.0
+        self._waiting: list[Callable[[], bool]] = []
+        state.on_change = self._on_change
+
+    # --- for the application ---
+
+    def start(self) -> None:
+        """Start connecting, in the background.
+
+        Raises:
+            CredentialsError: there are no credentials to connect with.
+        """
+        transport, token = client_transport(self.settings, self._state.role)
+        self._state.token = token
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(transport, started), name=f"tmrl-{self._state.role}-link", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the Server has welcomed this link."""
+        connection = self._connection
+        return connection is not None and connection.state == "open" and not connection.closing
+
+    @property
+    def closed(self) -> bool:
+        """Whether the link was closed or has failed for good."""
+        return self._closed or self._failure is not None
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Wait until the Server has welcomed this link; False when the time is over.
+
+        Raises:
+            NetworkError: the Server refuses this peer for good.
+        """
+        return self._wait(lambda: self.connected, timeout_s)
+
+    def check(self) -> None:
+        """Raise what has ended this link, if something has."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise LinkClosedError("the link is closed")
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        with self._changed:
+            self._waiting.append(condition)
+            try:
+                met = self._changed.wait_for(lambda: condition() or self.closed, timeout_s)
+            finally:
+                self._waiting.remove(condition)
+        if self._failure is not None:
+            raise self._failure
+        return met and condition()
+
+    def _on_change(self) -> None:
+        # Waking a waiting thread costs more than a message does, so a flood of them wakes it once a millisecond.
+        if not self._notify_scheduled and self._loop is not None:
+            self._notify_scheduled = True
+            self._loop.call_at(self._notified + _NOTIFY_S, self._notify)
+
+    def _notify(self) -> None:
+        """Something has changed; called in the I/O thread, and when the link ends."""
+        self._notify_scheduled = False
+        if self._loop is not None:
+            self._notified = self._loop.time()
+        if self._state.connections > self._welcomes:
+            self._welcomes = self._state.connections
+            again = " again" if self._welcomes > 1 else ""
+            logger.info("connected to the Server at %s port %d%s", self.settings.host, self.settings.port, again)
+        with self._changed:
+            # Looked at here, since a thread that is woken for nothing costs as much as one that is not.
+            if self.closed or any(condition() for condition in self._waiting):
+                self._changed.notify_all()
+
+    def _poke(self) -> None:
+        """Have `_serve` run in the I/O thread soon."""
+        with self._poke_lock:
+            if self._poked:
+                return
+            self._poked = True
+        self._call(self._serve_and_rest)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing to do any more
+                loop.call_soon_threadsafe(function, *args)
+
+    # --- in the I/O thread ---
+
+    def _serve(self) -> bool:
+        """Do some of what was handed over. True: there was something."""
+        return False
+
+    def _has_work(self) -> bool:
+        """Whether `_serve` would do something now."""
+        return False
+
+    def _in_haste(self) -> bool:
+        """Whether `_serve` should go on at once instead of after a rest."""
+        return False
+
+    def _serve_and_rest(self) -> None:
+        assert self._loop is not None
+        if self._serve():
+            self._wake_driver()
+            if self._in_haste():
+                self._loop.call_soon(self._serve_and_rest)  # what has arrived meanwhile goes in between
+            else:
+                self._loop.call_later(_IDLE_TICK_S, self._serve_and_rest)
+            return
+        with self._poke_lock:
+            self._poked = False
+        if self._has_work():  # handed over between the last look and the flag
+            self._poke()
+
+    def _wake_driver(self) -> None:
+        if self._connection is not None:
+            self._connection.wake()
+
+    def _make_connection(self) -> Connection:
+        raise TypeError("a subclass says which connection")
+
+    def _run(self, transport: Transport, started: threading.Event) -> None:
+        loop = new_event_loop()
+        self._loop = loop
+        try:
+            loop.run_until_complete(self._keep_connected(transport, started))
+        except Exception as exc:
+            logger.exception("the link's thread failed")
+            self._failure = NetworkError(f"the link's thread failed: {exc!r}")
+        finally:
+            started.set()
+            self._closed = True
+            self._loop = None
+            loop.close()
+            self._notify()
+
+    async def _keep_connected(self, transport: Transport, started: threading.Event) -> None:
+        settings = self.settings
+        self._stopping = asyncio.Event()
+        started.set()
+        stop = asyncio.ensure_future(self._stopping.wait())
+        delay = settings.backoff_min_s
+        said = ""
+        while not self._stopping.is_set():
+            connection = self._make_connection()
+            reason: Exception | None
+            welcomes = self._state.connections
+            try:
+                # Known before it is welcomed: what the application says from the first answer on must find it.
+                self._connection = connection
+                driver = await transport.dial(settings.host, settings.port, connection, settings.connect_timeout_s)
+                self._poke()
+                ends: set[asyncio.Future[Any]] = {driver.ended, stop}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                if self._stopping.is_set():
+                    await self._close_driver(driver)
+                    break
+                reason = connection.reason
+            except NetworkError as exc:
+                reason = exc
+            finally:
+                self._connection = None
+            self._notify()
+            final = self._is_final(reason)
+            if final is not None and not self._welcomes:
+                self._failure = final
+                return
+            if self._state.connections > welcomes:
+                delay = settings.backoff_min_s
+                said = ""
+            text = str(reason) if reason is not None else "the Server has closed the connection"
+            if text != said:
+                logger.warning("%s; trying again, at most every %g s", text, settings.backoff_max_s)
+                said = text
+            wait = settings.backoff_max_s if final is not None else delay
+            delay = min(2 * delay, settings.backoff_max_s)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(stop), wait * random.uniform(0.5, 1.0))
+        stop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stop
+
+    def _is_final(self, reason: Exception | None) -> TmrlError | None:
+        """What makes another try pointless until a person has done something."""
+        if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
+            return reason
+        return reason if isinstance(reason, HandshakeError) else None
+
+    async def _close_driver(self, driver: Driver) -> None:
+        driver.connection.close()
+        driver.wake()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(driver.ended), 2.0)
+        driver.abort()
+
+    def _stop_thread(self) -> None:
+        self._closed = True
+        if self._stopping is not None:
+            self._call(self._stopping.set)
+        self._notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10.0)

@@ -1,0 +1,196 @@
+"""A trainer's link: samples in, policies and directives out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.delivery import Mark, Received
+from tmrl_core.networking.links.base import Link, LinkSettings
+from tmrl_core.networking.messages import (
+    Blob,
+    Directive,
+    PolicyUpdate,
+    Progress,
+    Version,
+)
+from tmrl_core.networking.peers import (
+    Member,
+    TrainerConnection,
+    TrainerState,
+)
+
+
+class TrainerCounts(NamedTuple):
+    """A trainer's counters; samples unless they say otherwise."""
+
+    samples_received: int
+    messages_received: int
+    gap_samples: int
+    gap_messages: int
+    duplicate_messages: int
+    samples_refused: int
+    inbox_bytes: int
+    server_queued_bytes: int
+    workers: int
+    other_run_workers: int
+    policies_published: int
+    reconnects: int
+
+
+class TrainerLink(Link):
+    """A trainer's link to the Server.
+
+    Args:
+        settings: where the Server is.
+        name: label for people.
+        run: name of the run.
+        inbox_bytes: most bytes of samples that wait for the training thread (at least one message).
+        incarnation, counter, marks: from the checkpoint that training goes on from.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        *,
+        name: str,
+        run: str,
+        inbox_bytes: int = 64 << 20,
+        incarnation: int = 0,
+        counter: int = 0,
+        marks: Mapping[bytes, tuple[int, int]] | None = None,
+    ) -> None:
+        self._trainer = TrainerState(
+            run=run,
+            name=name,
+            peer=os.urandom(16),
+            inbox_bytes=inbox_bytes,
+            incarnation=incarnation,
+            counter=counter,
+            marks={stream: Mark(*mark) for stream, mark in (marks or {}).items()},
+        )
+        super().__init__(settings, self._trainer)
+
+    # --- samples ---
+
+    def receive(self) -> list[Received]:
+        """Everything that has arrived, in order; never waits. Their bytes count as taken from now on."""
+        return self._trainer.take()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `receive` would return something.
+
+        Raises:
+            NetworkError: the Server refuses this trainer for good.
+        """
+        return self._wait(lambda: bool(self._trainer.inbox), timeout_s)
+
+    def commit(self, received: Iterable[Received]) -> None:
+        """The memory holds these for good: acknowledge them."""
+        for one in received:
+            self._trainer.commit(one)
+        self._poke()
+
+    def refuse(self, received: Received, reason: str) -> None:
+        """The memory cannot take this one: acknowledge it as refused; the worker is told why."""
+        self._trainer.commit(received, refused=reason)
+        self._poke()
+
+    @property
+    def marks(self) -> dict[bytes, Mark]:
+        """How far each stream is committed: part of the checkpoint."""
+        return self._trainer.marks
+
+    def worker_name(self, stream: bytes) -> str:
+        """The label of the worker that a stream is or was of."""
+        return self._trainer.names.get(stream, stream.hex()[:8])
+
+    # --- what workers are told ---
+
+    def publish(self, policies: Mapping[str, Blob], exploration: Mapping[str, float] | None = None) -> Version:
+        """Make these the latest weights. Returns their version."""
+        version = self._trainer.publish(PolicyUpdate((0, 0), dict(policies), dict(exploration or {})))
+        self._call(self._wake_driver)
+        return version
+
+    def direct(self, directive: Directive, stream: bytes | None = None) -> None:
+        """Tell one worker's stream, or all workers, what is wanted of them from now on."""
+        self._trainer.directives[stream] = directive
+        self._call(self._direct, stream)
+
+    def _direct(self, stream: bytes | None) -> None:
+        if isinstance(self._connection, TrainerConnection):
+            self._connection.direct(stream)
+
+    def report(self, progress: Progress) -> None:
+        """Tell workers how far training is."""
+        if progress != self._trainer.progress:
+            self._trainer.progress = progress
+            self._call(self._report)
+
+    def _report(self) -> None:
+        if isinstance(self._connection, TrainerConnection):
+            self._connection.report()
+
+    # --- state ---
+
+    @property
+    def incarnation(self) -> int:
+        """The highest incarnation that this trainer knows of: part of the checkpoint."""
+        return self._trainer.incarnation
+
+    @property
+    def version(self) -> Version:
+        """The version of the latest published policy."""
+        return self._trainer.version
+
+    @property
+    def members(self) -> list[Member]:
+        """The workers' streams that are linked now."""
+        with self._trainer.lock:
+            return list(self._trainer.members.values())
+
+    @property
+    def counts(self) -> TrainerCounts:
+        """Counters of this link."""
+        state = self._trainer
+        return TrainerCounts(
+            state.samples_received,
+            state.messages_received,
+            state.gap_samples,
+            state.gap_messages,
+            state.duplicates,
+            state.samples_refused,
+            state.inbox_held,
+            state.notice.queued_bytes,
+            len(state.members),
+            state.notice.other_run_workers,
+            state.published,
+            max(0, state.connections - 1),
+        )
+
+    def _serve(self) -> bool:
+        # Acknowledgements and credit are collected when the connection is asked for output; a rest in between has
+        # them leave in batches.
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self._trainer.to_acknowledge) and self.connected
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Send what is still to be said (acknowledgements, the last weights, directives), then close the link."""
+        deadline = time.monotonic() + timeout_s
+        while not self.closed and self.connected and not self._all_said() and time.monotonic() < deadline:
+            self._call(self._wake_driver)
+            self._wait(self._all_said, 0.02)
+        self._stop_thread()
+
+    def _all_said(self) -> bool:
+        connection = self._connection
+        return not isinstance(connection, TrainerConnection) or connection.all_said
+
+    def _make_connection(self) -> Connection:
+        return TrainerConnection(self._trainer, silent_s=self.settings.silent_s, heartbeat_s=self.settings.heartbeat_s)

@@ -1,0 +1,286 @@
+"""A worker's link: samples out, policies and directives in."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from tmrl_core.errors import CodecError, LinkClosedError, TmrlError
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.delivery import Body, StreamSender
+from tmrl_core.networking.links.base import Link, LinkSettings
+from tmrl_core.networking.messages import (
+    Directive,
+    PolicyUpdate,
+    Progress,
+    Version,
+    decode_body,
+)
+from tmrl_core.networking.peers import (
+    WorkerConnection,
+    WorkerState,
+)
+from tmrl_core.networking.transports.select import is_loopback
+from tmrl_core.samples import Chunk, EpisodeRecord, encode_message_buffers, encode_value, split_chunk
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 1 << 20
+"""Samples are cut into messages of about this size."""
+_AHEAD_BYTES = 8 << 20
+"""Encoded and unsent bytes beyond which a link that may not drop encodes no more."""
+
+
+def _anything() -> bool:
+    return True
+
+
+class DrainReport(NamedTuple):
+    """What became of a worker's samples when it ended."""
+
+    acknowledged: int
+    handed_over: int
+    """Taken over by the Server, to be acknowledged by a trainer later."""
+    neither: int
+    """Not acknowledged when the time was over: dropped and refused ones not included."""
+
+
+class WorkerCounts(NamedTuple):
+    """A worker's counters; samples unless they say otherwise."""
+
+    samples_sent: int
+    samples_acked: int
+    samples_refused: int
+    samples_dropped: int
+    queued_bytes: int
+    queued_samples: int
+    reconnects: int
+
+
+class WorkerLink(Link):
+    """A worker's link to the Server.
+
+    Args:
+        settings: where the Server is.
+        name: label for people.
+        run: name of the run; samples and weights of others are kept apart.
+        signature: what the environment looks like, for the trainer to check.
+        queue_bytes: most bytes of samples that wait for their acknowledgement.
+        when_full: `block` makes `send` wait for room; `drop_oldest` drops the oldest message, counted.
+        drain_timeout_s: how long `close` waits for acknowledgements.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        *,
+        name: str,
+        run: str,
+        signature: Mapping[str, Any] | None = None,
+        queue_bytes: int = 256 << 20,
+        when_full: Literal["block", "drop_oldest"] = "drop_oldest",
+        drain_timeout_s: float = 10.0,
+    ) -> None:
+        self._worker = WorkerState(run=run, name=name, peer=os.urandom(16))
+        super().__init__(settings, self._worker)
+        self.drain_timeout_s = drain_timeout_s
+        self._queue_bytes = queue_bytes
+        self._drop_oldest = when_full == "drop_oldest"
+        # In `block` mode the bound is held where the samples are handed over; what is in is never refused.
+        self._sender = StreamSender(
+            os.urandom(16), queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
+        )
+        self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
+        self._handed: deque[tuple[Chunk | None, Sequence[EpisodeRecord]]] = deque()
+        self._handed_bytes = 0
+        self._pieces: Iterator[tuple[Body, int]] | None = None
+        self._policy: tuple[Version, bytes] | None = None
+        self._compression: Literal["auto", "zstd", "none"] = settings.compression
+        if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
+            self._compression = "none"  # copying is faster than compressing there
+
+    @property
+    def stream(self) -> bytes:
+        """The id of this worker's stream."""
+        return self._sender.stream
+
+    # --- samples ---
+
+    def send(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], timeout_s: float | None = None) -> None:
+        """Hand samples over; they are encoded and sent in the background. The caller must not touch them any more.
+
+        Waits for room when the bound is reached and nothing may be dropped: acknowledgements and `close` wake it.
+
+        Raises:
+            LinkClosedError: the link was closed, before or while waiting, or `timeout_s` is over.
+        """
+        self.check()
+        items: list[tuple[Chunk | None, Sequence[EpisodeRecord]]] = [(chunk, ()) for chunk in chunks]
+        if items:
+            items[-1] = (items[-1][0], tuple(records))
+        elif records:
+            items = [(None, tuple(records))]
+        for item in items:
+            size = item[0].nbytes if item[0] is not None else 0
+            # Once it is full, wait for some more room than for this one: waking for each is dear.
+            if not (
+                self._drop_oldest
+                or self._has_room(size)
+                or self._wait(partial(self._has_room, max(size, self._queue_bytes // 8)), timeout_s)
+            ):
+                raise LinkClosedError("the link was closed, or no room came in time, while samples waited for it")
+            with self._changed:
+                self._handed.append(item)
+                self._handed_bytes += size
+            self._poke()  # each time: the next one may have to wait for this one
+
+    def _has_room(self, size: int) -> bool:
+        waiting = self._handed_bytes + self._sender.held_bytes
+        return waiting == 0 or waiting + size <= self._queue_bytes
+
+    def _has_work(self) -> bool:
+        # Without a drop policy nothing is gained by encoding far ahead, and memory is kept twice.
+        return bool(self._handed) and (self._drop_oldest or self._sender.unsent_bytes < _AHEAD_BYTES)
+
+    def _in_haste(self) -> bool:
+        return self._has_work()
+
+    def _serve(self) -> bool:
+        encoded = 0
+        while self._has_work() and encoded < _PIECE_BYTES:
+            chunk, records = self._handed[0]
+            if self._pieces is None:
+                self._pieces = self._encoded(chunk, records)
+            try:
+                body, samples = next(self._pieces)
+            except StopIteration:
+                self._handed_over(chunk)
+            except CodecError:
+                logger.exception("samples could not be encoded and are lost")
+                self._handed_over(chunk)
+            else:
+                self._sender.offer(body, samples)
+                encoded += sum(map(len, body))
+        return encoded > 0
+
+    def _handed_over(self, chunk: Chunk | None) -> None:
+        """The first item that was handed over is encoded whole."""
+        self._pieces = None
+        with self._changed:
+            self._handed.popleft()
+            self._handed_bytes -= chunk.nbytes if chunk is not None else 0
+        self._on_change()
+
+    def _encoded(self, chunk: Chunk | None, records: Sequence[EpisodeRecord]) -> Iterator[tuple[Body, int]]:
+        if chunk is None:
+            yield encode_message_buffers(None, records, compression=self._compression), 0
+            return
+        limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
+        pieces = list(split_chunk(chunk, limit)) if chunk.nbytes > limit else [chunk]
+        for i, piece in enumerate(pieces):
+            last = i == len(pieces) - 1
+            yield encode_message_buffers(piece, records if last else (), compression=self._compression), piece.rows
+
+    # --- policies, directives, progress ---
+
+    def _notify(self) -> None:
+        if self._worker.policy is not None:
+            with self._changed:
+                self._policy, self._worker.policy = self._worker.policy, None
+        if self._has_work():
+            self._poke()
+        super()._notify()
+
+    def take_policy(self) -> PolicyUpdate | None:
+        """The newest policy, if it was not taken yet; never waits."""
+        with self._changed:
+            policy, self._policy = self._policy, None
+        if policy is None:
+            return None
+        version, body = policy
+        update: PolicyUpdate = decode_body(body, PolicyUpdate)
+        return msgspec.structs.replace(update, version=version)
+
+    @property
+    def policy_waiting(self) -> bool:
+        """Whether `take_policy` would return one."""
+        return self._policy is not None
+
+    def wait_policy(self, timeout_s: float) -> bool:
+        """Wait until a policy can be taken. Also a finish directive and `close` wake it."""
+        return self._wait(lambda: self._policy is not None or self.finished, timeout_s) and self._policy is not None
+
+    def wait_change(self, timeout_s: float) -> bool:
+        """Wait until anything has changed: policy, directive, progress, counters, or `close`. False: nothing has."""
+        with self._changed:
+            self._waiting.append(_anything)
+            try:
+                return self._changed.wait(timeout_s)
+            finally:
+                self._waiting.remove(_anything)
+
+    @property
+    def versions_published(self) -> int:
+        """How many versions were published since the first connection, skipped ones included; it never falls."""
+        return self._worker.versions_published
+
+    @property
+    def directive(self) -> Directive:
+        """What the trainer wants of this worker."""
+        return self._worker.directive
+
+    @property
+    def progress(self) -> Progress:
+        """The trainer's counters."""
+        return self._worker.progress
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trainer has said that the run is over."""
+        return self._worker.directive.finish
+
+    @property
+    def counts(self) -> WorkerCounts:
+        """Counters of this worker's stream."""
+        sender = self._sender
+        handed = sum(chunk.rows for chunk, _ in list(self._handed) if chunk is not None)
+        return WorkerCounts(
+            sender.samples_offered + handed,
+            sender.samples_acked,
+            sender.samples_refused,
+            sender.samples_dropped,
+            sender.held_bytes + self._handed_bytes,
+            sender.held_samples + handed,
+            max(0, self._worker.connections - 1),
+        )
+
+    # --- the end ---
+
+    def close(self, drain: bool = True) -> DrainReport:
+        """End in order: wait up to `drain_timeout_s` for what is not acknowledged, then close the link."""
+        if drain and not self.closed and self._thread is not None:
+            deadline = time.monotonic() + self.drain_timeout_s
+            with contextlib.suppress(TmrlError):
+                self._wait(lambda: not self._handed and not self._sender.held_messages, deadline - time.monotonic())
+            if not self._sender.held_messages:
+                self._call(self._end_streams)
+        self._stop_thread()
+        counts = self.counts
+        report = DrainReport(counts.samples_acked, 0, counts.queued_samples + self._sender.samples_unresolved)
+        logger.info("samples acknowledged: %d, handed over: %d, neither: %d", *report)
+        return report
+
+    def _end_streams(self) -> None:
+        if isinstance(self._connection, WorkerConnection) and self.connected:
+            self._connection.end_streams()
+
+    def _make_connection(self) -> Connection:
+        return WorkerConnection(self._worker, silent_s=self.settings.silent_s, heartbeat_s=self.settings.heartbeat_s)
