@@ -35,9 +35,12 @@ from tmrl_core.networking.framing import (
     cut,
     message_bytes,
 )
-from tmrl_core.networking.messages import Ack, Want
+from tmrl_core.networking.messages import MAX_REASON_CHARACTERS, Ack, Refusal, Want
 
-
+_ACK_BYTES = 32_768
+"""Of refusals in one acknowledgement: with the rest of the message they fit into a frame."""
+_REFUSAL_BYTES = 16
+"""Of one refusal besides its reason."""
 Body: TypeAlias = Sequence[bytes | memoryview]
 """A message's content as buffers of bytes, in order."""
 
@@ -123,11 +126,18 @@ class StreamSender:
         return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
 
     def offer(self, body: Body, samples: int) -> bool:
-        """Take over one message, as buffers in order. False: it does not fit, and nothing may be dropped for it."""
+        """Take over one message, as buffers in order. False: it does not fit, and nothing may be dropped for it.
+
+        Where messages may be dropped, one that finds no room beside the message on its way is taken and dropped itself.
+        """
         body_bytes = sum(map(len, body))
         while not self.fits(body_bytes):
-            if not self.drop_oldest or not self._drop_one():
+            if not self.drop_oldest:
                 return False
+            if self._current is not None and self._current.body_bytes + body_bytes > self.queue_bytes:
+                self._drop_new(samples)
+                return True
+            self._drop_one()
         floor = self._next_number if self._next_floor is None else self._next_floor
         self._next_floor = None
         message = _Message(self._next_number, floor, self.samples_offered, samples, body, body_bytes)
@@ -139,26 +149,32 @@ class StreamSender:
         self.unsent_bytes += body_bytes
         return True
 
-    def _drop_one(self) -> bool:
+    def _drop_new(self, samples: int) -> None:
+        """Number a message and drop it at once: the trainer sees the gap."""
+        if self._next_floor is None:
+            self._next_floor = self._next_number
+        self._next_number += 1
+        self.samples_offered += samples
+        self.samples_dropped += samples
+        self.messages_dropped += 1
+
+    def _drop_one(self) -> None:
         """Drop the oldest message that is not on its way; without one, the oldest that was sent whole."""
         if self._queue:
             victim = self._unqueue()
             follower = self._queue[0] if self._queue else None
             # The queue holds what the trainer is known to lack, so this one is lost for good.
             self.samples_dropped += victim.samples
-        elif self._sent:
+        else:
             victim = self._sent.popleft()
             follower = self._sent[0] if self._sent else self._current
             self._gone.append(_Gone(victim.number, victim.samples))
-        else:
-            return False
         if follower is not None:
             follower.floor = min(follower.floor, victim.floor)
         else:
             self._next_floor = min(self._next_floor, victim.floor) if self._next_floor is not None else victim.floor
         self.messages_dropped += 1
         self._let_go(victim)
-        return True
 
     def _unqueue(self) -> _Message:
         message = self._queue.popleft()
@@ -348,8 +364,9 @@ class StreamReceiver:
         self._acked = 0
         self._position = mark.position
         self._uncommitted: deque[tuple[int, int]] = deque()  # (number, position after it)
-        self._refused: list[tuple[int, str]] = []
-        self._refused_lately: deque[tuple[int, str]] = deque(maxlen=100)
+        self._refused: deque[Refusal] = deque()
+        self._refused_lately: deque[Refusal] = deque(maxlen=100)
+        """Those told last, which the worker may not have heard."""
         self._body: npt.NDArray[np.uint8] | None = None
         self._filled = 0
         self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
@@ -365,7 +382,8 @@ class StreamReceiver:
         self._ignored_epoch = None
         # The worker may not have heard of the last acknowledgement; what it has heard of it ignores.
         self._acked = 0
-        self._refused = list(self._refused_lately)
+        self._refused.extendleft(reversed(self._refused_lately))
+        self._refused_lately.clear()
         return self.next_number
 
     def frame(self, frame: Frame, max_message_bytes: int) -> tuple[Received | None, bool]:
@@ -431,17 +449,25 @@ class StreamReceiver:
         if number >= self.next_number:
             raise LocalProtocolError(f"message {number} is committed before it arrived")
         if refused is not None:
-            refusal = (number, refused[:500])
-            self._refused.append(refusal)
-            self._refused_lately.append(refusal)
+            self._refused.append((number, refused[:MAX_REASON_CHARACTERS]))
         while self._uncommitted and self._uncommitted[0][0] <= number:
             last, position = self._uncommitted.popleft()
             self.mark = Mark(last + 1, position)
 
     def ack(self, channel: int) -> Ack | None:
-        """What to acknowledge now; None: nothing new."""
-        if self.mark.next_number <= self._acked:
+        """What to acknowledge now, as far as one frame holds it; None: nothing new."""
+        upto = self.mark.next_number
+        if upto <= self._acked:
             return None
-        self._acked = self.mark.next_number
-        refused, self._refused = tuple(self._refused), []
-        return Ack(channel, self._acked, refused)
+        told: list[Refusal] = []
+        size = 0
+        while self._refused:
+            number, reason = self._refused[0]
+            size += len(reason.encode()) + _REFUSAL_BYTES
+            if told and size > _ACK_BYTES:
+                upto = number  # without its reason it would count as committed
+                break
+            told.append(self._refused.popleft())
+        self._refused_lately.extend(told)
+        self._acked = upto
+        return Ack(channel, upto, tuple(told))

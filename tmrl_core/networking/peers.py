@@ -31,6 +31,7 @@ from tmrl_core.networking.framing import (
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
+    MAX_SIGNATURE_BYTES,
     PROTOCOL_VERSION,
     Ack,
     CloseStream,
@@ -52,6 +53,7 @@ from tmrl_core.networking.messages import (
     Resume,
     Role,
     Version,
+    Waits,
     Welcome,
     decode_body,
     encode_body,
@@ -141,10 +143,18 @@ class WorkerState(ClientState):
         """How many versions were published since the first connection, those that were skipped included."""
         self.directives: dict[str, Directive] = {}
         self.progress = Progress()
+        self.waits = ""
+        """What this worker waits for, with which numbers; empty while it collects."""
         self.halt_reason = ""
 
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
-        """One more stream; known to the Server from the next connection on."""
+        """One more stream; known to the Server from the next connection on.
+
+        Raises:
+            ValueError: the signature is too long.
+        """
+        if len(signature) > MAX_SIGNATURE_BYTES:
+            raise ValueError(f"a stream's signature of {len(signature)} bytes; at most {MAX_SIGNATURE_BYTES} fit")
         self.senders.append((sender, signature))
 
     @property
@@ -223,6 +233,8 @@ class WorkerConnection(Connection):
                 state.incarnation = max(state.incarnation, message.incarnation)
                 for channel, (sender, signature) in enumerate(state.senders):
                     self.send(OpenStream(channel, sender.stream, state.name, signature))
+                if state.waits:
+                    self.say_waits()
                 state.on_change()
             case Resume():
                 state.halt_reason = ""
@@ -285,6 +297,12 @@ class WorkerConnection(Connection):
             self._turn = (self._turn + 1) % len(senders)
         return None
 
+    def say_waits(self) -> None:
+        """Tell the trainer what this worker waits for, or that it no longer does."""
+        if self.state == "open":
+            for channel in range(len(self.worker.senders)):
+                self.put(("waits", channel), Waits(channel, self.worker.waits))
+
     def end_streams(self) -> None:
         """Tell the Server that the streams have ended in order."""
         for channel in range(len(self.worker.senders)):
@@ -343,6 +361,8 @@ class TrainerState(ClientState):
             self.receivers[stream] = StreamReceiver(stream, Mark(*mark))
         self.members: dict[bytes, Member] = {}
         self.names: dict[bytes, str] = {}
+        self.waits: dict[bytes, str] = {}
+        """What each member waits for; empty text: it collects."""
         self.to_acknowledge: set[bytes] = set()
         self.samples_received = 0
         self.messages_received = 0
@@ -421,7 +441,7 @@ class TrainerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Joined, Left, Incarnation, Have, Notice}),
+        "open": frozenset({Joined, Left, Waits, Incarnation, Have, Notice}),
     }
 
     def __init__(
@@ -482,6 +502,11 @@ class TrainerConnection(Connection):
             case Left():
                 self._left(message)
                 state.on_change()
+            case Waits():
+                receiver = self._channels.get(message.channel)
+                if receiver is not None:
+                    state.waits[receiver.stream] = message.text
+                    state.on_change()
             case Incarnation():
                 self._given(message.incarnation)
                 state.on_change()
@@ -519,6 +544,7 @@ class TrainerConnection(Connection):
             del self._stream_channels[receiver.stream]
             with self.trainer.lock:
                 self.trainer.members.pop(receiver.stream, None)
+                self.trainer.waits.pop(receiver.stream, None)
             if message.ended:
                 self.trainer.directives.pop(receiver.stream, None)
 
@@ -573,8 +599,7 @@ class TrainerConnection(Connection):
                 while state.to_acknowledge:
                     stream = state.to_acknowledge.pop()
                     channel = self._stream_channels.get(stream)
-                    ack = state.receivers[stream].ack(channel) if channel is not None else None
-                    if ack is not None:
+                    while channel is not None and (ack := state.receivers[stream].ack(channel)) is not None:
                         self._control.append(control_frame(ack))
         limit = self._data_bytes - self._partial_bytes - state.inbox_held + self._inbox_bytes
         if limit - self._granted >= self._inbox_bytes // 8:
@@ -610,4 +635,5 @@ class TrainerConnection(Connection):
     def _on_closed(self) -> None:
         with self.trainer.lock:
             self.trainer.members.clear()
+            self.trainer.waits.clear()
         self.trainer.on_change()
