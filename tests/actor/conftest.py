@@ -40,6 +40,8 @@ class ScriptedLink:
         self.closed = False
         self.failure: Exception | None = None
         self.policy: PolicyUpdate | None = None
+        self.waits_for = ""
+        self.said: list[str] = []
 
     @property
     def finished(self) -> bool:
@@ -72,6 +74,11 @@ class ScriptedLink:
             raise AssertionError("the worker waits for ever")
         self.on_wait(self)
         return True
+
+    def say_waits(self, text: str) -> None:
+        if text != self.waits_for:
+            self.waits_for = text
+            self.said.append(text)
 
     def close(self, drain: bool = True) -> tuple[int, int, int]:
         self.closed = True

@@ -536,6 +536,26 @@ def test_directives_and_progress_are_last_values_also_for_who_comes_later(networ
     assert not late.state.directive.pause
 
 
+def test_what_a_worker_waits_for_reaches_the_trainer_also_when_that_comes_later(network: Network) -> None:
+    worker, trainer = Worker(network, "a"), Trainer(network)
+    connection = worker.connect()
+    network.settle()
+    worker.state.waits = "for a model"
+    connection.say_waits()
+    network.settle()
+    trainer.connect()
+    network.settle()
+    assert trainer.state.waits == {worker.sender.stream: "for a model"}
+    worker.state.waits = ""
+    connection.say_waits()
+    network.settle()
+    assert trainer.state.waits == {worker.sender.stream: ""}
+    assert worker.pipe is not None
+    worker.pipe.cut()
+    network.settle()
+    assert trainer.state.waits == {}
+
+
 def test_members_are_told_to_the_trainer(network: Network) -> None:
     trainer, worker = Trainer(network), Worker(network, "robot7")
     trainer.connect()

@@ -381,6 +381,7 @@ def test_workers_and_trainer_that_wait_for_each_other_are_told(
     monkeypatch.setattr(remote_module, "STARVED_S", 0.3)
     config = make_config(tmp_path, collection="synchronous", start_training=100)
     send(raw_worker, 3)
+    raw_worker.say_waits("(3 steps + 1) / (1 + 1 models received) is above 2")
     with pytest.raises(StarvedError, match=r"6 of trainer.start_training = 100 .*0 updates, 1 policies published"):
         Trainer(server_port=server.port, config=config).run()
 

@@ -59,6 +59,9 @@ class RolloutLink(Protocol):
     def wait_change(self, timeout_s: float) -> bool:
         """Wait until a policy, directive or progress arrives or the link closes; False: nothing has."""
 
+    def say_waits(self, text: str) -> None:
+        """Tell the trainer what this worker waits for, with its numbers; empty: it collects again."""
+
     @property
     def closed(self) -> bool:
         """True: the link was closed, or has failed for good."""

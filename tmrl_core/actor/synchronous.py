@@ -116,6 +116,14 @@ class SynchronousPace:
             ratio.models += player.update_actor_weights(verbose=self._verbose)
         if player.between_episodes:
             player.obey()
+        try:
+            return self._wait_for_models()
+        finally:
+            if player.link is not None:
+                player.link.say_waits("")
+
+    def _wait_for_models(self) -> bool:
+        player, ratio = self._player, self._ratio
         watch: StarvationWatch | None = None
         while not ratio.allows(self.steps):
             if player.ending():
@@ -134,8 +142,11 @@ class SynchronousPace:
                 continue
             models = player.update_actor_weights(verbose=self._verbose)
             ratio.models += models
-            if watch.starving(link.progress, link.versions_published, link.counts.queued_samples):
+            queued = link.counts.queued_samples
+            if watch.starving(link.progress, link.versions_published, queued):
                 raise StarvedError(self._who_waits_for_whom())
+            # Only now is it the trainer's turn: what this worker has collected is there.
+            link.say_waits("" if queued or models else self._waits())
             if not models:
                 link.wait_change(WAIT_S)
         return not player.ending()
@@ -150,13 +161,18 @@ class SynchronousPace:
                 self._ratio.maximum,
             )
 
+    def _waits(self) -> str:
+        return (
+            f"({self.steps} steps + 1) / (1 + {self._ratio.models} models received) is above "
+            f"worker.max_steps_per_update = {self._ratio.maximum:g}"
+        )
+
     def _who_waits_for_whom(self) -> str:
         link = self._player.link
         progress = link.progress if link is not None else None
         trainer = f"with {progress.samples} samples and {progress.updates} updates: {progress.lack}" if progress else ""
         return (
-            f"worker and trainer wait for each other. The worker: ({self.steps} steps + 1) / (1 + {self._ratio.models} "
-            f"models received) is above worker.max_steps_per_update = {self._ratio.maximum:g}. The trainer, {trainer}. "
+            f"worker and trainer wait for each other. The worker: {self._waits()}. The trainer, {trainer}. "
             "Raise worker.max_steps_per_update, worker.initial_steps or trainer.max_training_steps_per_env_step, or "
             "lower trainer.update_model_interval or trainer.start_training."
         )

@@ -255,6 +255,13 @@ class Incarnation(_Control, frozen=True, tag="incarnation"):
     incarnation: Number
 
 
+class Waits(_Control, frozen=True, tag="waits"):
+    """Worker -> relay -> trainer: what this worker waits for and with which numbers; empty: it goes on collecting."""
+
+    channel: Channel
+    text: Label
+
+
 class Direct(_Control, frozen=True, tag="direct"):
     """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`)."""
 
@@ -295,6 +302,7 @@ Control: TypeAlias = (
     | Want
     | Credit
     | Have
+    | Waits
     | Incarnation
     | Direct
     | Report

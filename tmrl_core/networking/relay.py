@@ -54,6 +54,7 @@ from tmrl_core.networking.messages import (
     Report,
     Resume,
     Version,
+    Waits,
     Want,
     Welcome,
 )
@@ -128,6 +129,7 @@ class _Stream:
         self.told_limit = 0
         self.wanted = 0
         self.ended = False
+        self.waits = ""
         self.partial: list[bytearray] = []
         self.partial_bytes = 0
         self.partial_length = 0
@@ -307,6 +309,8 @@ class Relay:
         self._next_trainer_channel += 1
         self._by_trainer_channel[stream.trainer_channel] = stream
         trainer.send(Joined(stream.trainer_channel, stream.id, stream.name, stream.signature))
+        if stream.waits:
+            self._tell_waits(stream)
 
     def open_stream(self, connection: RelayConnection, message: OpenStream) -> None:
         """A worker's link carries a stream from now on."""
@@ -480,6 +484,16 @@ class Relay:
             self._wants.setdefault(stream.id, stream)
             self.grant()
 
+    def waits(self, connection: RelayConnection, message: Waits) -> None:
+        """A worker says what it waits for: a last value, for the trainer."""
+        stream = connection.stream(message.channel)
+        stream.waits = message.text
+        self._tell_waits(stream)
+
+    def _tell_waits(self, stream: _Stream) -> None:
+        if self.trainer is not None and stream.trainer_channel:
+            self.trainer.put(("waits", stream.trainer_channel), Waits(stream.trainer_channel, stream.waits))
+
     def grant(self) -> None:
         """Give credit to those who asked, in the order in which they asked, as far as the pool reaches."""
         for stream in list(self._wants.values()):
@@ -613,7 +627,7 @@ class RelayConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Hello}),
-        "worker": frozenset({OpenStream, CloseStream, Want, Have}),
+        "worker": frozenset({OpenStream, CloseStream, Want, Have, Waits}),
         "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
     }
 
@@ -662,6 +676,8 @@ class RelayConnection(Connection):
                 relay.close_stream(self, message.channel)
             case Want():
                 relay.want(self, message)
+            case Waits():
+                relay.waits(self, message)
             case Have():
                 version = (message.incarnation, message.counter)
                 if self._policy_in_flight and self._policy is not None and version == self._policy.version:

@@ -24,8 +24,8 @@ SLICE_S = 0.2
 """Longest wait between two looks at whether to stop."""
 NETWORK_RECORD_S = 2.0
 """Seconds between two records of the network."""
-STARVED_S = 20.0
-"""Seconds without a sample after which waiting workers and a waiting trainer are taken for starved."""
+STARVED_S = 5.0
+"""Seconds for which the trainer and every worker must say that they wait before they are taken for starved."""
 POLICY = "policy"
 """Name of the one policy that is published."""
 
@@ -83,8 +83,7 @@ class RemoteInterface(TrainingInterface):
         self._workers: dict[bytes, str] = {}
         self._phase = ""
         self._next_record = self._started
-        self._last_arrival: float | None = None
-        self._longest_gap_s = 0.0
+        self._starved_since: float | None = None
         self._stale_samples = 0
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -106,11 +105,6 @@ class RemoteInterface(TrainingInterface):
                 chunk.stream = one.stream
             self._outstanding.append((one, chunk, ""))
             buffer.extend([chunk] if chunk is not None else [], message.records)
-        if received:
-            now = self._clock()
-            if self._last_arrival is not None:
-                self._longest_gap_s = max(self._longest_gap_s, now - self._last_arrival)
-            self._last_arrival = now
         self._note_episodes(buffer)
         self._tick()
         return buffer
@@ -150,15 +144,20 @@ class RemoteInterface(TrainingInterface):
         return False
 
     def _check_starvation(self) -> None:
-        if not self._synchronous or not self.progress.lack or self._last_arrival is None or not self._workers:
+        waits = self.link.waits
+        if not (self._synchronous and self.progress.lack and waits and all(text for _, text in waits)):
+            self._starved_since = None
             return
-        silent_s = self._clock() - self._last_arrival
-        if silent_s < max(STARVED_S, 3 * self._longest_gap_s):
+        # A policy that is on its way may still set a worker free, so it has to last.
+        now = self._clock()
+        self._starved_since = now if self._starved_since is None else self._starved_since
+        if now - self._starved_since < STARVED_S:
             return
+        workers = "; ".join(f"{name}: {text}" for name, text in waits[:3])
         raise StarvedError(
-            f"the trainer waits for samples and the workers wait for policies: for {silent_s:.0f} s nothing has come "
-            f"from {len(self._workers)} connected workers; {self.progress.lack}; {self.progress.samples} samples "
-            f"received, {self.progress.updates} updates, {self.link.counts.policies_published} policies published. "
+            f"trainer and workers wait for each other. The trainer: {self.progress.lack} ({self.progress.samples} "
+            f"samples received, {self.progress.updates} updates, {self.link.counts.policies_published} policies published). "
+            f"All {len(waits)} workers: {workers}. "
             "Raise worker.max_steps_per_update or trainer.max_training_steps_per_env_step, or lower "
             "trainer.update_model_interval or trainer.start_training."
         )

@@ -154,6 +154,13 @@ class TrainerLink(Link):
             return list(self._trainer.members.values())
 
     @property
+    def waits(self) -> list[tuple[str, str]]:
+        """The label of each linked worker, and what it waits for; empty text: it collects."""
+        state = self._trainer
+        with state.lock:
+            return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
+
+    @property
     def counts(self) -> TrainerCounts:
         """Counters of this link."""
         state = self._trainer

@@ -232,6 +232,16 @@ class WorkerLink(Link):
         """How many versions were published since the first connection, skipped ones included; it never falls."""
         return self._worker.versions_published
 
+    def say_waits(self, text: str) -> None:
+        """Tell the trainer what this worker waits for, with its numbers; empty: it collects again."""
+        if text != self._worker.waits:
+            self._worker.waits = text
+            self._call(self._say_waits)
+
+    def _say_waits(self) -> None:
+        if isinstance(self._connection, WorkerConnection):
+            self._connection.say_waits()
+
     @property
     def directive(self) -> Directive:
         """What the trainer wants of this worker."""
