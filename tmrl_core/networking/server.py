@@ -14,7 +14,8 @@ from tmrl_core.config import CFG, Cfg, given
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
-from tmrl_core.networking.transports.select import announce_plain_server, server_transport
+from tmrl_core.networking.transports.plain import announce_plain_server
+from tmrl_core.networking.transports.select import server_transport
 
 logger = logging.getLogger(__name__)
 

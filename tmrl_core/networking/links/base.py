@@ -14,9 +14,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
 from tmrl_core.networking.connection import Connection
@@ -27,7 +25,7 @@ from tmrl_core.networking.peers import (
     ClientState,
 )
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
-from tmrl_core.networking.transports.select import client_transport
+from tmrl_core.networking.transports.select import LinkSettings, client_transport
 
 logger = logging.getLogger(__name__)
 
@@ -35,31 +33,6 @@ _NOTIFY_S = 0.001
 """How long after waking a waiting thread it is not woken again."""
 _IDLE_TICK_S = 0.002
 """How long the I/O thread stays awake after a hand-over, so that the next one need not wake it."""
-
-
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the Server is and how it is spoken to.
-
-    `security` "auto" is TLS, except towards a Server on this machine that the same user runs without it.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 55555
-    transport: Literal["tls", "local"] = "tls"
-    security: Literal["TLS", "auto"] | None = "TLS"
-    hostname: str | None = None
-    credentials_dir: str | None = None
-    token: str | None = None
-    connect_timeout_s: float = 10.0
-    silent_s: float = 10.0
-    heartbeat_s: float = 3.0
-    backoff_min_s: float = 0.2
-    backoff_max_s: float = 15.0
-    max_message_bytes: int = 16 << 20
-    compression: Literal["auto", "zstd", "none"] = "auto"
-
-    def __repr__(self) -> str:
-        return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"  # never the token
 
 
 class Link:

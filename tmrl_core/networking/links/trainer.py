@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import Mark, Received
-from tmrl_core.networking.links.base import Link, LinkSettings
+from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.messages import (
     Blob,
     Directive,
@@ -22,6 +22,7 @@ from tmrl_core.networking.peers import (
     TrainerConnection,
     TrainerState,
 )
+from tmrl_core.networking.transports.select import LinkSettings
 
 
 class TrainerCounts(NamedTuple):

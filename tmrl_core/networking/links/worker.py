@@ -16,7 +16,7 @@ import msgspec
 from tmrl_core.errors import CodecError, LinkClosedError, TmrlError
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import Body, StreamSender
-from tmrl_core.networking.links.base import Link, LinkSettings
+from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.messages import (
     Directive,
     PolicyUpdate,
@@ -28,7 +28,7 @@ from tmrl_core.networking.peers import (
     WorkerConnection,
     WorkerState,
 )
-from tmrl_core.networking.transports.select import is_loopback
+from tmrl_core.networking.transports.select import LinkSettings, is_loopback
 from tmrl_core.samples import Chunk, EpisodeRecord, encode_message_buffers, encode_value, split_chunk
 
 logger = logging.getLogger(__name__)

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import ipaddress
-import json
 import logging
-import os
-import stat
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
+
+import msgspec
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.messages import Hello, Role
 from tmrl_core.networking.transports.base import Transport
-
-if TYPE_CHECKING:
-    from tmrl_core.networking.links import LinkSettings
+from tmrl_core.networking.transports.plain import plain_server
 
 logger = logging.getLogger(__name__)
 
 Authenticate = Callable[[Hello, Connection], "tuple[str, str] | None"]
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the Server is and how it is spoken to.
+
+    `security` "auto" is TLS, except towards a Server on this machine that the same user runs without it.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 55555
+    transport: Literal["tls", "local"] = "tls"
+    security: Literal["TLS", "auto"] | None = "TLS"
+    hostname: str | None = None
+    credentials_dir: str | None = None
+    token: str | None = None
+    connect_timeout_s: float = 10.0
+    silent_s: float = 10.0
+    heartbeat_s: float = 3.0
+    backoff_min_s: float = 0.2
+    backoff_max_s: float = 15.0
+    max_message_bytes: int = 16 << 20
+    compression: Literal["auto", "zstd", "none"] = "auto"
+
+    def __repr__(self) -> str:
+        return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"  # never the token
 
 
 def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str]:
@@ -144,50 +164,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-# --- the file by which a plaintext Server of this user is known ---
-
-
-def _plain_file(port: int) -> Path:
-    from tmrl_core.config import data_folder
-
-    return data_folder() / "plain_servers" / f"{port}.json"
-
-
-def announce_plain_server(port: int) -> Path:
-    """Leave the private file by which this user's clients know that the Server on `port` speaks plaintext."""
-    path = _plain_file(port)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"port": port, "pid": os.getpid()}, file)
-    return path
-
-
-def plain_server(port: int) -> bool:
-    """Whether this user's own live Server on this machine's `port` speaks plaintext."""
-    path = _plain_file(port)
-    try:
-        info = os.lstat(path)
-        if not stat.S_ISREG(info.st_mode) or (hasattr(os, "getuid") and info.st_uid != os.getuid()):
-            return False
-        pid = json.loads(path.read_text())["pid"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return isinstance(pid, int) and _alive(pid)
-
-
-def _alive(pid: int) -> bool:
-    if os.name == "nt":
-        # os.kill(pid, 0) would end the process on Windows; a stale file is caught by the failing connection.
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return False
-    return True
