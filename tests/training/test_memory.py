@@ -120,6 +120,19 @@ def test_statistics_are_the_latest_episodes(make_rows: Any, make_buffer: Any) ->
         assert (memory.stat_test_return, memory.stat_test_steps) == (-9.0, 6)
 
 
+def test_before_the_first_episode_of_a_kind_there_is_no_return() -> None:
+    for memory in (GenericTorchMemory(), ReplayMemory()):
+        assert np.isnan([memory.stat_train_return, memory.stat_test_return]).all()
+        assert (memory.stat_train_steps, memory.stat_test_steps) == (0, 0)
+
+
+def test_an_evaluation_s_episodes_are_no_test_episodes(make_buffer: Any) -> None:
+    for memory in (GenericTorchMemory(), ReplayMemory()):
+        memory.append(make_buffer([], [EpisodeRecord("", -9.0, 6, "test", "truncated", evaluation=3)]))
+        assert np.isnan(memory.stat_test_return)
+        assert memory.stat_test_steps == 0
+
+
 class Picky(TorchMemory):
     """A memory of one's own that takes two rows at a time."""
 

@@ -276,6 +276,17 @@ def test_returns_are_those_of_the_latest_episodes(make_rows: Any) -> None:
     assert (row["return_test"], row["episode_length_test"]) == (-2.0, 8)
 
 
+def test_without_a_test_episode_the_row_has_no_return_of_one(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface)
+    buffer = Buffer(maxlen=None)
+    buffer.extend([], [EpisodeRecord("", -5.0, 9, "train", "truncated")])
+    interface.put(buffer)
+    row = training.run_epoch(interface)[0]
+    assert (row["return_train"], row["episode_length_train"]) == (-5.0, 9)
+    assert np.isnan([row["return_test"], row["episode_length_test"]]).all()
+
+
 def test_profiling_is_logged(make_rows: Any, caplog: pytest.LogCaptureFixture) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface, profiling=True)

@@ -6,6 +6,7 @@ of columns, `append_buffer`, `get_transition` and `collate`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -113,17 +114,22 @@ def _as_tuples(value: Any) -> Any:
 
 
 class EpisodeStatistics:
-    """The latest train and test episode that reached the trainer; what every memory knows beside its samples."""
+    """The latest train and test episode that reached the trainer; what every memory knows beside its samples.
+
+    Returns are NaN before there was such an episode. An evaluation's episodes are none of these.
+    """
 
     def __init__(self) -> None:
-        self.stat_test_return = 0.0
-        self.stat_train_return = 0.0
+        self.stat_test_return = math.nan
+        self.stat_train_return = math.nan
         self.stat_test_steps = 0
         self.stat_train_steps = 0
 
     def note_statistics(self, buffer: Buffer) -> None:
         """Remember the latest episodes of `buffer`."""
         for record in buffer.episodes:
+            if record.evaluation is not None:
+                continue
             if record.mode == "test":
                 self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
             else:

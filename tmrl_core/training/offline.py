@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import io
 import logging
+import math
 import pstats
 import time
 from collections.abc import Callable
@@ -343,8 +344,8 @@ class TrainingOffline:
             "training_step_duration": statistics.training_s / updates,
             "return_test": self.memory.stat_test_return,
             "return_train": self.memory.stat_train_return,
-            "episode_length_test": self.memory.stat_test_steps,
-            "episode_length_train": self.memory.stat_train_steps,
+            "episode_length_test": self.memory.stat_test_steps or math.nan,
+            "episode_length_train": self.memory.stat_train_steps or math.nan,
             "samples_per_s": statistics.samples / round_s if round_s > 0 else 0.0,
             "updates_per_s": statistics.updates / round_s if round_s > 0 else 0.0,
             "samples_stale": self.samples_stale,
