@@ -125,6 +125,31 @@ def test_the_clock_stands_still_when_the_run_is_done() -> None:
     assert shown.elapsed_s == 500.0
 
 
+def test_the_clock_of_a_display_that_waited_for_the_run_does_not_jump_back() -> None:
+    now_s = 1000.0
+    shown = ProgressDisplay(clock=lambda: now_s)
+    now_s = 1005.0
+    assert shown.elapsed_s == 5.0
+    shown.update([record("event", {"event": "start"}, step=0, started_s=now_s, now_s=now_s)])
+    assert shown.elapsed_s == 5.0
+    now_s = 1009.0
+    shown.update([record("network", {}, step=1, started_s=1005.0, now_s=now_s)])
+    assert shown.elapsed_s == 9.0
+
+
+def test_the_clock_of_a_run_that_went_on_has_its_earlier_time() -> None:
+    shown = ProgressDisplay(clock=lambda: 1000.0)
+    shown.update([record("event", {"event": "start"}, step=100, started_s=940.0, now_s=1000.0)])
+    assert shown.elapsed_s == 60.0
+
+
+def test_the_clock_begins_anew_with_a_new_run_of_the_same_file() -> None:
+    shown = ProgressDisplay(clock=lambda: 1000.0)
+    shown.update([record("event", {"event": "start"}, step=0, started_s=100.0, now_s=100.0)])
+    shown.update([record("event", {"event": "start"}, step=0, started_s=960.0, now_s=960.0)])
+    assert shown.elapsed_s == 40.0
+
+
 def test_rates_are_reckoned_where_they_are_not_recorded() -> None:
     shown = display([make("network", second, 50 * second, samples_received=100 * second) for second in range(30)])
     assert shown.rates() == (100.0, 50.0)

@@ -66,6 +66,7 @@ class ProgressDisplay:
         self._started_s = clock()
         self._ended_s: float | None = None
         self._told_phase = False
+        self._has_records = False
         self._step = 0
         self._latest: dict[str, names.Value] = {}
         self._workers: set[str] = set()
@@ -87,7 +88,7 @@ class ProgressDisplay:
             self._take(record)
 
     def _take(self, record: MetricRecord) -> None:
-        self._started_s = record.time_s - record.elapsed_s
+        self._take_start(record)
         if record.kind == "event":
             self._take_event(record)
         if record.step > self._step:
@@ -113,6 +114,16 @@ class ProgressDisplay:
             self._best = mean if self._best is None else max(self._best, mean)
         if not self._told_phase:
             self._guess_phase(samples)
+
+    def _take_start(self, record: MetricRecord) -> None:
+        started_s = record.time_s - record.elapsed_s
+        is_new = record.kind == "event" and record.step == 0 and record.text(names.EVENT) == names.EVENT_START
+        if is_new and self._has_records:
+            self._started_s = started_s
+        else:
+            # Whoever looks at a run that is still being started sees its clock go on, not back to 0.
+            self._started_s = min(self._started_s, started_s)
+        self._has_records = True
 
     def _take_event(self, record: MetricRecord) -> None:
         event = record.text(names.EVENT)
