@@ -140,7 +140,8 @@ def test_it_learns_from_a_worker_and_leaves_everything_in_the_run_s_folder(
     events = [row["event"] for row in values(tmp_path, "event")]
     assert events[0] == "start"
     assert events[-1] == "end"
-    assert {"worker_joined", "checkpoint", "phase"} <= set(events)
+    assert {"worker_joined", "phase"} <= set(events)
+    assert events.count("checkpoint") == 2
     episodes = values(tmp_path, "episode")
     assert sum(row["mode"] == "test" for row in episodes) >= 2 * len(evaluations)
 

@@ -126,6 +126,7 @@ class Trainer:
         self._load = load_run_instance_fn
         self._updater = updater_fn
         self._model_written = -MODEL_FILE_S
+        self._checkpoint_told: tuple[int, int] | None = None
         self._stopping = False
         self._running: threading.Thread | None = None
         self._idle = threading.Event()
@@ -402,8 +403,11 @@ class Trainer:
             self._save_to_store(training, score, wait, first=recorder is None)
         else:
             training.save(self.checkpoint_path)
-        if recorder is not None:
-            recorder.event(names.EVENT_CHECKPOINT, step=getattr(training, "total_updates", 0), epoch=training.epoch)
+        at = (training.epoch, getattr(training, "total_updates", 0))
+        # The last one holds no more than what came in while the workers went home.
+        if recorder is not None and at != self._checkpoint_told:
+            self._checkpoint_told = at
+            recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
 
     def _save_to_store(self, training: Any, score: float | None, wait: bool, first: bool) -> None:
         store = self._the_store()
