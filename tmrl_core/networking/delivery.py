@@ -21,10 +21,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
+from tmrl_core.networking.bodies import BodyPool
 from tmrl_core.networking.framing import (
     FIRST,
     HEADER_BYTES,
@@ -351,10 +349,12 @@ class StreamReceiver:
     Args:
         stream: 16 bytes, as the worker announced it.
         mark: what is committed (from a checkpoint; the default for a new stream).
+        bodies: where messages are received into; one pool serves all streams of a process.
     """
 
-    def __init__(self, stream: bytes, mark: Mark = _START) -> None:
+    def __init__(self, stream: bytes, mark: Mark = _START, bodies: BodyPool | None = None) -> None:
         self.stream = stream
+        self._bodies = bodies or BodyPool()
         self.next_number = mark.next_number
         """The first message that has not arrived whole."""
         self.mark = mark
@@ -367,7 +367,7 @@ class StreamReceiver:
         self._refused: deque[Refusal] = deque()
         self._refused_lately: deque[Refusal] = deque(maxlen=100)
         """Those told last, which the worker may not have heard."""
-        self._body: npt.NDArray[np.uint8] | None = None
+        self._body: memoryview | None = None
         self._filled = 0
         self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         self._size = 0
@@ -408,7 +408,7 @@ class StreamReceiver:
                 return None, True
             self._in_message = True
             self._skip_body = number < self.next_number
-            self._body = None if self._skip_body else np.empty(length, np.uint8)
+            self._body = None if self._skip_body else self._bodies.take(length)
             self._filled = 0
             self._size = 0
             payload = payload[SAMPLES_HEAD.size :]
@@ -438,7 +438,7 @@ class StreamReceiver:
         self.next_number = number + 1
         self._position = position + samples
         self._uncommitted.append((number, self._position))
-        return Received(self.stream, number, samples, body.data, self._size), False
+        return Received(self.stream, number, samples, body, self._size), False
 
     def commit(self, number: int, refused: str | None = None) -> None:
         """Message `number` is in the memory for good, or the memory refused it for the reason given.

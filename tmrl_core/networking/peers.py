@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.bodies import BodyPool
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import Mark, Received, StreamReceiver, StreamSender
 from tmrl_core.networking.framing import (
@@ -356,9 +357,10 @@ class TrainerState(ClientState):
         """Guards inbox, marks and acknowledgements: the training thread takes and commits while links deliver."""
         self.inbox: deque[Received] = deque()
         self.inbox_held = 0
+        self._bodies = BodyPool()
         self.receivers: OrderedDict[bytes, StreamReceiver] = OrderedDict()
         for stream, mark in (marks or {}).items():
-            self.receivers[stream] = StreamReceiver(stream, Mark(*mark))
+            self.receivers[stream] = StreamReceiver(stream, Mark(*mark), self._bodies)
         self.members: dict[bytes, Member] = {}
         self.names: dict[bytes, str] = {}
         self.waits: dict[bytes, str] = {}
@@ -394,7 +396,7 @@ class TrainerState(ClientState):
         """The receiver of `stream`, made when it is new. The lock is held."""
         receiver = self.receivers.get(stream)
         if receiver is None:
-            receiver = self.receivers[stream] = StreamReceiver(stream)
+            receiver = self.receivers[stream] = StreamReceiver(stream, bodies=self._bodies)
             if len(self.receivers) > _FORGOTTEN_STREAMS:
                 for other in list(self.receivers):
                     if other != stream and other not in self.members and not self._waits(other):

@@ -1,0 +1,45 @@
+"""Memory of received messages comes back when nobody looks at it, never before."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from tmrl_core.networking.bodies import LEAST_BYTES, BodyPool
+
+
+def address(body: memoryview) -> int:
+    return int(np.asarray(body).__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("length", [0, 1, LEAST_BYTES - 1, LEAST_BYTES, LEAST_BYTES + 1, 1_000_000, 50_000_000])
+def test_a_body_has_the_length_asked_for(length: int) -> None:
+    assert len(BodyPool().take(length)) == length
+
+
+def test_memory_is_used_again_when_its_last_view_is_gone() -> None:
+    pool = BodyPool()
+    body = pool.take(100_000)
+    place = address(body)
+    body[:] = b"\x7f" * len(body)
+    column = np.frombuffer(body[1000:9000], np.float32)
+    del body
+    gc.collect()
+    column_bytes = column.tobytes()
+    other = pool.take(100_000)
+    assert address(other) != place, "a column still looks at it"
+    other[:] = bytes(len(other))
+    assert column.tobytes() == column_bytes
+    del column
+    gc.collect()
+    assert address(pool.take(100_000)) == place
+
+
+def test_what_is_kept_is_bounded() -> None:
+    pool = BodyPool(keep_bytes=4 << 20)
+    bodies = [pool.take(200_000) for _ in range(100)]
+    del bodies
+    gc.collect()
+    assert sum(len(free) * size for size, free in pool._free.items()) <= 4 << 20

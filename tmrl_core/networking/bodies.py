@@ -1,0 +1,54 @@
+"""Memory for the bodies of received messages, used again as soon as nobody looks at it any more.
+
+Fresh memory costs more than filling it: the system hands it out page by page, zeroed, at a third of what receiving a
+message takes in all. A body goes back into the pool when the last view of it, a decoded column for instance, is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_BYTES = 65_536
+"""Smaller bodies are made fresh: the allocator keeps memory of that size by itself."""
+
+
+class _Lease(np.ndarray):
+    """What a body refers to; when it goes, the memory below it is free.
+
+    It is handed out as a memoryview only: an array made from it could refer to the memory itself.
+    """
+
+
+class BodyPool:
+    """Memory to receive into.
+
+    Args:
+        keep_bytes: most bytes of free memory kept.
+
+    `take` belongs to one thread; memory may come back in any.
+    """
+
+    def __init__(self, keep_bytes: int = 8 << 20) -> None:
+        self.keep_bytes = keep_bytes
+        self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
+
+    def take(self, length: int) -> memoryview:
+        """Memory of `length` bytes with any content."""
+        if length < LEAST_BYTES or length > self.keep_bytes // 2:
+            return np.empty(length, np.uint8).data
+        size = 1 << (length - 1).bit_length()
+        free = self._free.get(size)
+        if free is None:
+            # Each size keeps its share, so that the bound holds without counting across threads.
+            free = self._free[size] = deque(maxlen=max(1, self.keep_bytes // 8 // size))
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(size, np.uint8)
+        lease = memory.view(_Lease)
+        weakref.finalize(lease, free.append, memory).atexit = False
+        return lease.data[:length]
