@@ -5,7 +5,7 @@
 Three processes on this machine: a Server; a sink that takes, decodes, checks and acknowledges what arrives, as a
 trainer does; and a worker with Pendulum and the NumPy policy of two hidden layers of 256. The worker has no brake, and
 waits rather than drop. In its process a bare loop (act, step, reset at the end of an episode, nothing kept) and the
-RolloutWorker's `run` take turns, five times; the clock of `run` goes on until everything that was collected in it has
+RolloutWorker's `run` take turns, nine times; the clock of `run` goes on until everything that was collected in it has
 been acknowledged. One thread each for NumPy's libraries.
 """
 
@@ -108,7 +108,7 @@ def worker_process(keys: str, port: int, episodes: int, repetitions: int, pipe: 
         worker.run(nb_episodes=episodes, verbose=False)
         ran = time.perf_counter() - begin
         while link.counts.queued_samples:
-            link.wait_change(0.05)
+            time.sleep(0.0005)
         return episodes * LENGTH / (time.perf_counter() - begin), ran
 
     worker.run(nb_episodes=20, verbose=False)
@@ -143,8 +143,8 @@ class Process:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=400, help="of 200 steps, per repetition and side")
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--episodes", type=int, default=200, help="of 200 steps, per repetition and side")
     arguments = parser.parse_args()
 
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -15,6 +15,7 @@ from tmrl_core.samples import Buffer
 def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
     def make(length: int = 3, linked: bool = True, **kwargs: Any) -> Rollout:
         env = kwargs.pop("env", None) or counting_env(length=length)
+        kwargs = {"send_pause_s": 0.0, **kwargs}
         return Rollout(lambda: env, constant_actor, buffer=Buffer(None), link=link if linked else None, **kwargs)
 
     return make
@@ -70,6 +71,40 @@ def test_send_every_sends_within_an_episode(make: Any, link: Any) -> None:
     worker.run(nb_episodes=2, verbose=False)
     assert link.sends == [4, 4, 3] * 2
     assert [step for chunk in link.chunks for step in chunk.step.tolist()] == [*range(11)] * 2
+
+
+def test_short_episodes_leave_together_and_all_before_the_end(make: Any, link: Any) -> None:
+    worker = make(send_pause_s=3600.0)
+    worker.run(nb_episodes=3, verbose=False)
+    assert link.sends == [4, 8]
+    assert link.chunks[1].episode.tolist() == [1] * 4 + [2] * 4
+    worker.run(nb_episodes=2, verbose=False, expert=True)
+    assert link.sends == [4, 8, 8]
+
+
+def test_everything_is_sent_before_the_brake_waits(make: Any, link: Any) -> None:
+    worker = make(send_pause_s=3600.0, max_env_steps_per_update=1.0)
+    link.progress = Progress(start_training=9)
+    unsent: list[int] = []
+
+    def train(link: Any) -> None:
+        unsent.append(len(worker.buffer))
+        link.progress = Progress(samples=len(link), updates=100, start_training=9)
+
+    link.on_wait = train
+    worker.run(nb_episodes=4, verbose=False)
+    assert link.sends == [4, 12]
+    assert unsent == [0]
+
+
+def test_everything_is_sent_before_a_pause(make: Any, link: Any) -> None:
+    worker = make(send_pause_s=3600.0)
+    worker.run(nb_episodes=1, verbose=False)
+    link.directive = Directive(1, pause=True)
+    link.on_wait = lambda link: setattr(link, "directive", Directive(2))
+    worker.run(nb_episodes=1, verbose=False)
+    assert link.sends == [4, 4]
+    assert link.waits == 1
 
 
 def test_weights_are_taken_at_each_step_if_asked(make: Any, link: Any) -> None:

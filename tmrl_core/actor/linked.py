@@ -307,6 +307,7 @@ class LinkedPlayer(EpisodePlayer):
                 continue
             if not link.directive.pause:
                 return
+            self.send_and_clear_buffer()
             link.wait_change(WAIT_S)
 
     def evaluate_if_due(self) -> bool:
