@@ -61,6 +61,10 @@ from tmrl_core.networking.messages import (
 
 _QUANTUM_BYTES = MAX_FRAME_BYTES
 _MAX_STREAMS_PER_LINK = 1_024
+_MAX_NUMBER = 1 << 62
+"""No stream comes to so many messages or samples; past it they would not fit where trainers and checkpoints count."""
+_MAX_LEAP = 1 << 32
+"""By how much a peer's incarnation may exceed the relay's: one peer cannot use all of them up."""
 
 
 class RelaySettings(msgspec.Struct, frozen=True):
@@ -167,7 +171,9 @@ class Relay:
         self.relayed_messages = 0
         self.relayed_bytes = 0
         self.refused_peers = 0
+        """Peers that may not do what they asked for."""
         self.protocol_errors = 0
+        """Peers that said what the protocol does not allow."""
         self._trainer_peer = b""
         self._by_trainer_channel: dict[int, _Stream] = {}
         self._next_trainer_channel = 1
@@ -202,6 +208,8 @@ class Relay:
         if verdict is not None:
             self._refuse(connection, *verdict)
             return
+        if hello.incarnation > self.incarnation + _MAX_LEAP:
+            raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
         connection.run = hello.run
         connection.name = hello.name[:200]
         connection.peer = hello.peer
@@ -442,7 +450,9 @@ class Relay:
             payload = frame.payload
             if len(payload) < SAMPLES_HEAD.size:
                 raise RemoteProtocolError("a message began with a frame too short for its head")
-            length = SAMPLES_HEAD.unpack_from(payload)[4]
+            number, _, position, _, length = SAMPLES_HEAD.unpack_from(payload)
+            if max(number, position) >= _MAX_NUMBER:
+                raise RemoteProtocolError(f"message {number} at sample {position}: no stream comes to that")
             if length > self.settings.max_message_bytes:
                 raise RemoteProtocolError(
                     f"a message of {length} bytes; at most {self.settings.max_message_bytes} are relayed"
@@ -469,6 +479,8 @@ class Relay:
                 self.trainer.wake()
         elif stream.partial_bytes >= stream.partial_length:
             raise RemoteProtocolError("a message's frames and its head say different lengths")
+        elif size != MAX_FRAME_BYTES:  # a frame costs more memory than its bytes: many small ones would pass the budget
+            raise RemoteProtocolError("only a message's last frame is not full")
 
     def want(self, connection: RelayConnection, message: Want) -> None:
         """A worker asks for credit for whole messages."""
@@ -662,7 +674,12 @@ class RelayConnection(Connection):
         key = ("ack", ack.channel)
         earlier = self._slots.get(key)
         if isinstance(earlier, Ack):
-            ack = Ack(ack.channel, max(ack.next, earlier.next), (*earlier.refused, *ack.refused)[-100:])
+            if earlier.refused and ack.refused:
+                # Together they may not fit a frame, and a refusal left out would count as committed at the worker.
+                del self._slots[key]
+                self.send(earlier)
+            else:
+                ack = Ack(ack.channel, max(ack.next, earlier.next), earlier.refused or ack.refused)
         self.put(key, ack)
 
     def _on_control(self, message: Control) -> None:
@@ -727,6 +744,8 @@ class RelayConnection(Connection):
         last = bool(frame.flags & LAST)
         if self._incoming_bytes > self._incoming_size or last != (self._incoming_bytes == self._incoming_size):
             raise RemoteProtocolError("a policy update's frames and its head say different lengths")
+        if not last and len(frame.buffer) != MAX_FRAME_BYTES:
+            raise RemoteProtocolError("only a policy's last frame is not full")
         if last:
             frames, self._incoming = self._incoming, []
             self.put("have", Have(*self._incoming_version))

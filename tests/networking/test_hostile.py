@@ -1,0 +1,639 @@
+"""What strangers, and peers that were let in, can do to a real Server over TLS: lose their own connection, no more."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from tmrl_core.config import from_values
+from tmrl_core.errors import CodecError
+from tmrl_core.networking import Server, credentials
+from tmrl_core.networking.framing import (
+    FIRST,
+    HEADER,
+    LAST,
+    MAX_PAYLOAD_BYTES,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
+    FrameReader,
+    Kind,
+    control_frame,
+)
+from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+from tmrl_core.networking.messages import (
+    CloseStream,
+    Control,
+    Credit,
+    Direct,
+    Have,
+    Hello,
+    OpenStream,
+    Refused,
+    Report,
+    Resume,
+    Role,
+    Want,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+from tmrl_core.samples import Buffer, Chunk, decode_message
+
+DEADLINE_S = 20.0
+MESSAGE_BYTES = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("credentials")
+    credentials.create(folder, ["localhost"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def certified(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The credentials of a worker's machine, with a certificate of its own."""
+    there = tmp_path_factory.mktemp("robot7")
+    credentials.install(credentials.bundle(keys, "worker", "robot7", tmp_path_factory.mktemp("bundle")), there / "c")
+    return there / "c"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        pause.wait(0.002)
+
+
+def episode(first: int, rows: int) -> list[Chunk]:
+    buffer = Buffer(maxlen=None)
+    for i in range(rows):
+        observation = np.full(3, first + i, np.float32)
+        buffer.append_sample((np.zeros(1, np.float32), observation, 0.5, False, i == rows - 1, {}))
+    return buffer.take()[0]
+
+
+class Place:
+    """A Server over TLS, and a worker and a trainer that are linked to it and mind their own business."""
+
+    def __init__(self, keys: Path, stack: ExitStack) -> None:
+        self.keys = keys
+        self.stack = stack
+        network = {"credentials_dir": str(keys), "security": "TLS", "max_message_bytes": MESSAGE_BYTES}
+        self.server = Server(config=from_values({"network": network, "server": {"port": 0}}))
+        stack.callback(self.server.close)
+        self.relay = self.server.relay
+        self.settings = LinkSettings(
+            port=self.server.port, hostname="localhost", credentials_dir=str(keys), backoff_min_s=0.01
+        )
+        self.worker = WorkerLink(self.settings, name="good", run="run")
+        self.worker.start()
+        stack.callback(self.worker.close, drain=False)
+        assert self.worker.wait_connected(DEADLINE_S)
+        self.rows = 0
+
+    def start_trainer(self) -> TrainerLink:
+        self.trainer = TrainerLink(self.settings, name="trainer", run="run")
+        self.trainer.start()
+        self.stack.callback(self.trainer.close)
+        assert self.trainer.wait_connected(DEADLINE_S)
+        return self.trainer
+
+    def goes_on(self) -> None:
+        """Samples travel and are acknowledged, over the links that there were."""
+        self.worker.send(episode(self.rows, 100), [])
+        expected = list(range(self.rows, self.rows + 100))
+        self.rows += 100
+        numbers: list[float] = []
+        while len(numbers) < 100:
+            assert self.trainer.wait(DEADLINE_S)
+            received = [one for one in self.trainer.receive() if one.stream == self.worker.stream]
+            for one in received:
+                chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
+                assert chunk is not None
+                numbers += np.asarray(chunk.observation)[:, 0].tolist()
+            self.trainer.commit(received)
+        assert numbers == expected
+        until(lambda: self.worker.counts.samples_acked == self.rows)
+        assert self.worker.counts.reconnects == 0
+        assert self.trainer.counts.reconnects == 0
+
+    def connect(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.server.port), timeout=DEADLINE_S)
+        self.stack.callback(sock.close)
+        return sock
+
+    def stranger(self, folder: Path | None = None) -> Stranger:
+        """A peer over TLS; with the certificate in `folder`, else with none."""
+        if folder is not None:
+            context = credentials.client_context(folder, "worker")
+        else:
+            context = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
+        tls = context.wrap_socket(self.connect(), server_hostname="localhost")
+        self.stack.callback(tls.close)
+        return Stranger(tls, {role: credentials.token_for(self.keys, role) or "" for role in ("worker", "trainer")})
+
+
+class Stranger:
+    """The other end of a real socket, that says what it likes."""
+
+    def __init__(self, sock: ssl.SSLSocket, tokens: dict[str, str]) -> None:
+        self.sock = sock
+        self.tokens = tokens
+        self.heard: list[Control] = []
+        self._reader = FrameReader()
+
+    def write(self, *wires: bytes) -> None:
+        for wire in wires:
+            self.sock.sendall(wire)
+
+    def tell(self, *messages: Control) -> None:
+        self.write(*(control_frame(message) for message in messages))
+
+    def frame(self, kind: int, flags: int, payload: bytes, *, epoch: int = 1, channel: int = 0) -> None:
+        self.write(HEADER.pack(len(payload), kind, flags, epoch, channel) + payload)
+
+    def hear(self, kind: type[Control] | None = None) -> Control | None:
+        """The next control message (of that type); None at the end of the connection."""
+        while True:
+            while not self.heard:
+                buffer = self._reader.get_buffer()
+                try:
+                    n = self.sock.recv_into(buffer)
+                except (ConnectionError, ssl.SSLEOFError):
+                    n = 0
+                if n == 0:
+                    return None
+                self._reader.received(n)
+                frames = [frame for frame in self._reader.take() if frame.kind == Kind.CONTROL]
+                self.heard += [decode_control(frame.payload) for frame in frames]
+            message = self.heard.pop(0)
+            if kind is None or isinstance(message, (kind, Refused)):
+                return message
+
+    def refused(self, code: str, words: str) -> None:
+        """The Server says why, and closes."""
+        message = self.hear(Refused)
+        assert isinstance(message, Refused)
+        assert message.code == code
+        assert words in message.reason
+        assert not any(token in message.reason for token in self.tokens.values())
+        assert self.hear() is None
+
+    def greet(self, role: Role = "worker", **changes: object) -> None:
+        values = {"token": self.tokens[role], "run": "run", "name": "stranger", "peer": b"x" * 16} | changes
+        self.tell(Hello((1,), role, **values))  # type: ignore[arg-type]
+
+    def as_worker(self, *, signature: bytes = b"") -> Resume:
+        """Let in as a worker with one stream, which the trainer has resumed."""
+        self.greet()
+        assert isinstance(self.hear(Welcome), Welcome)
+        self.tell(OpenStream(0, b"stream of a wolf", "wolf", signature))
+        resume = self.hear(Resume)
+        assert isinstance(resume, Resume)
+        return resume
+
+
+@pytest.fixture
+def place(keys: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        place.start_trainer()
+        place.goes_on()
+        yield place
+
+
+def head(number: int = 0, length: int = 1, *, floor: int = 0, position: int = 0, samples: int = 1) -> bytes:
+    return SAMPLES_HEAD.pack(number, floor, position, samples, length)
+
+
+# -- before TLS --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "is not TLS"),
+        (b"\x00\xff" * 500, "is not TLS"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "is not TLS"),
+        (HEADER.pack(5, Kind.CONTROL, 0, 0, 0) + b"hello", "is not TLS"),
+        (b"", "closed the connection before it was secured"),
+    ],
+    ids=["http", "garbage", "ssh", "frame", "nothing"],
+)
+def test_what_is_not_tls_is_closed_counted_and_said_once(
+    place: Place, caplog: pytest.LogCaptureFixture, wire: bytes, words: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        sock = place.connect()
+        sock.sendall(wire)
+        if not wire:
+            sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):  # an alert, then the end
+            pass
+        sock.close()
+        until(lambda: place.server.refusals.count == 1)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert words in warnings[0]
+    assert "127.0.0.1" in warnings[0]
+    place.goes_on()
+
+
+# -- before the greeting -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "bytes was announced; at most 65524"),
+        (HEADER.pack(0xFFFF_FFFF, Kind.DATA, FIRST, 0, 0), "4294967295 bytes was announced"),
+        (HEADER.pack(4, 77, 0, 0, 0) + b"what", "unknown kind of frame: 77"),
+        (HEADER.pack(4, Kind.CONTROL, 0, 0, 0) + b"what", "could not be decoded"),
+        (HEADER.pack(1, Kind.DATA, FIRST | LAST, 0, 0) + b"x", "data before it said who it is"),
+        (HEADER.pack(1, Kind.WEIGHTS, FIRST | LAST, 0, 0) + b"x", "data before it said who it is"),
+        (control_frame(Want(0, 0, 1)), "Want is not allowed in state 'greeting'"),
+        (control_frame(Resume(1, 0)), "Resume is not allowed in state 'greeting'"),
+        (control_frame(Hello((1,), "worker", "", "run", "", b"short")), "a peer's id has 16 bytes"),
+    ],
+    ids=["http", "too long", "kind", "garbage", "data", "weights", "want", "resume", "peer"],
+)
+def test_misuse_before_the_greeting(place: Place, wire: bytes, words: str) -> None:
+    stranger = place.stranger()
+    stranger.write(wire)
+    stranger.refused("misuse", words)
+    assert place.relay.protocol_errors == place.server.refusals.count == 1
+    place.goes_on()
+
+
+@pytest.mark.parametrize(
+    ("role", "changes", "code", "words"),
+    [
+        ("worker", {"token": "guess"}, "token", "not this Server's token of the role worker"),
+        ("trainer", {"token": "guess"}, "token", "not this Server's token of the role trainer"),
+        ("worker", {"token": ""}, "certificate", "neither a client certificate nor a token"),
+        ("trainer", {"token": "worker's"}, "token", "--credentials bundle trainer"),
+        ("worker", {"token": "trainer's"}, "token", "--credentials bundle worker"),
+    ],
+    ids=["wrong", "wrong trainer", "none", "worker's as trainer", "trainer's as worker"],
+)
+def test_tokens(place: Place, role: Role, changes: dict[str, str], code: str, words: str) -> None:
+    stranger = place.stranger()
+    if changes["token"].endswith("'s"):
+        changes = {"token": stranger.tokens[changes["token"][:-2]]}
+    stranger.greet(role, **changes)
+    stranger.refused(code, words)
+    assert place.relay.refused_peers == place.server.refusals.count == 1
+    assert place.relay.protocol_errors == 0
+    place.goes_on()
+
+
+def test_a_workers_certificate_is_no_trainers_whatever_token_comes_with_it(place: Place, certified: Path) -> None:
+    stranger = place.stranger(certified)
+    stranger.greet("trainer")
+    stranger.refused("role", "this certificate is a worker's; it cannot act as trainer")
+    assert place.relay.refused_peers == place.server.refusals.count == 1
+    place.goes_on()
+
+
+def test_a_workers_certificate_needs_no_token(place: Place, certified: Path) -> None:
+    stranger = place.stranger(certified)
+    stranger.greet("worker", token="")
+    assert isinstance(stranger.hear(), Welcome)
+    place.goes_on()
+
+
+def test_another_version_of_the_protocol_is_told_which_is_spoken(place: Place) -> None:
+    stranger = place.stranger()
+    stranger.tell(Hello((77, 78), "worker", stranger.tokens["worker"], "run", "", b"x" * 16))
+    stranger.refused("protocol", "speaks protocol version 1, you speak [77, 78]")
+
+
+def test_a_second_trainer_does_not_take_the_first_ones_place(place: Place) -> None:
+    stranger = place.stranger()
+    stranger.greet("trainer")
+    stranger.refused("trainer_present", "already has a trainer")
+    place.goes_on()
+
+
+# -- let in as a worker ------------------------------------------------------------------------------------------------
+
+
+def weights(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(9, 9, 1) + b"x")
+
+
+def four_gigabytes(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, FIRST, head(length=0xFFFF_FFFF) + b"x", epoch=resume.epoch)
+
+
+def more_than_the_credit(wolf: Stranger, resume: Resume) -> None:
+    body = bytes(MAX_PAYLOAD_BYTES)
+    wolf.frame(Kind.DATA, FIRST, (head(length=200_000) + body)[:MAX_PAYLOAD_BYTES], epoch=resume.epoch)
+    wolf.frame(Kind.DATA, 0, body, epoch=resume.epoch)
+
+
+def a_large_want(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(Want(0, resume.epoch, 1 << 40))
+
+
+def an_unknown_channel(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, FIRST | LAST, head() + b"x", channel=9)
+
+
+def an_unknown_want(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(Want(9, resume.epoch, 1))
+
+
+def an_unknown_close(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(CloseStream(9))
+
+
+def a_closed_channel(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(CloseStream(0))
+    wolf.frame(Kind.DATA, FIRST | LAST, head() + b"x", epoch=resume.epoch)
+
+
+def an_open_channel(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(OpenStream(0, b"y" * 16, "again"))
+
+
+def a_short_stream_id(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(OpenStream(1, b"y" * 15, "short"))
+
+
+def a_second_hello(wolf: Stranger, resume: Resume) -> None:
+    wolf.greet()
+
+
+def an_acknowledgement(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(Direct(0, 1, b""))
+
+
+def a_report(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(Report(b""))
+
+
+def a_trainers_credit(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(Credit(0, 0, 1))
+
+
+def half_a_head(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, FIRST | LAST, head()[:20], epoch=resume.epoch)
+
+
+def no_beginning(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, LAST, b"x", epoch=resume.epoch)
+
+
+def too_few_bytes(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, FIRST | LAST, head(length=10) + b"x", epoch=resume.epoch)
+
+
+def too_many_bytes(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, FIRST | LAST, head(length=1) + bytes(10), epoch=resume.epoch)
+
+
+def crumbs(wolf: Stranger, resume: Resume) -> None:
+    """Each frame costs the Server more than its bytes."""
+    wolf.frame(Kind.DATA, FIRST, head(length=1_000), epoch=resume.epoch)
+    wolf.frame(Kind.DATA, 0, b"x", epoch=resume.epoch)
+
+
+def an_unreal_number(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, FIRST | LAST, head((1 << 64) - 1) + b"x", epoch=resume.epoch)
+
+
+def an_unreal_position(wolf: Stranger, resume: Resume) -> None:
+    wolf.frame(Kind.DATA, FIRST | LAST, head(0, position=1 << 63) + b"x", epoch=resume.epoch)
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (weights, "a worker sends no frames of kind WEIGHTS"),
+        (four_gigabytes, "a message of 4294967295 bytes; at most 1048576 are relayed"),
+        (more_than_the_credit, "bytes more were sent than credit was given"),
+        (a_large_want, "more credit was asked for than the window allows"),
+        (an_unknown_channel, "channel 9 is not open"),
+        (an_unknown_want, "channel 9 is not open"),
+        (an_unknown_close, "channel 9 is not open"),
+        (a_closed_channel, "channel 0 is not open"),
+        (an_open_channel, "channel 0 is open already"),
+        (a_short_stream_id, "a stream's id has 16 bytes"),
+        (a_second_hello, "Hello is not allowed in state 'worker'"),
+        (an_acknowledgement, "Direct is not allowed in state 'worker'"),
+        (a_report, "Report is not allowed in state 'worker'"),
+        (a_trainers_credit, "Credit is not allowed in state 'worker'"),
+        (half_a_head, "too short for its head"),
+        (no_beginning, "went on that had not begun"),
+        (too_few_bytes, "different lengths"),
+        (too_many_bytes, "different lengths"),
+        (crumbs, "only a message's last frame is not full"),
+        (an_unreal_number, "no stream comes to"),
+        (an_unreal_position, "no stream comes to"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_worker_that_misbehaves_loses_its_own_link_only(
+    place: Place, attack: Callable[[Stranger, Resume], None], words: str
+) -> None:
+    wolf = place.stranger()
+    attack(wolf, wolf.as_worker())
+    wolf.refused("misuse", words)
+    assert place.relay.protocol_errors == place.server.refusals.count == 1
+    until(lambda: len(place.relay.workers) == 1)
+    place.goes_on()
+    assert place.trainer.counts.gap_messages == 0
+
+
+def test_a_message_that_begins_before_the_last_one_has_ended(place: Place) -> None:
+    wolf = place.stranger()
+    resume = wolf.as_worker()
+    wolf.tell(Want(0, resume.epoch, 400_000))
+    assert isinstance(wolf.hear(Credit), Credit)
+    for _ in range(2):
+        wolf.frame(Kind.DATA, FIRST, (head(length=100_000) + bytes(70_000))[:MAX_PAYLOAD_BYTES], epoch=resume.epoch)
+    wolf.refused("misuse", "began before the last one ended")
+    place.goes_on()
+
+
+def test_what_was_half_sent_by_a_worker_that_lost_its_link_is_given_back(place: Place) -> None:
+    reserved = place.relay.reserved_bytes
+    wolf = place.stranger()
+    resume = wolf.as_worker()
+    wolf.frame(Kind.DATA, FIRST, (head(length=100_000) + bytes(70_000))[:MAX_PAYLOAD_BYTES], epoch=resume.epoch)
+    wolf.tell(CloseStream(77))
+    wolf.refused("misuse", "channel 77")
+    until(lambda: place.relay.reserved_bytes == reserved)
+    place.goes_on()
+
+
+def test_frames_of_an_epoch_that_is_over_are_thrown_away(place: Place) -> None:
+    wolf = place.stranger()
+    resume = wolf.as_worker()
+    for _ in range(5):
+        wolf.frame(Kind.DATA, FIRST | LAST, head(length=30_000) + bytes(30_000), epoch=resume.epoch + 1)
+    until(lambda: place.relay.discarded_messages == 5)
+    place.goes_on()
+
+
+def test_a_stream_of_another_run_reaches_nobody(place: Place) -> None:
+    wolf = place.stranger()
+    wolf.greet(run="another")
+    assert isinstance(wolf.hear(Welcome), Welcome)
+    wolf.tell(OpenStream(0, b"stream of a wolf", "wolf"))
+    wolf.frame(Kind.DATA, FIRST | LAST, head() + b"x")
+    until(lambda: place.relay.discarded_messages == 1)
+    place.goes_on()
+    assert place.trainer.counts.workers == 1
+
+
+def test_the_longest_names_and_signatures_hurt_no_trainer_that_comes_later(keys: Path) -> None:
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        for i, run in enumerate(("run", "\U000e0001" * 200)):
+            wolf = place.stranger()
+            wolf.greet(run=run, name="\U0001f916" * 1_000, peer=bytes([i]) * 16)
+            assert isinstance(wolf.hear(Welcome), Welcome)
+            wolf.tell(*(OpenStream(j, bytes([i, j]) * 8, "\U0001f916" * 1_000, bytes(60_000)) for j in range(3)))
+        until(lambda: len(place.relay.streams) == 7)
+        place.start_trainer()
+        place.goes_on()
+        assert place.trainer.counts.workers == 4
+
+
+def test_a_worker_cannot_use_up_the_numbers_of_incarnations(keys: Path) -> None:
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        for incarnation, words in ((1 << 62, "incarnation"), ((1 << 64) - 1, "could not be decoded")):
+            wolf = place.stranger()
+            hello = Hello((1,), "worker", wolf.tokens["worker"], "run", "", b"x" * 16, incarnation)
+            payload = encode_control(hello)
+            wolf.write(HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload)
+            wolf.refused("misuse", words)
+        place.start_trainer()
+        place.goes_on()
+        assert place.trainer.incarnation == 1
+
+
+def test_a_decompression_bomb_is_passed_on_and_refused_where_it_is_decoded(place: Place) -> None:
+    stream = zstandard.ZstdCompressor(level=1).compressobj(size=512 << 20)
+    block = bytes(1 << 20)
+    frame = b"".join([*(stream.compress(block) for _ in range(512)), stream.flush()])
+    unsized = zstandard.ZstdCompressor(level=1).compressobj()
+    endless = b"".join([*(unsized.compress(block) for _ in range(64)), unsized.flush()])
+    wolf = place.stranger()
+    resume = wolf.as_worker()
+    bombs = [b"\x01" + frame, b"\x01" + endless]
+    for number, bomb in enumerate(bombs):
+        assert len(bomb) < 65_000
+        wolf.frame(Kind.DATA, FIRST | LAST, head(number, len(bomb)) + bomb, epoch=resume.epoch)
+        assert place.trainer.wait(DEADLINE_S)
+        (received,) = place.trainer.receive()
+        tracemalloc.start()
+        try:
+            with pytest.raises(CodecError):
+                decode_message(received.payload, max_bytes=16 << 20)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        place.trainer.refuse(received, "not a message of samples")
+    assert place.relay.protocol_errors == 0, "the Server never looks into a payload"
+    place.goes_on()
+
+
+# -- let in as a trainer -----------------------------------------------------------------------------------------------
+
+
+def data(wolf: Stranger) -> None:
+    wolf.frame(Kind.DATA, FIRST | LAST, head() + b"x")
+
+
+def a_huge_policy(wolf: Stranger) -> None:
+    wolf.frame(Kind.WEIGHTS, FIRST, POLICY_HEAD.pack(1, 1, 1 << 40) + b"x")
+
+
+def half_a_policy_head(wolf: Stranger) -> None:
+    wolf.frame(Kind.WEIGHTS, FIRST | LAST, b"x")
+
+
+def a_policy_without_a_beginning(wolf: Stranger) -> None:
+    wolf.frame(Kind.WEIGHTS, LAST, b"x")
+
+
+def a_policy_that_lies(wolf: Stranger) -> None:
+    wolf.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(1, 1, 100) + b"x")
+
+
+def a_policy_in_crumbs(wolf: Stranger) -> None:
+    wolf.frame(Kind.WEIGHTS, FIRST, POLICY_HEAD.pack(1, 1, 10_000) + b"x")
+
+
+def a_stream(wolf: Stranger) -> None:
+    wolf.tell(OpenStream(0, b"x" * 16, "wolf"))
+
+
+def a_want(wolf: Stranger) -> None:
+    wolf.tell(Want(0, 1, 1))
+
+
+def a_confirmation(wolf: Stranger) -> None:
+    wolf.tell(Have(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (data, "a trainer sends no frames of kind DATA"),
+        (a_huge_policy, "a policy of 1099511627776 bytes; at most"),
+        (half_a_policy_head, "too short for its head"),
+        (a_policy_without_a_beginning, "went on that had not begun"),
+        (a_policy_that_lies, "different lengths"),
+        (a_policy_in_crumbs, "only a policy's last frame is not full"),
+        (a_stream, "OpenStream is not allowed in state 'trainer'"),
+        (a_want, "Want is not allowed in state 'trainer'"),
+        (a_confirmation, "Have is not allowed in state 'trainer'"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_trainer_that_misbehaves_loses_its_place_to_one_that_does_not(
+    keys: Path, attack: Callable[[Stranger], None], words: str
+) -> None:
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        wolf = place.stranger()
+        wolf.greet("trainer")
+        assert isinstance(wolf.hear(Welcome), Welcome)
+        attack(wolf)
+        wolf.refused("misuse", words)
+        assert place.relay.protocol_errors == place.server.refusals.count == 1
+        place.start_trainer()
+        place.goes_on()
+
+
+def test_channels_that_no_stream_has_are_passed_over_when_a_trainer_names_them(keys: Path) -> None:
+    """A stream may have left while the trainer was speaking of it."""
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        lamb = place.stranger()
+        lamb.greet("trainer")
+        assert isinstance(lamb.hear(Welcome), Welcome)
+        lamb.tell(Resume(77, 5), Direct(77, 1, b"x"))
+        lamb.sock.close()
+        until(lambda: place.relay.trainer is None)
+        assert place.relay.protocol_errors == 0
+        place.start_trainer()
+        place.goes_on()
