@@ -195,13 +195,23 @@ class Link:
             self._notify()
 
     async def _keep_connected(self, transport: Transport, started: threading.Event) -> None:
-        settings = self.settings
         self._stopping = asyncio.Event()
         started.set()
         stop = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await self._connect_again_and_again(transport, self._stopping, stop)
+        finally:
+            stop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await stop
+
+    async def _connect_again_and_again(
+        self, transport: Transport, stopping: asyncio.Event, stop: asyncio.Future[Any]
+    ) -> None:
+        settings = self.settings
         delay = settings.backoff_min_s
         said = ""
-        while not self._stopping.is_set():
+        while not stopping.is_set():
             connection = self._make_connection()
             reason: Exception | None
             welcomes = self._state.connections
@@ -212,7 +222,7 @@ class Link:
                 self._poke()
                 ends: set[asyncio.Future[Any]] = {driver.ended, stop}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                if self._stopping.is_set():
+                if stopping.is_set():
                     await self._close_driver(driver)
                     break
                 reason = connection.reason
@@ -230,15 +240,12 @@ class Link:
                 said = ""
             text = str(reason) if reason is not None else "the Server has closed the connection"
             if text != said:
-                logger.warning("%s; trying again, at most every %g s", text, settings.backoff_max_s)
+                logger.warning("%s; trying again, at most every %g s", text.rstrip("."), settings.backoff_max_s)
                 said = text
             wait = settings.backoff_max_s if final is not None else delay
             delay = min(2 * delay, settings.backoff_max_s)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stop), wait * random.uniform(0.5, 1.0))
-        stop.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await stop
 
     def _is_final(self, reason: Exception | None) -> TmrlError | None:
         """What makes another try pointless until a person has done something."""
