@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -256,7 +258,9 @@ def test_a_worker_that_starts_first_waits_for_the_server(keys: Path) -> None:
         assert collect(trainer, 10) == list(range(10))
 
 
-def test_a_wrong_token_is_said_on_the_client_and_ends_the_tries(keys: Path, tmp_path: Path) -> None:
+def test_a_wrong_token_is_said_on_both_sides_and_ends_the_tries(
+    keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with ExitStack() as stack:
         place = Place("tls", keys, stack)
         only_authority = tmp_path / "credentials"
@@ -269,6 +273,27 @@ def test_a_wrong_token_is_said_on_the_client_and_ends_the_tries(keys: Path, tmp_
             worker.wait_connected(DEADLINE_S)
         assert caught.value.code == "token"
         assert "wrong-token" not in str(caught.value)
+        worker.close(drain=False)
+        gc.collect()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1, said
+    assert "refused a connection from 127.0.0.1" in said[0]
+    assert "token of the role worker" in said[0]
+    assert "wrong-token" not in said[0]
+
+
+def test_garbage_is_said_and_counted_by_the_server(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as stack:
+        place = Place("plain", keys, stack)
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", place.port), DEADLINE_S) as knock:
+                knock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                while knock.recv(4096):
+                    pass
+        assert place.server.refusals.count == 3
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1, said
+    assert "refused a connection from 127.0.0.1" in said[0]
 
 
 def test_a_foreign_authority_is_said_on_the_client(keys: Path, tmp_path: Path) -> None:

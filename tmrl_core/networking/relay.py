@@ -152,13 +152,18 @@ class Relay:
     Args:
         settings: bounds.
         authenticate: decides about a peer's `Hello`; the default lets everybody in (for the in-process transport).
+        on_refused: called with (address, reason) for each peer that is refused or breaks the protocol.
     """
 
     def __init__(
-        self, settings: RelaySettings | None = None, authenticate: Authenticate = lambda hello, connection: None
+        self,
+        settings: RelaySettings | None = None,
+        authenticate: Authenticate = lambda hello, connection: None,
+        on_refused: Callable[[str, str], None] = lambda address, reason: None,
     ) -> None:
         self.settings = settings or RelaySettings()
         self.authenticate = authenticate
+        self.on_refused = on_refused
         self.incarnation = 0
         self.policy: Policy | None = None
         self.policy_run = ""
@@ -220,6 +225,7 @@ class Relay:
 
     def _refuse(self, connection: RelayConnection, code: str, reason: str) -> None:
         self.refused_peers += 1
+        self.on_refused(connection.identity.address, f"{connection.identity.name or 'it'} was told: {reason}")
         connection.refuse(code, reason)
 
     def _welcome(self, connection: RelayConnection, incarnation: int) -> None:
@@ -795,6 +801,7 @@ class RelayConnection(Connection):
         """Tell the other side why, then no more."""
         if code == "misuse" and not self.closing:
             self.relay.protocol_errors += 1
+            self.relay.on_refused(self.identity.address, reason)
         super().refuse(code, reason)
         self.leave()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tmrl_core.config import CFG, Cfg, given
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.networking.refusals import Refusals
 from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
 from tmrl_core.networking.transports.plain import announce_plain_server
@@ -55,6 +56,8 @@ class Server:
         network, server = config.network, config.server
         self._security = given(security, network.security)
         host = server.bind_address
+        self.refusals = Refusals()
+        """Connections that were refused, or closed for what came over them."""
         transport, authenticate = server_transport(
             transport=network.transport,
             security=self._security,
@@ -62,6 +65,7 @@ class Server:
             credentials_dir=given(keys_dir, network.credentials_dir),
             token=given(password, network.token),
             insecure=network.allow_insecure_remote,
+            on_refused=self.refusals,
         )
         try:
             settings = RelaySettings(
@@ -73,7 +77,7 @@ class Server:
             )
         except ValueError as exc:
             raise ConfigError(f"server.budget_bytes: {exc}") from exc
-        self.relay = Relay(settings, authenticate)
+        self.relay = Relay(settings, authenticate, self.refusals)
         self._transport = transport
         self._host = host
         self._requested_port = given(port, server.port)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -16,8 +15,6 @@ from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.messages import Hello, Role
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
-
-logger = logging.getLogger(__name__)
 
 Authenticate = Callable[[Hello, Connection], "tuple[str, str] | None"]
 
@@ -80,9 +77,18 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
 
 
 def server_transport(
-    *, transport: str, security: str | None, host: str, credentials_dir: str | None, token: str | None, insecure: bool
+    *,
+    transport: str,
+    security: str | None,
+    host: str,
+    credentials_dir: str | None,
+    token: str | None,
+    insecure: bool,
+    on_refused: Callable[[str, str], None],
 ) -> tuple[Transport, Authenticate]:
     """The transport for a Server, and what decides about the peers that come.
+
+    `on_refused(address, reason)` is called for each whose TLS handshake fails.
 
     Raises:
         ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`.
@@ -133,15 +139,12 @@ def server_transport(
             )
         return None
 
-    def refused(address: str, reason: str) -> None:
-        logger.warning("refused a connection from %s: %s", address, reason)
-
     return (
         TlsTransport(
             context,
             identity_of=handshakes.identity_of,
             explain=partial(handshakes.explain, host="this Server", side="server"),
-            on_refused=refused,
+            on_refused=on_refused,
         ),
         authenticate,
     )

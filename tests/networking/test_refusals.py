@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from tmrl_core.networking.refusals import MOST_REMEMBERED, Refusals
+
+
+def test_a_host_s_reason_is_said_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    refusals = Refusals(clock=lambda: now_s)
+    for port in range(300):
+        refusals(f"10.0.0.1:{port}", "no token")
+    refusals("10.0.0.2:1", "no token")
+    refusals("10.0.0.1:1", "garbage")
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused a connection from 10.0.0.1:0: no token",
+        "refused a connection from 10.0.0.2:1: no token",
+        "refused a connection from 10.0.0.1:1: garbage",
+    ]
+    now_s = 61.0
+    refusals("10.0.0.1:5", "no token")
+    assert caplog.messages[-1].endswith("10.0.0.1:5: no token (and 299 more from there since this was last said)")
+    assert refusals.count == 303
+
+
+def test_numbers_that_a_peer_chooses_make_no_new_reason(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals(clock=lambda: 0.0)
+    for length in range(50):
+        refusals("10.0.0.1:1", f"a frame of {length} bytes was announced")
+    assert len(caplog.records) == 1
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    refusals = Refusals(clock=lambda: 0.0)
+    for host in range(2 * MOST_REMEMBERED):
+        refusals(f"host{host}:1", "no token")
+    assert len(refusals._said) == MOST_REMEMBERED
+    assert refusals.count == 2 * MOST_REMEMBERED
