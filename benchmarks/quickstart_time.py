@@ -3,8 +3,8 @@
     python benchmarks/quickstart_time.py
 
 Runs what `scripts/quickstart.py` runs once its environment stands: Server, two RolloutWorkers and a Trainer as
-processes over TLS on this machine, until ten deterministic evaluation episodes average -200 or better, twice. Each repetition is
-a run of its own in a new folder, with credentials of its own, and with another seed.
+processes over TLS on this machine, until ten deterministic evaluation episodes average -200 or better, twice. Each
+repetition is a run of its own in a new folder, with credentials of its own, and with another seed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def main() -> int:
             found = re.search(r"mean return of (-?[\d.]+).*?([\d,]+) environment steps", last)
             final, steps = found.groups() if found and picture else ("-", "-")
         print(f"| {seed} | {seconds[-1]:.0f} | {done.returncode} | {final} | {steps} |", flush=True)
-    print(
-        f"median {statistics.median(seconds):.0f} s, {min(seconds):.0f} to {max(seconds):.0f} (to reach: {REACH_S:.0f})"
-    )
+    middle, best, worst = statistics.median(seconds), min(seconds), max(seconds)
+    print(f"median {middle:.0f} s, {best:.0f} to {worst:.0f} (to reach: {REACH_S:.0f})")
     return 0 if worst <= REACH_S and not any(statuses) else 1
 
 
