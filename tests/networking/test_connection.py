@@ -461,3 +461,22 @@ def test_each_client_takes_only_what_is_for_it() -> None:
         (refused,) = said(connection)
         assert isinstance(refused, Refused)
         assert words in refused.reason
+
+
+def test_acknowledgements_that_wait_for_a_slow_worker_are_merged_and_lose_no_refusal() -> None:
+    connection = Relay().connection()
+    connection.connected(Identity("worker"), 0.0)
+    tell(connection, HELLO_WORKER)
+    sent(connection)
+    for i in range(0, 600, 2):
+        connection.acknowledge(Ack(0, i + 1, ((i, "\U0001f916" * 400),)))
+        connection.acknowledge(Ack(0, i + 2))
+    heard = said(connection)
+    assert all(isinstance(message, Ack) for message in heard)
+    acks = [message for message in heard if isinstance(message, Ack)]
+    assert [number for ack in acks for number, _ in ack.refused] == list(range(0, 600, 2))
+    assert acks[-1].next == 600
+    assert [ack.next for ack in acks] == sorted(ack.next for ack in acks)
+    for i in range(600, 900):
+        connection.acknowledge(Ack(0, i + 1))
+    assert said(connection) == [Ack(0, 900)]
