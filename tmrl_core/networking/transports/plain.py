@@ -29,15 +29,25 @@ def announce_plain_server(port: int) -> Path:
 
 def plain_server(port: int) -> bool:
     """Whether this user's own live Server on this machine's `port` speaks plaintext."""
-    path = _plain_file(port)
     try:
-        info = os.lstat(path)
-        if not stat.S_ISREG(info.st_mode) or (hasattr(os, "getuid") and info.st_uid != os.getuid()):
-            return False
-        pid = json.loads(path.read_text())["pid"]
-    except (OSError, ValueError, KeyError, TypeError):
+        # Opened first: what is looked at is then what is read, and a link is not followed.
+        descriptor = os.open(_plain_file(port), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if not _is_private(os.fstat(descriptor)):
+                return False
+            said = json.loads(file.read(4_096))
+        pid = said["pid"]
+        # A process id of 0 or less would mean a whole group of processes.
+        return said["port"] == port and type(pid) is int and pid > 0 and _alive(pid)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False
-    return isinstance(pid, int) and _alive(pid)
+
+
+def _is_private(info: os.stat_result) -> bool:
+    if not stat.S_ISREG(info.st_mode):
+        return False
+    # On Windows the folder's own access rights are what protects it: the mode bits say nothing there.
+    return not hasattr(os, "getuid") or (info.st_uid == os.getuid() and not info.st_mode & 0o077)
 
 
 def _alive(pid: int) -> bool:
