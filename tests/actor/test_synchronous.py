@@ -197,6 +197,24 @@ def test_when_the_trainer_waits_too_the_error_names_the_numbers(
         worker.run_synchronous(max_steps_per_update=2.0)
 
 
+def test_the_trainer_is_told_what_a_worker_waits_for_once_its_samples_are_there(make: Any, link: Any) -> None:
+    worker = make()
+
+    def arrive_then_publish(link: Any) -> None:
+        if link.counts.queued_samples:
+            link.counts = link.counts._replace(queued_samples=0)
+        else:
+            link.publish()
+
+    link.counts = link.counts._replace(queued_samples=4)
+    link.on_wait = arrive_then_publish
+    worker.run_synchronous(nb_steps=4, max_steps_per_update=3.0)
+    assert link.said == [
+        "(4 steps + 1) / (1 + 0 models received) is above worker.max_steps_per_update = 3",
+        "",
+    ]
+
+
 def test_a_worker_on_its_own_cannot_wait_for_models(make: Any) -> None:
     worker = make(linked=False)
     with pytest.raises(StarvedError, match="standalone"):
