@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from tmrl_core.errors import HandshakeError, NetworkError
 from tmrl_core.networking.connection import Connection, Identity
+from tmrl_core.networking.framing import spare
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 
 logger = logging.getLogger(__name__)
@@ -244,17 +245,20 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def _handshake_failed(self, exc: Exception) -> None:
         text = self._owner.explain(exc)
-        self._reason = HandshakeError(text) if _is_about_credentials(exc) else NetworkError(text)
-        if self._server_side:
-            self._owner.on_refused(self._address, text)
-        self._flush()  # the alert tells the other side why
-        self.connection.closing = True
-        self.connection.reason = self._reason
-        self._finish_once()
+        self._give_up(HandshakeError(text) if _is_about_credentials(exc) else NetworkError(text))
 
     def _handshake_late(self) -> None:
         self._handshake_timer = None
-        self._handshake_failed(TimeoutError(f"the TLS handshake was not finished within {_HANDSHAKE_S:g} s"))
+        self._give_up(NetworkError(f"the TLS handshake was not finished within {_HANDSHAKE_S:g} s"))
+
+    def _give_up(self, reason: NetworkError) -> None:
+        self._reason = reason
+        if self._server_side:
+            self._owner.on_refused(self._address, str(reason))
+        self._flush()  # the alert tells the other side why
+        self.connection.closing = True
+        self.connection.reason = reason
+        self._finish_once()
 
     def _connected(self, certificate: Mapping[str, Any] | None) -> None:
         identity = self._owner.identity_of(certificate) if certificate else None
@@ -318,6 +322,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         try:
             for buffer in buffers:
                 write(buffer)
+                spare(buffer)
         except ssl.SSLError as exc:
             self._handshake_failed(exc)
             return

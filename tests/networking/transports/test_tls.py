@@ -1,0 +1,363 @@
+"""TLS between a real Server and real clients: what each side says when they do not come together, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.config import from_values
+from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
+from tmrl_core.networking import Server, credentials
+from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.peers import WorkerConnection, WorkerState
+from tmrl_core.networking.transports import tls
+from tmrl_core.networking.transports.tls import TlsTransport
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Credentials folders by what is wrong with them."""
+    root = tmp_path_factory.mktemp("credentials")
+    places = {name: root / name for name in ("good", "foreign", "expired server")}
+    for place in places.values():
+        credentials.create(place, ["localhost"])
+
+    def installed(source: Path, name: str, days: float) -> Path:
+        there = root / name
+        credentials.install(credentials.bundle(source, "worker", name.replace(" ", "-"), root, days=days), there)
+        return there
+
+    places["certified"] = installed(places["good"], "certified", 30)
+    places["expired client"] = installed(places["good"], "expired client", -1)
+    places["foreign client"] = installed(places["foreign"], "foreign client", 30)
+    (places["foreign client"] / "ca.pem").write_bytes((places["good"] / "ca.pem").read_bytes())
+    places["nothing to show"] = root / "nothing to show"
+    places["nothing to show"].mkdir()
+    (places["nothing to show"] / "ca.pem").write_bytes((places["good"] / "ca.pem").read_bytes())
+    # The same CA and tokens, and a server certificate of yesterday.
+    credentials.create(places["expired server"], days=-1)
+    return places
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+    gc.collect()  # an exception that a test has kept holds sockets
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        pause.wait(0.002)
+
+
+def serve(stack: ExitStack, folder: Path, port: int = 0, security: str | None = "TLS") -> Server:
+    network = {"credentials_dir": str(folder), "security": security}
+    server = Server(config=from_values({"network": network, "server": {"port": port}}))
+    stack.callback(server.close)
+    return server
+
+
+def dial(stack: ExitStack, folder: Path, port: int, **changes: object) -> WorkerLink:
+    values: dict[str, object] = {
+        "port": port,
+        "hostname": "localhost",
+        "credentials_dir": str(folder),
+        "backoff_min_s": 0.001,
+        "backoff_max_s": 0.01,
+    }
+    link = WorkerLink(LinkSettings(**(values | changes)), name="robot7", run="run")  # type: ignore[arg-type]
+    link.start()
+    stack.callback(link.close, drain=False)
+    return link
+
+
+def failure(link: WorkerLink) -> NetworkError:
+    """What has ended the link for good."""
+    with pytest.raises(NetworkError) as caught:
+        link.wait_connected(DEADLINE_S)
+    return caught.value
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# -- wrong credentials: what both sides say ----------------------------------------------------------------------------
+
+# what is wrong: (server's folder, client's folder, settings, what the client says, what it says to run, Server's words)
+WRONG: dict[str, tuple[str, str, dict[str, str], str, str, str]] = {
+    "host name": (
+        *("good", "good", {"hostname": "other.example"}),
+        "the Server's certificate is not for 'other.example'",
+        "python -m tmrl_core --credentials create --host other.example",
+        "this Server's certificate (it may not be for the name that was dialled)",
+    ),
+    "foreign CA": (
+        *("good", "foreign", {}),
+        "has a certificate of another CA than the one in this machine's credentials",
+        "python -m tmrl_core --credentials bundle worker --name NAME",
+        "does not know the CA of this Server's certificate",
+    ),
+    "expired server certificate": (
+        *("expired server", "expired server", {}),
+        "the Server's certificate, or its CA's, has expired",
+        "python -m tmrl_core --credentials create --host localhost",
+        "this Server's certificate has expired",
+    ),
+    "expired client certificate": (
+        *("good", "expired client", {}),
+        "this machine's client certificate has expired",
+        "python -m tmrl_core --credentials bundle worker --name NAME",
+        "the peer's certificate has expired",
+    ),
+    "foreign client certificate": (
+        *("good", "foreign client", {}),
+        "does not know the CA of this machine's client certificate",
+        "python -m tmrl_core --credentials bundle worker --name NAME",
+        "the peer's certificate is of a foreign CA",
+    ),
+    "neither certificate nor token": (
+        *("good", "nothing to show", {}),
+        "neither a client certificate nor a token was shown",
+        "python -m tmrl_core --credentials bundle worker --name NAME",
+        "neither a client certificate nor a token was shown",
+    ),
+    "wrong token": (
+        *("good", "nothing to show", {"token": "guessed-token"}),
+        "the token is not this Server's token of the role worker",
+        "python -m tmrl_core --credentials bundle worker --name NAME",
+        "the token is not this Server's token of the role worker",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_each_side_says_what_it_can_know_once_and_the_client_stops(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    server_folder, client_folder, changes, client_words, to_run, server_words = WRONG[wrong]
+    server = serve(stack, folders[server_folder])
+    link = dial(stack, folders[client_folder], server.port, **changes)
+    reason = failure(link)
+    assert isinstance(reason, HandshakeError | RefusedError)
+    assert client_words in str(reason)
+    assert to_run in str(reason)
+    assert "guessed-token" not in str(reason)
+    # The link's thread has ended: there is nobody left who could try again.
+    link.close(drain=False)
+    assert link._thread is not None
+    assert not link._thread.is_alive()
+    until(lambda: server.refusals.count == 1)
+    server.close()
+    assert server.refusals.count == 1
+    (said,) = warnings(caplog)
+    assert server_words in said
+    assert "refused a connection from 127.0.0.1" in said
+    assert "guessed-token" not in said
+
+
+@pytest.mark.parametrize("wrong", ["expired client certificate", "foreign client certificate"])
+def test_the_reasons_are_told_over_tls_1_2_too(folders: dict[str, Path], wrong: str) -> None:
+    """There the alert comes within the handshake, with 1.3 after it."""
+    _, client_folder, _, client_words, _, server_words = WRONG[wrong]
+    heard: list[str] = []
+    server_context, _ = credentials.server_context(folders["good"])
+    server_context.maximum_version = ssl.TLSVersion.TLSv1_2
+    both = {
+        side: (lambda exc, side=side: credentials.explain(exc, host="192.0.2.1", side=side))
+        for side in ("server", "client")
+    }
+
+    async def main() -> None:
+        listening = TlsTransport(
+            server_context, explain=both["server"], on_refused=lambda address, reason: heard.append(reason)
+        )
+        listener = await listening.serve("127.0.0.1", 0, worker_connection)
+        dialling = TlsTransport(
+            credentials.client_context(folders[client_folder], "worker"),
+            server_hostname="localhost",
+            explain=both["client"],
+        )
+        connection = worker_connection()
+        driver = await dialling.dial("127.0.0.1", listener.port, connection, DEADLINE_S)
+        await asyncio.wait_for(driver.ended, DEADLINE_S)
+        assert isinstance(connection.reason, HandshakeError)
+        assert client_words in str(connection.reason)
+        await listener.close()
+
+    asyncio.run(main())
+    assert len(heard) == 1
+    assert server_words in heard[0]
+
+
+def worker_connection() -> WorkerConnection:
+    return WorkerConnection(WorkerState(run="run", name="a", peer=b"p" * 16), silent_s=10, heartbeat_s=3)
+
+
+def test_with_a_certificate_of_its_own_a_worker_needs_no_token(folders: dict[str, Path], stack: ExitStack) -> None:
+    server = serve(stack, folders["good"])
+    (folders["certified"] / "worker.token").unlink(missing_ok=True)
+    assert dial(stack, folders["certified"], server.port).wait_connected(DEADLINE_S)
+    (connection,) = server.relay.workers.values()
+    assert (connection.identity.role, connection.identity.name) == ("worker", "certified")
+
+
+# -- TLS on one side only ----------------------------------------------------------------------------------------------
+
+
+def test_tls_towards_a_plaintext_server_says_what_may_be_the_matter(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(stack, folders["good"], security=None)
+    reason = failure(dial(stack, folders["good"], server.port))
+    assert "is not TLS: another program uses that port, or one side has network.security null" in str(reason)
+    until(lambda: server.refusals.count == 1)
+    assert len(warnings(caplog)) == 1
+
+
+def test_plaintext_towards_a_tls_server_is_said_once_on_each_side(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(stack, folders["good"])
+    dial(stack, folders["good"], server.port, security=None)
+    until(lambda: server.refusals.count >= 5)
+    said = warnings(caplog)
+    assert len(said) == 2
+    assert any("is not TLS" in line for line in said if "refused a connection" in line)
+
+
+# -- what may pass: tried again, said once -----------------------------------------------------------------------------
+
+
+class Door:
+    """A port where something listens, and treats each caller as it is told to; it counts them."""
+
+    def __init__(self, stack: ExitStack, answer: Callable[[socket.socket], None]) -> None:
+        self.calls = 0
+        self._answer = answer
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        stack.callback(self._close)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                caller, _ = self._socket.accept()
+            except OSError:
+                return
+            self.calls += 1
+            with caller, suppress(OSError):
+                self._answer(caller)
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(DEADLINE_S)
+
+
+def read_once(caller: socket.socket) -> None:
+    caller.recv(4096)
+
+
+def test_a_port_that_hangs_up_is_tried_again_and_said_once(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = Door(stack, read_once)
+    link = dial(stack, folders["good"], door.port)
+    until(lambda: door.calls >= 10)
+    link.close(drain=False)
+    (said,) = warnings(caplog)
+    assert "closed the connection before it was secured; trying again, at most every 0.01 s" in said
+
+
+def test_a_server_that_is_not_there_is_said_once_until_it_is(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(stack, folders["good"])
+    port = server.port
+    server.close()
+    link = dial(stack, folders["good"], port)
+    until(lambda: len(warnings(caplog)) == 1)
+    assert "nothing listens at 127.0.0.1 on that port" in warnings(caplog)[0]
+    serve(stack, folders["good"], port)
+    assert link.wait_connected(DEADLINE_S)
+    assert len(warnings(caplog)) == 1
+
+
+def test_tries_grow_rarer(folders: dict[str, Path], stack: ExitStack) -> None:
+    times: list[float] = []
+    door = Door(stack, lambda caller: times.append(time.monotonic()))
+    dial(stack, folders["good"], door.port, backoff_min_s=0.01, backoff_max_s=100.0)
+    until(lambda: len(times) >= 7)
+    waits = [later - earlier for earlier, later in pairwise(times)]
+    # Each wait is at least half of twice the one before it: jitter takes at most one half.
+    assert all(wait >= 0.5 * 0.01 * 2**i for i, wait in enumerate(waits))
+
+
+def test_a_link_that_was_refused_after_it_had_been_welcomed_waits_the_longest_time(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    server = serve(stack, folders["good"])
+    link = dial(stack, folders["certified"], server.port, backoff_max_s=3600.0)
+    assert link.wait_connected(DEADLINE_S)
+    server.close()
+    # The certificate of this worker is no trainer's; the Server that comes back knows another CA.
+    again = serve(stack, folders["foreign"], server.port)
+    until(lambda: again.refusals.count == 1)
+    until(lambda: any("another CA" in line for line in warnings(caplog)))
+    other = dial(stack, folders["foreign"], again.port)
+    assert other.wait_connected(DEADLINE_S), "time enough for many tries of the shortest kind"
+    assert again.refusals.count == 1
+    assert not link.closed
+    assert sum("another CA" in line for line in warnings(caplog)) == 1
+
+
+# -- who does not answer -----------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_never_finishes_the_handshake_is_cut_off(
+    folders: dict[str, Path], stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tls, "_HANDSHAKE_S", 0.05)
+    server = serve(stack, folders["good"])
+    with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as mute:
+        while mute.recv(4096):
+            pass
+    assert server.refusals.count == 1
+    (said,) = warnings(caplog)
+    assert "the TLS handshake was not finished within 0.05 s" in said
+
+
+def test_a_server_that_never_finishes_the_handshake_is_given_up(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_on(caller: socket.socket) -> None:
+        while caller.recv(4096):
+            pass
+
+    door = Door(stack, read_on)
+    link = dial(stack, folders["good"], door.port, connect_timeout_s=0.05)
+    until(lambda: door.calls >= 2)
+    link.close(drain=False)
+    (said,) = warnings(caplog)
+    assert "did not finish the TLS handshake within 0.05 s" in said
