@@ -32,6 +32,7 @@ from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training import remote as remote_module
+from tmrl_core.training.from_config import training_from_config
 from tmrl_core.training.offline import TrainingOffline
 from tmrl_core.training.sac import SacAgent
 
@@ -178,6 +179,36 @@ def test_it_goes_on_from_a_checkpoint_and_calls_the_updater(server: Server, work
     assert transitions > 30
     assert trainer.training.delivery["incarnation"] > 0
     assert len(trainer.training.delivery["marks"]) == 1
+
+
+def test_a_run_that_goes_on_says_so_in_its_records(server: Server, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1000)
+    training = training_from_config(config)()
+    training.total_updates, training.total_samples = 700, 800
+    training.save(tmp_path / "tests" / "checkpoint")
+    trainer = Trainer(server_port=server.port, config=config)
+    trainer.stop()
+    trainer.run()
+    (start,) = (
+        record for record in read_records(tmp_path / "tests" / "metrics.jsonl") if record.values.get("event") == "start"
+    )
+    assert start.step == 700  # with 0 it would be a new run, and the learning curve begin there
+
+
+def test_a_checkpoint_that_could_not_be_written_is_no_event(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
+    trainer.training, _ = trainer._make_or_load()
+    trainer._checkpoint(trainer.training, wait=True)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tmrl_core.training.checkpoint._write_checkpoint", full)
+    trainer.stop()
+    trainer.run()
+    assert "checkpoint" not in [row["event"] for row in values(tmp_path, "event")]
 
 
 def test_stop_writes_a_checkpoint_and_workers_stay(server: Server, worker: Worker, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.messages import Progress
 from tmrl_core.training.from_config import prepare_torch, training_from_config
 
 if TYPE_CHECKING:
@@ -346,6 +347,10 @@ class Trainer:
             },
             on_publish=lambda actor: self._write_model(training),
         )
+        # A run that goes on is no new one: what is recorded before its first round has the numbers it had.
+        interface.progress = Progress(
+            samples=getattr(training, "total_samples", 0), updates=getattr(training, "total_updates", 0)
+        )
         if wanted:
             evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
             if settings.every_updates:
@@ -397,23 +402,30 @@ class Trainer:
             score = latest.mean if latest is not None else None
         if recorder is not None:
             training.elapsed_s = recorder.elapsed_s
+        at = (training.epoch, getattr(training, "total_updates", 0))
+
+        def written() -> None:
+            # The last one holds no more than what came in while the workers went home.
+            if recorder is not None and at != self._checkpoint_told:
+                self._checkpoint_told = at
+                recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
+
+        if self._dump is None and not self._has_own_format(training):
+            self._save_to_store(training, score, wait, written, first=recorder is None)
+            return
         if self._dump is not None:
             self._dump(training, self.checkpoint_path)
-        elif not self._has_own_format(training):
-            self._save_to_store(training, score, wait, first=recorder is None)
         else:
             training.save(self.checkpoint_path)
-        at = (training.epoch, getattr(training, "total_updates", 0))
-        # The last one holds no more than what came in while the workers went home.
-        if recorder is not None and at != self._checkpoint_told:
-            self._checkpoint_told = at
-            recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
+        written()
 
-    def _save_to_store(self, training: Any, score: float | None, wait: bool, first: bool) -> None:
+    def _save_to_store(
+        self, training: Any, score: float | None, wait: bool, on_written: Callable[[], None], first: bool
+    ) -> None:
         store = self._the_store()
         failures = store.failures
         try:
-            store.save(training, score=score, wait=wait)
+            store.save(training, score=score, wait=wait, on_written=on_written)
         except CheckpointError:
             if first:
                 raise

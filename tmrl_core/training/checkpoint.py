@@ -257,7 +257,14 @@ class CheckpointStore:
 
     # --- writing ---
 
-    def save(self, training: Any, *, score: float | None = None, wait: bool = False) -> int:
+    def save(
+        self,
+        training: Any,
+        *,
+        score: float | None = None,
+        wait: bool = False,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> int:
         """Checkpoint `training` as it is now.
 
         A disk that is full, or otherwise fails, leaves the checkpoints that are there as they are, and a warning, each
@@ -267,6 +274,7 @@ class CheckpointStore:
             training: not changed.
             score: its latest evaluation's mean return, for `keep_best`.
             wait: return when it is on the disk.
+            on_written: called, in the thread that writes, once it is on the disk.
 
         Returns:
             The checkpoint's number.
@@ -290,7 +298,9 @@ class CheckpointStore:
             note=_note(training),
             body={"counter": self._counter, "score": score, "written_at_s": time.time(), **_facts(training)},
         )
-        self._thread = threading.Thread(target=self._work, args=(snapshot,), name="tmrl-checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=(snapshot, on_written), name="tmrl-checkpoint", daemon=True
+        )
         self._thread.start()
         if wait:
             self.wait()
@@ -307,12 +317,13 @@ class CheckpointStore:
 
     close = wait
 
-    def _work(self, snapshot: _Snapshot) -> None:
+    def _work(self, snapshot: _Snapshot, on_written: Callable[[], None]) -> None:
         started = time.perf_counter()
         try:
             self._write(snapshot)
             self._prune()
             self.last_error = ""
+            on_written()
         except OSError as exc:
             self.failures += 1
             self.last_error = str(exc)
