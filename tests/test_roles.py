@@ -96,3 +96,10 @@ def test_a_worker_keeps_to_its_limits() -> None:
             roles.run_worker(worker, lockstep)
     finally:
         use(None)
+
+
+def test_a_run_folder_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = from_values({"run": {"folder": str(tmp_path / "file")}})
+    with pytest.raises(ConfigError, match=r"run\.folder.*cannot be written"):
+        roles.write_resolved(config)

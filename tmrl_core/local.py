@@ -72,7 +72,7 @@ def run_local(
     if conflict is not None:
         raise ConfigError(conflict)
     use(config)
-    config.run_folder.mkdir(parents=True, exist_ok=True)
+    roles.write_resolved(config)  # before anything starts: that folder is where all of them write
     view = View(config)
     if single_process:
         group: Group = Threads(config, workers)

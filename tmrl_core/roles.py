@@ -149,10 +149,17 @@ def run_trainer(trainer: Trainer, config: Config) -> None:
 
 
 def write_resolved(config: Config) -> Path:
-    """Leave the whole configuration, without secrets, in the run's folder."""
+    """Leave the whole configuration, without secrets, in the run's folder.
+
+    Raises:
+        ConfigError: that folder cannot be written.
+    """
     path = config.run_folder / "config.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(resolved(config), encoding="utf-8", newline="\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(resolved(config), encoding="utf-8", newline="\n")
+    except OSError as exc:
+        raise ConfigError(f"run.folder: {path} cannot be written: {exc.strerror or exc}") from exc
     return path
 
 
