@@ -112,7 +112,10 @@ class Connection:
             self.refuse("misuse", str(exc))
 
     def to_send(self, now: float) -> list[bytes | bytearray]:
-        """Buffers to send now, in order, about `SEND_BYTES` at most; call again until it is empty."""
+        """Buffers to send now, in order, about `SEND_BYTES` at most; call again until it is empty.
+
+        A bytearray is the caller's from now on, and may be used again; bytes are shared with others.
+        """
         self._now = now
         out: list[bytes | bytearray] = []
         size = 0

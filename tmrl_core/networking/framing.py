@@ -8,6 +8,7 @@ are copied out of a scratch buffer, the rest of a large one is received into its
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
@@ -74,6 +75,41 @@ class Frame:
         HEADER.pack_into(self.buffer, 0, len(self.buffer) - HEADER_BYTES, self.kind, self.flags, epoch, channel)
 
 
+class _Spares(threading.local):
+    def __init__(self) -> None:
+        self.by_size: dict[int, list[bytearray]] = {}
+
+
+_SPARES_OF_A_SIZE = 16
+_SPARE_SIZES = 4
+_spares = _Spares()
+
+
+def new_buffer(size: int) -> bytearray:
+    """A buffer of `size` bytes with any content: a spare one, or else a new one."""
+    spares = _spares.by_size.get(size)
+    return spares.pop() if spares else bytearray(size)
+
+
+def spare(buffer: bytes | bytearray) -> None:
+    """Nobody looks at `buffer` any more: the next large frame of that size, in this thread, may be received into it.
+
+    A busy link makes thousands of them a second, all of a few sizes, and the system's price for fresh memory is near
+    that of encrypting it. At most 4 MiB are kept in a thread. What others share (`bytes`) is left alone.
+    """
+    size = len(buffer)
+    if size < _DIRECT_BYTES or not isinstance(buffer, bytearray):
+        return
+    by_size = _spares.by_size
+    spares = by_size.get(size)
+    if spares is None:
+        if len(by_size) >= _SPARE_SIZES:
+            by_size.clear()
+        spares = by_size[size] = []
+    if len(spares) < _SPARES_OF_A_SIZE:
+        spares.append(buffer)
+
+
 class FrameReader:
     """Bytes in, frames out.
 
@@ -127,7 +163,7 @@ class FrameReader:
                 self._frames.append(Frame(kind, flags, epoch, channel, buffer))
                 start += total
             elif total - (end - start) >= _DIRECT_BYTES or total > _SCRATCH_BYTES:
-                buffer = bytearray(total)
+                buffer = new_buffer(total)
                 self._filled = end - start
                 view = memoryview(buffer)
                 view[: self._filled] = self._scratch_view[start:end]
@@ -186,14 +222,17 @@ def cut(
         left -= length
         if not left:
             flags |= LAST
-        frame = bytearray(HEADER.pack(length, kind, flags, epoch, channel))
-        while length:
+        end = HEADER_BYTES + length
+        frame = new_buffer(end)
+        HEADER.pack_into(frame, 0, length, kind, flags, epoch, channel)
+        filled = HEADER_BYTES
+        while filled < end:
             if not piece:
                 piece = memoryview(next(pieces)).cast("B")
                 continue
-            part = piece[:length]
-            frame += part
-            length -= len(part)
+            part = piece[: end - filled]
+            frame[filled : filled + len(part)] = part
+            filled += len(part)
             piece = piece[len(part) :]
         yield frame
         if not left:

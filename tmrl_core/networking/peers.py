@@ -29,6 +29,7 @@ from tmrl_core.networking.framing import (
     control_frame,
     cut,
     message_bytes,
+    spare,
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
@@ -575,6 +576,7 @@ class TrainerConnection(Connection):
             elif receiver.duplicates != duplicates:
                 state.duplicates += 1
                 state.to_acknowledge.add(receiver.stream)
+        spare(frame.buffer)  # its payload has been copied
         if received is not None:
             state.on_change()
         if ask:

@@ -107,7 +107,7 @@ class Policy:
 
     __slots__ = ("frames", "version")
 
-    def __init__(self, version: Version, frames: list[bytearray]) -> None:
+    def __init__(self, version: Version, frames: list[bytes]) -> None:
         self.version = version
         self.frames = frames
 
@@ -661,7 +661,7 @@ class RelayConnection(Connection):
         self._policy: Policy | None = None
         self._policy_index = 0
         self._policy_in_flight = False
-        self._incoming: list[bytearray] = []
+        self._incoming: list[bytes] = []
         self._incoming_version: Version = (0, 0)
         self._incoming_bytes = 0
         self._incoming_size = 0
@@ -745,7 +745,7 @@ class RelayConnection(Connection):
             self._incoming_size = message_bytes(POLICY_HEAD, length)
         elif not self._incoming:
             raise RemoteProtocolError("a policy update went on that had not begun")
-        self._incoming.append(frame.buffer)
+        self._incoming.append(bytes(frame.buffer))  # shared by all workers' links
         self._incoming_bytes += len(frame.buffer)
         last = bool(frame.flags & LAST)
         if self._incoming_bytes > self._incoming_size or last != (self._incoming_bytes == self._incoming_size):
@@ -758,7 +758,7 @@ class RelayConnection(Connection):
             if self._incoming_version[0] == self.relay.incarnation:
                 self.relay.publish(Policy(self._incoming_version, frames))
 
-    def _next_frame(self) -> bytearray | None:
+    def _next_frame(self) -> bytes | bytearray | None:
         if self.state == "trainer":
             return self.relay.next_samples_frame()
         policy = self._policy
