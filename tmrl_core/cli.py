@@ -228,10 +228,22 @@ def server(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     return 0
 
 
+def one_thread() -> None:
+    """Let numerical libraries use one thread, unless the user has said otherwise; before any of them is imported.
+
+    A policy that acts on one observation at a time has nothing to share out: a second thread only makes it slower.
+    """
+    from tmrl_core.supervision import THREAD_VARIABLES
+
+    for name in THREAD_VARIABLES:
+        os.environ.setdefault(name, "1")
+
+
 def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     """`--worker`, `--expert`: until the trainer finishes, a limit is reached, or it is asked to end."""
     from tmrl_core import roles
 
+    one_thread()
     roles.ensure_credentials(config)
     made = roles.make_worker(config)
     try:
@@ -282,6 +294,7 @@ def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     """`--test`: the saved policy plays, deterministic; prints each return and their mean."""
     from tmrl_core import roles
 
+    one_thread()
     episodes = options.episodes or 10
     returns: list[float] = []
     made = roles.make_worker(config, standalone=True, model_path=roles.saved_policy(config))
@@ -305,6 +318,7 @@ def benchmark(config: Config, options: argparse.Namespace, ending: Ending) -> in
     """`--benchmark`: how fast the environment and the policy are here."""
     from tmrl_core import roles
 
+    one_thread()
     made = roles.make_worker(config, standalone=True)
     try:
         ending.calls(made.stop)

@@ -285,7 +285,7 @@ class WorkerLink(Link):
         self._stop_thread()
         counts = self.counts
         report = DrainReport(counts.samples_acked, 0, counts.queued_samples + self._sender.samples_unresolved)
-        logger.info("samples acknowledged: %d, handed over: %d, neither: %d", *report)
+        logger.debug("samples acknowledged: %d, handed over: %d, neither: %d", *report)
         return report
 
     def _end_streams(self) -> None:
