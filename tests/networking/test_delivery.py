@@ -264,6 +264,15 @@ def test_what_is_acknowledged_is_committed_not_received() -> None:
     assert receiver.ack(1) == Ack(1, 2)
 
 
+def test_an_acknowledgement_that_may_have_been_lost_with_a_link_is_repeated_on_the_next() -> None:
+    receiver = StreamReceiver(STREAM)
+    give(receiver, frames_of(0))
+    receiver.commit(0)
+    assert receiver.ack(1) == Ack(1, 1)
+    assert receiver.attach() == 1
+    assert receiver.ack(2) == Ack(2, 1)
+
+
 def test_committing_what_has_not_arrived_is_our_own_error() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0))
@@ -275,6 +284,8 @@ def test_a_message_half_received_is_void_when_the_stream_comes_back() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0, bytes(100_000))[:1])
     assert receiver.attach() == 0
+    with pytest.raises(RemoteProtocolError, match="went on that had not begun"):
+        give(receiver, frames_of(0, bytes(100_000))[1:])
     received, _ = give(receiver, frames_of(0, b"whole"))
     assert received is not None
     assert bytes(received.payload) == b"whole"
