@@ -159,6 +159,23 @@ def test_it_waits_for_start_training_and_says_what_it_lacks(make_rows: Any) -> N
     assert (interface.progress.samples, interface.progress.start_training) == (training.total_samples, 20)
 
 
+def test_what_it_lacks_stays_said_for_as_long_as_it_waits(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, start_training=8, sleep_between_buffer_retrieval_attempts=0.0)
+    lacks = []
+
+    def more(timeout_s: float) -> bool:
+        lacks.append([progress.lack for progress in interface.reports[1:]])
+        interface._rows = 5 if len(lacks) == 4 else 0
+        return True
+
+    interface.wait = more  # type: ignore[method-assign]
+    training.run_epoch(interface)
+    lack = "5 of trainer.start_training = 8 samples have arrived"
+    assert lacks[:4] == [[lack] * (1 + looks) for looks in range(4)]
+    assert interface.progress.lack == ""
+
+
 def test_it_waits_while_there_is_no_complete_transition(make_rows: Any) -> None:
     interface = Fed(make_rows, 1)
     training = make(interface, sleep_between_buffer_retrieval_attempts=0.0)

@@ -95,7 +95,7 @@ class TrainingOffline:
             None: none are.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"published", "statistics", *_SETTINGS})
+    transient: ClassVar[frozenset[str]] = frozenset({"published", "statistics", "_waits_for", *_SETTINGS})
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
     def __init__(
@@ -149,6 +149,7 @@ class TrainingOffline:
         self.delivery: dict[str, Any] = {"incarnation": 0, "counter": 0, "marks": {}}
         """Where each worker's stream of samples stands: what this memory holds and what it does not."""
         self.published = False
+        self._waits_for = ""
         self.statistics = _RoundStatistics()
 
         if isinstance(env_cls, tuple):
@@ -250,6 +251,8 @@ class TrainingOffline:
             self.total_samples += received
             self.statistics.samples += received
         interface.commit()
+        if self._waits_for:
+            self._waits_for = self._lack()
         interface.report(self._progress())
 
     def _without_stale(self, buffer: Buffer, interface: TrainingInterface) -> tuple[Buffer, dict[int, Chunk]]:
@@ -304,7 +307,6 @@ class TrainingOffline:
         if not self._lack():
             return not interface.stopping
         started = time.perf_counter()
-        said = ""
         try:
             while True:
                 if interface.stopping:
@@ -313,19 +315,24 @@ class TrainingOffline:
                 lack = self._lack()
                 if not lack:
                     return True
-                if lack != said:
+                if lack != self._waits_for:
                     logger.debug("waiting: %s", lack)
-                    said = lack
-                    interface.report(self._progress(lack))
+                    self._waits_for = lack
+                    interface.report(self._progress())
                 interface.wait(self.sleep_between_buffer_retrieval_attempts)
         finally:
             self.statistics.idle_s += time.perf_counter() - started
-            if said:
+            if self._waits_for:
+                self._waits_for = ""
                 interface.report(self._progress())
 
-    def _progress(self, lack: str = "") -> Progress:
+    def _progress(self) -> Progress:
+        # Whoever wants to know whether both sides wait must not see a lack come and go while this one waits.
         return Progress(
-            samples=self.total_samples, updates=self.total_updates, start_training=self.start_training, lack=lack
+            samples=self.total_samples,
+            updates=self.total_updates,
+            start_training=self.start_training,
+            lack=self._waits_for,
         )
 
     def _row(self) -> dict[str, Any]:
