@@ -156,8 +156,8 @@ class RemoteInterface(TrainingInterface):
         workers = "; ".join(f"{name}: {text}" for name, text in waits[:3])
         raise StarvedError(
             f"trainer and workers wait for each other. The trainer: {self.progress.lack} ({self.progress.samples} "
-            f"samples received, {self.progress.updates} updates, {self.link.counts.policies_published} policies published). "
-            f"All {len(waits)} workers: {workers}. "
+            f"samples received, {self.progress.updates} updates, {self.link.counts.policies_published} policies "
+            f"published). All {len(waits)} workers: {workers}. "
             "Raise worker.max_steps_per_update or trainer.max_training_steps_per_env_step, or lower "
             "trainer.update_model_interval or trainer.start_training."
         )

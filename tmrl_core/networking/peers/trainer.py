@@ -1,24 +1,18 @@
-"""What a worker and a trainer say to the Server: the clients' ends of a link. Sans-I/O.
-
-Each has a state that outlives its links (`WorkerState`, `TrainerState`) and a connection that lives as long as one link
-(`WorkerConnection`, `TrainerConnection`). Nothing is lost with a connection: the next one goes on from the state.
-"""
+"""A trainer's end of a link, and what of it outlives the link. Sans-I/O."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.bodies import BodyPool
 from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import Mark, Received, StreamReceiver, StreamSender
+from tmrl_core.networking.delivery import Mark, Received, StreamReceiver
 from tmrl_core.networking.framing import (
     FIRST,
     LAST,
@@ -33,287 +27,29 @@ from tmrl_core.networking.framing import (
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
-    MAX_SIGNATURE_BYTES,
     PROTOCOL_VERSION,
-    Ack,
-    CloseStream,
     Control,
     Credit,
     Direct,
     Directive,
-    Halt,
     Have,
     Hello,
     Incarnation,
     Joined,
     Left,
     Notice,
-    OpenStream,
     PolicyUpdate,
     Progress,
     Report,
     Resume,
-    Role,
-    Version,
     Waits,
     Welcome,
-    decode_body,
     encode_body,
 )
+from tmrl_core.networking.peers.client import ClientState
 
 _FORGOTTEN_STREAMS = 4_096
 """Streams that are gone but whose marks are kept, in case they come back."""
-
-
-class PolicyReceiver:
-    """Puts the WEIGHTS frames of one policy update together."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._body: npt.NDArray[np.uint8] | None = None
-        self._version = (0, 0)
-        self._filled = 0
-
-    def frame(self, frame: Frame) -> tuple[tuple[int, int], bytes] | None:
-        """Take a frame; the update (version, body) when it is whole.
-
-        Raises:
-            RemoteProtocolError: too large, or its frames contradict its head.
-        """
-        payload = frame.payload
-        if frame.flags & FIRST:
-            if len(payload) < POLICY_HEAD.size:
-                raise RemoteProtocolError("a policy update began with a frame too short for its head")
-            incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
-            if length > self.max_bytes:
-                raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are allowed")
-            self._version = (incarnation, counter)
-            self._body = np.empty(length, np.uint8)
-            self._filled = 0
-            payload = payload[POLICY_HEAD.size :]
-        if self._body is None:
-            raise RemoteProtocolError("a policy update went on that had not begun")
-        end = self._filled + len(payload)
-        if end > len(self._body) or (frame.flags & LAST and end != len(self._body)):
-            raise RemoteProtocolError(f"a policy update said that it had {len(self._body)} bytes and has others")
-        self._body[self._filled : end] = payload
-        self._filled = end
-        if not frame.flags & LAST:
-            return None
-        body, self._body = self._body, None
-        return self._version, body.tobytes()
-
-
-class ClientState:
-    """What both kinds of client know of themselves.
-
-    Args:
-        run: name of the run.
-        name: label for people.
-        peer: 16 random bytes of this process.
-        token: the role's token, if a token speaks for this peer.
-    """
-
-    role: ClassVar[Role]
-
-    def __init__(self, *, run: str, name: str, peer: bytes, token: str = "") -> None:
-        self.run = run
-        self.name = name
-        self.peer = peer
-        self.token = token
-        self.incarnation = 0
-        """The highest incarnation of a trainer that this process has heard of."""
-        self.connections = 0
-        """How often a Server has welcomed this process."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after something that the application may wait for has changed."""
-
-
-class WorkerState(ClientState):
-    """A worker's side of delivery and of the last-value channels."""
-
-    role = "worker"
-
-    def __init__(self, *, run: str, name: str, peer: bytes, token: str = "") -> None:
-        super().__init__(run=run, name=name, peer=peer, token=token)
-        self.senders: list[tuple[StreamSender, bytes]] = []
-        """Streams and their encoded signatures; the channel is the index."""
-        self.policy_version = (0, 0)
-        self.policy: tuple[Version, bytes] | None = None
-        """The newest policy and its version, not taken by the application yet."""
-        self.versions_published = 0
-        """How many versions were published since the first connection, those that were skipped included."""
-        self.directives: dict[str, Directive] = {}
-        self.progress = Progress()
-        self.waits = ""
-        """What this worker waits for, with which numbers; empty while it collects."""
-        self.halt_reason = ""
-
-    def add_stream(self, sender: StreamSender, signature: bytes) -> None:
-        """One more stream; known to the Server from the next connection on.
-
-        Raises:
-            ValueError: the signature is too long.
-        """
-        if len(signature) > MAX_SIGNATURE_BYTES:
-            raise ValueError(f"a stream's signature of {len(signature)} bytes; at most {MAX_SIGNATURE_BYTES} fit")
-        self.senders.append((sender, signature))
-
-    @property
-    def directive(self) -> Directive:
-        """What the trainer wants of this worker: its own directive, and the one for all."""
-        everyone = self.directives.get("all", Directive())
-        own = self.directives.get("own")
-        if own is None:
-            return everyone
-        return Directive(
-            revision=own.revision,
-            evaluation=own.evaluation or everyone.evaluation,
-            pause=own.pause or everyone.pause,
-            finish=own.finish or everyone.finish,
-            collect=own.collect or everyone.collect,
-        )
-
-    def policy_arrived(self, version: tuple[int, int], body: bytes) -> None:
-        """Keep a policy if it is newer than what was there; count what was published in between."""
-        if version <= self.policy_version:
-            return
-        if version[0] == self.policy_version[0]:
-            self.versions_published += version[1] - self.policy_version[1]
-        else:
-            self.versions_published += 1
-        self.policy_version = version
-        self.policy = (version, body)
-        self.incarnation = max(self.incarnation, version[0])
-
-
-class WorkerConnection(Connection):
-    """A worker's end of one link."""
-
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Welcome}),
-        "open": frozenset({Resume, Halt, Ack, Credit, Direct, Report}),
-    }
-
-    def __init__(
-        self,
-        state: WorkerState,
-        *,
-        silent_s: float,
-        heartbeat_s: float,
-        max_policy_bytes: int = 1 << 30,
-        greeting_s: float = 10.0,
-    ) -> None:
-        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
-        self.worker = state
-        self.window_bytes = 0
-        self._policy = PolicyReceiver(max_policy_bytes)
-        self._turn = 0
-
-    def _on_connected(self) -> None:
-        state = self.worker
-        self.send(
-            Hello(
-                versions=(PROTOCOL_VERSION,),
-                role="worker",
-                token=state.token,
-                run=state.run,
-                name=state.name,
-                peer=state.peer,
-                incarnation=state.incarnation,
-                have=state.policy_version,
-            )
-        )
-
-    def _on_control(self, message: Control) -> None:
-        state = self.worker
-        match message:
-            case Welcome():
-                self.state = "open"
-                self.window_bytes = message.window_bytes
-                state.connections += 1
-                state.incarnation = max(state.incarnation, message.incarnation)
-                for channel, (sender, signature) in enumerate(state.senders):
-                    self.send(OpenStream(channel, sender.stream, state.name, signature))
-                if state.waits:
-                    self.say_waits()
-                state.on_change()
-            case Resume():
-                state.halt_reason = ""
-                self._sender(message.channel).resume(
-                    channel=message.channel,
-                    epoch=message.epoch,
-                    next_number=message.next,
-                    credit=message.credit,
-                )
-                self.wake()
-            case Halt():
-                state.halt_reason = message.reason
-                self._sender(message.channel).halt()
-                state.on_change()
-            case Ack():
-                self._sender(message.channel).ack(message)
-                state.on_change()
-            case Credit():
-                self._sender(message.channel).credit(epoch=message.epoch, limit=message.limit)
-                self.wake()
-            case Direct():
-                directive = decode_body(message.body, Directive)
-                state.directives["all" if message.channel == ALL_CHANNELS else "own"] = directive
-                state.on_change()
-            case Report():
-                state.progress = decode_body(message.body, Progress)
-                state.on_change()
-            case _:
-                super()._on_control(message)
-
-    def _sender(self, channel: int) -> StreamSender:
-        if channel >= len(self.worker.senders):
-            raise RemoteProtocolError(f"there is no channel {channel}")
-        return self.worker.senders[channel][0]
-
-    def _on_frame(self, frame: Frame) -> None:
-        if frame.kind != Kind.WEIGHTS:
-            raise RemoteProtocolError("a worker takes no samples")
-        update = self._policy.frame(frame)
-        if update is not None:
-            version, body = update
-            self.put("have", Have(*version))
-            self.worker.policy_arrived(version, body)
-            self.worker.on_change()
-
-    def _before_send(self) -> None:
-        if self.state != "open":
-            return
-        for channel, (sender, _) in enumerate(self.worker.senders):
-            want = sender.want(self.window_bytes)
-            if want is not None:
-                self._slots[("want", channel)] = want
-
-    def _next_frame(self) -> bytearray | None:
-        senders = self.worker.senders
-        for _ in range(len(senders)):
-            frame = senders[self._turn][0].next_frame()
-            if frame is not None:
-                return frame
-            self._turn = (self._turn + 1) % len(senders)
-        return None
-
-    def say_waits(self) -> None:
-        """Tell the trainer what this worker waits for, or that it no longer does."""
-        if self.state == "open":
-            for channel in range(len(self.worker.senders)):
-                self.put(("waits", channel), Waits(channel, self.worker.waits))
-
-    def end_streams(self) -> None:
-        """Tell the Server that the streams have ended in order."""
-        for channel in range(len(self.worker.senders)):
-            self.send(CloseStream(channel))
-
-    def _on_closed(self) -> None:
-        for sender, _ in self.worker.senders:
-            sender.halt()
-        self.worker.on_change()
 
 
 class Member(msgspec.Struct, frozen=True):

@@ -19,32 +19,23 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import ClassVar
-
-import msgspec
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.framing import (
     FIRST,
     LAST,
     MAX_FRAME_BYTES,
-    POLICY_HEAD,
     SAMPLES_HEAD,
     Frame,
-    Kind,
     message_bytes,
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
     PROTOCOL_VERSION,
     Ack,
-    CloseStream,
-    Control,
     Credit,
     Direct,
     Halt,
-    Have,
     Hello,
     Incarnation,
     Joined,
@@ -53,11 +44,13 @@ from tmrl_core.networking.messages import (
     OpenStream,
     Report,
     Resume,
-    Version,
     Waits,
     Want,
     Welcome,
 )
+from tmrl_core.networking.relay.connection import RelayConnection
+from tmrl_core.networking.relay.settings import RelaySettings
+from tmrl_core.networking.relay.streams import Policy, RelayStream
 
 _QUANTUM_BYTES = MAX_FRAME_BYTES
 _MAX_STREAMS_PER_LINK = 1_024
@@ -66,84 +59,8 @@ _MAX_NUMBER = 1 << 62
 _MAX_LEAP = 1 << 32
 """By how much a peer's incarnation may exceed the relay's: one peer cannot use all of them up."""
 
-
-class RelaySettings(msgspec.Struct, frozen=True):
-    """The relay's bounds. All sizes in bytes, times in seconds."""
-
-    max_workers: int | None = None
-    budget_bytes: int = 64 << 20
-    """Most bytes of samples held; `max_message_bytes` must fit twice."""
-    max_message_bytes: int = 16 << 20
-    max_policy_bytes: int = 256 << 20
-    standing_bytes: int = 65_536
-    """Credit that every stream has without asking, as long as half of the budget serves for it."""
-    silent_s: float = 10.0
-    heartbeat_s: float = 3.0
-    greeting_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        least = 2 * message_bytes(SAMPLES_HEAD, self.max_message_bytes)
-        if self.budget_bytes < least:
-            raise ValueError(
-                f"the Server's budget of {self.budget_bytes} bytes is too small for messages of up to "
-                f"{self.max_message_bytes} bytes; it must be at least {least}"
-            )
-
-    @property
-    def window_bytes(self) -> int:
-        """Most bytes that one stream reserves, unless a single message is larger.
-
-        A worker asks for half of it at a time: one half travels while the other is forwarded.
-        """
-        return max(self.budget_bytes // 8, min(self.budget_bytes // 2, 2 * message_bytes(SAMPLES_HEAD, 1 << 20)))
-
-
 Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | None"]
 """Says whether a peer is who it says it is: None, or (refusal code, reason)."""
-
-
-class Policy:
-    """One version of the policy, as the frames that carry it."""
-
-    __slots__ = ("frames", "version")
-
-    def __init__(self, version: Version, frames: list[bytes]) -> None:
-        self.version = version
-        self.frames = frames
-
-
-class _Stream:
-    """A worker's stream at the relay."""
-
-    def __init__(self, stream: bytes, name: str, run: str, signature: bytes) -> None:
-        self.id = stream
-        self.name = name
-        self.run = run
-        self.signature = signature
-        self.worker: RelayConnection | None = None
-        self.channel = 0
-        self.trainer_channel = 0
-        """Under which the trainer knows it; 0: the trainer does not."""
-        self.epoch = 0
-        self.active = False
-        self.standing = 0
-        self.received = 0
-        self.forwarded = 0
-        self.limit = 0
-        self.told_limit = 0
-        self.wanted = 0
-        self.ended = False
-        self.waits = ""
-        self.partial: list[bytearray] = []
-        self.partial_bytes = 0
-        self.partial_length = 0
-        self.queue: deque[tuple[list[bytearray], int]] = deque()
-        self.deficit = 0
-        self.in_turn = False
-
-    @property
-    def reserved(self) -> int:
-        return self.limit - self.forwarded
 
 
 class Relay:
@@ -169,7 +86,7 @@ class Relay:
         self.policy_run = ""
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
-        self.streams: dict[bytes, _Stream] = {}
+        self.streams: dict[bytes, RelayStream] = {}
         self.reserved_bytes = 0
         self.queued_bytes = 0
         self.discarded_messages = 0
@@ -180,15 +97,15 @@ class Relay:
         self.protocol_errors = 0
         """Peers that said what the protocol does not allow."""
         self._trainer_peer = b""
-        self._by_trainer_channel: dict[int, _Stream] = {}
+        self._by_trainer_channel: dict[int, RelayStream] = {}
         self._next_trainer_channel = 1
         self._trainer_limit = 0
         self._trainer_sent = 0
-        self._turns: deque[_Stream] = deque()
-        self._wants: OrderedDict[bytes, _Stream] = OrderedDict()
+        self._turns: deque[RelayStream] = deque()
+        self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
         self._report: Report | None = None
         self._direct_all: Direct | None = None
-        self._sending: tuple[_Stream, list[bytearray], int] | None = None
+        self._sending: tuple[RelayStream, list[bytearray], int] | None = None
         self._sending_index = 0
 
     def connection(self) -> RelayConnection:
@@ -302,7 +219,7 @@ class Relay:
                 self._introduce(stream)
         self.notice()
 
-    def _introduce(self, stream: _Stream) -> None:
+    def _introduce(self, stream: RelayStream) -> None:
         """Tell the trainer of a stream, if it is of its run; it answers with a `Resume`."""
         trainer = self.trainer
         worker = stream.worker
@@ -338,7 +255,7 @@ class Relay:
         if stream is not None:
             self._detach(stream)
             self._forget(stream)
-        stream = _Stream(message.stream, message.name[:200], connection.run, message.signature)
+        stream = RelayStream(message.stream, message.name[:200], connection.run, message.signature)
         stream.worker = connection
         stream.channel = message.channel
         self.streams[stream.id] = stream
@@ -353,7 +270,7 @@ class Relay:
         if not self._stream_queued(stream):  # else what is queued goes to the trainer first
             self._forget(stream)
 
-    def _detach(self, stream: _Stream) -> None:
+    def _detach(self, stream: RelayStream) -> None:
         """The stream has no link any more: what is half received is void."""
         if stream.worker is not None:
             stream.worker.streams.pop(stream.channel, None)
@@ -364,12 +281,12 @@ class Relay:
         self.reserved_bytes -= stream.reserved - kept
         stream.limit = stream.forwarded + kept
 
-    def _stream_queued(self, stream: _Stream) -> int:
+    def _stream_queued(self, stream: RelayStream) -> int:
         return sum(size for _, size in stream.queue) + (
             self._sending[2] if self._sending is not None and self._sending[0] is stream else 0
         )
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: RelayStream) -> None:
         """The stream is gone, with what is queued of it."""
         self._void(stream)
         self.streams.pop(stream.id, None)
@@ -379,7 +296,7 @@ class Relay:
                 self.trainer.send(Left(stream.trainer_channel, stream.ended))
             stream.trainer_channel = 0
 
-    def _void(self, stream: _Stream) -> None:
+    def _void(self, stream: RelayStream) -> None:
         """Drop everything that is held of a stream and give its reserve back."""
         for _, size in stream.queue:
             self.queued_bytes -= size
@@ -508,7 +425,7 @@ class Relay:
         stream.waits = message.text
         self._tell_waits(stream)
 
-    def _tell_waits(self, stream: _Stream) -> None:
+    def _tell_waits(self, stream: RelayStream) -> None:
         if self.trainer is not None and stream.trainer_channel:
             self.trainer.put(("waits", stream.trainer_channel), Waits(stream.trainer_channel, stream.waits))
 
@@ -527,7 +444,7 @@ class Relay:
                 self._tell_limit(stream)
             del self._wants[stream.id]
 
-    def _tell_limit(self, stream: _Stream) -> None:
+    def _tell_limit(self, stream: RelayStream) -> None:
         if stream.worker is not None and stream.limit > stream.told_limit:
             stream.told_limit = stream.limit
             stream.worker.put(("credit", stream.channel), Credit(stream.channel, stream.epoch, stream.limit))
@@ -573,7 +490,7 @@ class Relay:
             return True
         return False
 
-    def _forwarded(self, stream: _Stream, size: int) -> None:
+    def _forwarded(self, stream: RelayStream, size: int) -> None:
         stream.forwarded += size
         self.reserved_bytes -= size
         if stream.worker is None:
@@ -638,176 +555,3 @@ class Relay:
         if self.trainer is not None:
             others = sum(worker.run != self.trainer.run for worker in self.workers.values())
             self.trainer.put("notice", Notice(len(self.workers), self.queued_bytes, others))
-
-
-class RelayConnection(Connection):
-    """The Server's end of one link."""
-
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Hello}),
-        "worker": frozenset({OpenStream, CloseStream, Want, Have, Waits}),
-        "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
-    }
-
-    def __init__(self, relay: Relay) -> None:
-        settings = relay.settings
-        super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
-        self.relay = relay
-        self.run = ""
-        self.name = ""
-        self.peer = b""
-        self.streams: dict[int, _Stream] = {}
-        self.have: Version = (0, 0)
-        self._policy: Policy | None = None
-        self._policy_index = 0
-        self._policy_in_flight = False
-        self._incoming: list[bytes] = []
-        self._incoming_version: Version = (0, 0)
-        self._incoming_bytes = 0
-        self._incoming_size = 0
-        self._left = False
-        self._noticed = 0.0
-
-    def stream(self, channel: int) -> _Stream:
-        """The stream of a channel of this link."""
-        stream = self.streams.get(channel)
-        if stream is None:
-            raise RemoteProtocolError(f"channel {channel} is not open")
-        return stream
-
-    def acknowledge(self, ack: Ack) -> None:
-        """Pass an acknowledgement on; one that has not left yet is merged with it."""
-        key = ("ack", ack.channel)
-        earlier = self._slots.get(key)
-        if isinstance(earlier, Ack):
-            if earlier.refused and ack.refused:
-                # Together they may not fit a frame, and a refusal left out would count as committed at the worker.
-                del self._slots[key]
-                self.send(earlier)
-            else:
-                ack = Ack(ack.channel, max(ack.next, earlier.next), earlier.refused or ack.refused)
-        self.put(key, ack)
-
-    def _on_control(self, message: Control) -> None:
-        relay = self.relay
-        match message:
-            case Hello():
-                relay.greet(self, message)
-            case OpenStream():
-                relay.open_stream(self, message)
-            case CloseStream():
-                relay.close_stream(self, message.channel)
-            case Want():
-                relay.want(self, message)
-            case Waits():
-                relay.waits(self, message)
-            case Have():
-                version = (message.incarnation, message.counter)
-                if self._policy_in_flight and self._policy is not None and version == self._policy.version:
-                    self.have = version
-                    self._policy_in_flight = False
-                    self._policy = None
-                    self.wake()
-            case Resume():
-                relay.resume(message)
-            case Ack():
-                relay.ack(message)
-            case Credit():
-                relay.trainer_credit(message)
-            case Direct():
-                relay.direct(message)
-            case Report():
-                relay.report(message)
-            case _:
-                super()._on_control(message)
-
-    def _on_frame(self, frame: Frame) -> None:
-        if self.state == "worker" and frame.kind == Kind.DATA:
-            self.relay.samples_frame(self, frame)
-        elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
-            self._policy_frame(frame)
-        else:
-            raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
-
-    def _policy_frame(self, frame: Frame) -> None:
-        if frame.flags & FIRST:
-            payload = frame.payload
-            if len(payload) < POLICY_HEAD.size:
-                raise RemoteProtocolError("a policy update began with a frame too short for its head")
-            incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
-            if length > self.relay.settings.max_policy_bytes:
-                raise RemoteProtocolError(
-                    f"a policy of {length} bytes; at most {self.relay.settings.max_policy_bytes} are relayed"
-                )
-            self._incoming = []
-            self._incoming_bytes = 0
-            self._incoming_version = (incarnation, counter)
-            self._incoming_size = message_bytes(POLICY_HEAD, length)
-        elif not self._incoming:
-            raise RemoteProtocolError("a policy update went on that had not begun")
-        self._incoming.append(bytes(frame.buffer))  # shared by all workers' links
-        self._incoming_bytes += len(frame.buffer)
-        last = bool(frame.flags & LAST)
-        if self._incoming_bytes > self._incoming_size or last != (self._incoming_bytes == self._incoming_size):
-            raise RemoteProtocolError("a policy update's frames and its head say different lengths")
-        if not last and len(frame.buffer) != MAX_FRAME_BYTES:
-            raise RemoteProtocolError("only a policy's last frame is not full")
-        if last:
-            frames, self._incoming = self._incoming, []
-            self.put("have", Have(*self._incoming_version))
-            if self._incoming_version[0] == self.relay.incarnation:
-                self.relay.publish(Policy(self._incoming_version, frames))
-
-    def _next_frame(self) -> bytes | bytearray | None:
-        if self.state == "trainer":
-            return self.relay.next_samples_frame()
-        policy = self._policy
-        if policy is None:
-            policy = self.relay.policy
-            if policy is None or policy.version <= self.have or self.run != self.relay.policy_run:
-                return None
-            self._policy = policy
-            self._policy_index = 0
-            self._policy_in_flight = True
-        if self._policy_index == len(policy.frames):
-            return None
-        frame = policy.frames[self._policy_index]
-        self._policy_index += 1
-        return frame
-
-    def tick(self, now: float) -> None:
-        """Time has passed: also tell a trainer what is queued here."""
-        super().tick(now)
-        if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
-            self._noticed = now
-            self.relay.notice()
-
-    def deadline(self) -> float:
-        """When `tick` wants to be called next, at the latest."""
-        deadline = super().deadline()
-        return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
-
-    def leave(self) -> None:
-        """This link counts no more, whatever its transport still does."""
-        if self._left:
-            return
-        self._left = True
-        if self.state == "worker":
-            self.relay.worker_left(self)
-        elif self.state == "trainer":
-            self.relay.trainer_left(self)
-
-    def refuse(self, code: str, reason: str) -> None:
-        """Tell the other side why, then no more."""
-        if code == "misuse" and not self.closing:
-            self.relay.protocol_errors += 1
-            self.relay.on_refused(self.identity.address, reason)
-        super().refuse(code, reason)
-        self.leave()
-
-    def _fail(self, reason: object) -> None:
-        super()._fail(reason)  # type: ignore[arg-type]
-        self.leave()
-
-    def _on_closed(self) -> None:
-        self.leave()

@@ -1,0 +1,209 @@
+"""The Server's end of one link. Sans-I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.framing import (
+    FIRST,
+    LAST,
+    MAX_FRAME_BYTES,
+    POLICY_HEAD,
+    Frame,
+    Kind,
+    message_bytes,
+)
+from tmrl_core.networking.messages import (
+    Ack,
+    CloseStream,
+    Control,
+    Credit,
+    Direct,
+    Have,
+    Hello,
+    OpenStream,
+    Report,
+    Resume,
+    Version,
+    Waits,
+    Want,
+)
+from tmrl_core.networking.relay.streams import Policy, RelayStream
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.relay.core import Relay
+
+
+class RelayConnection(Connection):
+    """The Server's end of one link."""
+
+    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
+        "greeting": frozenset({Hello}),
+        "worker": frozenset({OpenStream, CloseStream, Want, Have, Waits}),
+        "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
+    }
+
+    def __init__(self, relay: Relay) -> None:
+        settings = relay.settings
+        super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
+        self.relay = relay
+        self.run = ""
+        self.name = ""
+        self.peer = b""
+        self.streams: dict[int, RelayStream] = {}
+        self.have: Version = (0, 0)
+        self._policy: Policy | None = None
+        self._policy_index = 0
+        self._policy_in_flight = False
+        self._incoming: list[bytes] = []
+        self._incoming_version: Version = (0, 0)
+        self._incoming_bytes = 0
+        self._incoming_size = 0
+        self._left = False
+        self._noticed = 0.0
+
+    def stream(self, channel: int) -> RelayStream:
+        """The stream of a channel of this link."""
+        stream = self.streams.get(channel)
+        if stream is None:
+            raise RemoteProtocolError(f"channel {channel} is not open")
+        return stream
+
+    def acknowledge(self, ack: Ack) -> None:
+        """Pass an acknowledgement on; one that has not left yet is merged with it."""
+        key = ("ack", ack.channel)
+        earlier = self._slots.get(key)
+        if isinstance(earlier, Ack):
+            if earlier.refused and ack.refused:
+                # Together they may not fit a frame, and a refusal left out would count as committed at the worker.
+                del self._slots[key]
+                self.send(earlier)
+            else:
+                ack = Ack(ack.channel, max(ack.next, earlier.next), earlier.refused or ack.refused)
+        self.put(key, ack)
+
+    def _on_control(self, message: Control) -> None:
+        relay = self.relay
+        match message:
+            case Hello():
+                relay.greet(self, message)
+            case OpenStream():
+                relay.open_stream(self, message)
+            case CloseStream():
+                relay.close_stream(self, message.channel)
+            case Want():
+                relay.want(self, message)
+            case Waits():
+                relay.waits(self, message)
+            case Have():
+                version = (message.incarnation, message.counter)
+                if self._policy_in_flight and self._policy is not None and version == self._policy.version:
+                    self.have = version
+                    self._policy_in_flight = False
+                    self._policy = None
+                    self.wake()
+            case Resume():
+                relay.resume(message)
+            case Ack():
+                relay.ack(message)
+            case Credit():
+                relay.trainer_credit(message)
+            case Direct():
+                relay.direct(message)
+            case Report():
+                relay.report(message)
+            case _:
+                super()._on_control(message)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self.state == "worker" and frame.kind == Kind.DATA:
+            self.relay.samples_frame(self, frame)
+        elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
+            self._policy_frame(frame)
+        else:
+            raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
+
+    def _policy_frame(self, frame: Frame) -> None:
+        if frame.flags & FIRST:
+            payload = frame.payload
+            if len(payload) < POLICY_HEAD.size:
+                raise RemoteProtocolError("a policy update began with a frame too short for its head")
+            incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
+            if length > self.relay.settings.max_policy_bytes:
+                raise RemoteProtocolError(
+                    f"a policy of {length} bytes; at most {self.relay.settings.max_policy_bytes} are relayed"
+                )
+            self._incoming = []
+            self._incoming_bytes = 0
+            self._incoming_version = (incarnation, counter)
+            self._incoming_size = message_bytes(POLICY_HEAD, length)
+        elif not self._incoming:
+            raise RemoteProtocolError("a policy update went on that had not begun")
+        self._incoming.append(bytes(frame.buffer))  # shared by all workers' links
+        self._incoming_bytes += len(frame.buffer)
+        last = bool(frame.flags & LAST)
+        if self._incoming_bytes > self._incoming_size or last != (self._incoming_bytes == self._incoming_size):
+            raise RemoteProtocolError("a policy update's frames and its head say different lengths")
+        if not last and len(frame.buffer) != MAX_FRAME_BYTES:
+            raise RemoteProtocolError("only a policy's last frame is not full")
+        if last:
+            frames, self._incoming = self._incoming, []
+            self.put("have", Have(*self._incoming_version))
+            if self._incoming_version[0] == self.relay.incarnation:
+                self.relay.publish(Policy(self._incoming_version, frames))
+
+    def _next_frame(self) -> bytes | bytearray | None:
+        if self.state == "trainer":
+            return self.relay.next_samples_frame()
+        policy = self._policy
+        if policy is None:
+            policy = self.relay.policy
+            if policy is None or policy.version <= self.have or self.run != self.relay.policy_run:
+                return None
+            self._policy = policy
+            self._policy_index = 0
+            self._policy_in_flight = True
+        if self._policy_index == len(policy.frames):
+            return None
+        frame = policy.frames[self._policy_index]
+        self._policy_index += 1
+        return frame
+
+    def tick(self, now: float) -> None:
+        """Time has passed: also tell a trainer what is queued here."""
+        super().tick(now)
+        if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
+            self._noticed = now
+            self.relay.notice()
+
+    def deadline(self) -> float:
+        """When `tick` wants to be called next, at the latest."""
+        deadline = super().deadline()
+        return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
+
+    def leave(self) -> None:
+        """This link counts no more, whatever its transport still does."""
+        if self._left:
+            return
+        self._left = True
+        if self.state == "worker":
+            self.relay.worker_left(self)
+        elif self.state == "trainer":
+            self.relay.trainer_left(self)
+
+    def refuse(self, code: str, reason: str) -> None:
+        """Tell the other side why, then no more."""
+        if code == "misuse" and not self.closing:
+            self.relay.protocol_errors += 1
+            self.relay.on_refused(self.identity.address, reason)
+        super().refuse(code, reason)
+        self.leave()
+
+    def _fail(self, reason: object) -> None:
+        super()._fail(reason)  # type: ignore[arg-type]
+        self.leave()
+
+    def _on_closed(self) -> None:
+        self.leave()

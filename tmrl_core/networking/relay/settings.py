@@ -1,0 +1,41 @@
+"""The relay's bounds. Sans-I/O."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tmrl_core.networking.framing import (
+    SAMPLES_HEAD,
+    message_bytes,
+)
+
+
+class RelaySettings(msgspec.Struct, frozen=True):
+    """The relay's bounds. All sizes in bytes, times in seconds."""
+
+    max_workers: int | None = None
+    budget_bytes: int = 64 << 20
+    """Most bytes of samples held; `max_message_bytes` must fit twice."""
+    max_message_bytes: int = 16 << 20
+    max_policy_bytes: int = 256 << 20
+    standing_bytes: int = 65_536
+    """Credit that every stream has without asking, as long as half of the budget serves for it."""
+    silent_s: float = 10.0
+    heartbeat_s: float = 3.0
+    greeting_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        least = 2 * message_bytes(SAMPLES_HEAD, self.max_message_bytes)
+        if self.budget_bytes < least:
+            raise ValueError(
+                f"the Server's budget of {self.budget_bytes} bytes is too small for messages of up to "
+                f"{self.max_message_bytes} bytes; it must be at least {least}"
+            )
+
+    @property
+    def window_bytes(self) -> int:
+        """Most bytes that one stream reserves, unless a single message is larger.
+
+        A worker asks for half of it at a time: one half travels while the other is forwarded.
+        """
+        return max(self.budget_bytes // 8, min(self.budget_bytes // 2, 2 * message_bytes(SAMPLES_HEAD, 1 << 20)))

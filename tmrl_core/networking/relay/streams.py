@@ -1,0 +1,58 @@
+"""What the relay holds of each worker's stream, and the policy that it holds for all. Sans-I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tmrl_core.networking.messages import (
+    Version,
+)
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.relay.connection import RelayConnection
+
+
+class RelayStream:
+    """A worker's stream at the relay."""
+
+    def __init__(self, stream: bytes, name: str, run: str, signature: bytes) -> None:
+        self.id = stream
+        self.name = name
+        self.run = run
+        self.signature = signature
+        self.worker: RelayConnection | None = None
+        self.channel = 0
+        self.trainer_channel = 0
+        """Under which the trainer knows it; 0: the trainer does not."""
+        self.epoch = 0
+        self.active = False
+        self.standing = 0
+        self.received = 0
+        self.forwarded = 0
+        self.limit = 0
+        self.told_limit = 0
+        self.wanted = 0
+        self.ended = False
+        self.waits = ""
+        self.partial: list[bytearray] = []
+        self.partial_bytes = 0
+        self.partial_length = 0
+        self.queue: deque[tuple[list[bytearray], int]] = deque()
+        self.deficit = 0
+        self.in_turn = False
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the pool that are kept for it: granted and not forwarded yet."""
+        return self.limit - self.forwarded
+
+
+class Policy:
+    """One version of the policy, as the frames that carry it."""
+
+    __slots__ = ("frames", "version")
+
+    def __init__(self, version: Version, frames: list[bytes]) -> None:
+        self.version = version
+        self.frames = frames
