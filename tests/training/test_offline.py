@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from tmrl_core.errors import StarvedError
 from tmrl_core.networking.messages import Progress
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.training import ReplayMemory, TorchTrainingOffline
@@ -174,6 +175,19 @@ def test_what_it_lacks_stays_said_for_as_long_as_it_waits(make_rows: Any) -> Non
     lack = "5 of trainer.start_training = 8 samples have arrived"
     assert lacks[:4] == [[lack] * (1 + looks) for looks in range(4)]
     assert interface.progress.lack == ""
+
+
+def test_workers_still_hear_what_it_lacks_after_it_gave_up(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, start_training=8, sleep_between_buffer_retrieval_attempts=0.0)
+
+    def starve(timeout_s: float) -> bool:
+        raise StarvedError("both wait")
+
+    interface.wait = starve  # type: ignore[method-assign]
+    with pytest.raises(StarvedError):
+        training.run_epoch(interface)
+    assert interface.progress.lack == "5 of trainer.start_training = 8 samples have arrived"
 
 
 def test_it_waits_while_there_is_no_complete_transition(make_rows: Any) -> None:

@@ -308,23 +308,27 @@ class TrainingOffline:
             return not interface.stopping
         started = time.perf_counter()
         try:
-            while True:
-                if interface.stopping:
-                    return False
-                self.update_buffer(interface)
-                lack = self._lack()
-                if not lack:
-                    return True
-                if lack != self._waits_for:
-                    logger.debug("waiting: %s", lack)
-                    self._waits_for = lack
-                    interface.report(self._progress())
-                interface.wait(self.sleep_between_buffer_retrieval_attempts)
+            held = self._wait_for_samples(interface)
         finally:
             self.statistics.idle_s += time.perf_counter() - started
-            if self._waits_for:
-                self._waits_for = ""
+        # Not after an error: workers that wait as well still have to know what is lacking.
+        if self._waits_for:
+            self._waits_for = ""
+            interface.report(self._progress())
+        return held
+
+    def _wait_for_samples(self, interface: TrainingInterface) -> bool:
+        while not interface.stopping:
+            self.update_buffer(interface)
+            lack = self._lack()
+            if not lack:
+                return True
+            if lack != self._waits_for:
+                logger.debug("waiting: %s", lack)
+                self._waits_for = lack
                 interface.report(self._progress())
+            interface.wait(self.sleep_between_buffer_retrieval_attempts)
+        return False
 
     def _progress(self) -> Progress:
         # Whoever wants to know whether both sides wait must not see a lack come and go while this one waits.
