@@ -15,11 +15,16 @@ from tmrl_core.networking.framing import (
     FIRST,
     HEADER,
     LAST,
+    MAX_FRAME_BYTES,
     PING_FRAME,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Frame,
     FrameReader,
     Kind,
     control_frame,
+    cut,
+    message_bytes,
 )
 from tmrl_core.networking.messages import (
     Ack,
@@ -48,7 +53,7 @@ from tmrl_core.networking.messages import (
     encode_body,
 )
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
-from tmrl_core.networking.relay import Relay
+from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
 
 WELCOME = Welcome(1, 3, 1 << 20, 1 << 20, 1 << 20, 3.0)
 
@@ -480,3 +485,142 @@ def test_acknowledgements_that_wait_for_a_slow_worker_are_merged_and_lose_no_ref
     for i in range(600, 900):
         connection.acknowledge(Ack(0, i + 1))
     assert said(connection) == [Ack(0, 900)]
+
+
+# -- the relay's end, word by word -------------------------------------------------------------------------------------
+
+
+class Ends:
+    """A relay with one trainer and some workers who say exactly what they are told to."""
+
+    def __init__(self, workers: int = 1, **settings: int) -> None:
+        self.relay = Relay(RelaySettings(**{"max_message_bytes": 1 << 20, **settings}))
+        self.trainer = self.end(HELLO_TRAINER)
+        self.workers = [
+            self.end(Hello((1,), "worker", "", "run", "w", bytes([i]) * 16), OpenStream(0, bytes([i]) * 16, "w"))
+            for i in range(workers)
+        ]
+        joined = [message for message in said(self.trainer) if isinstance(message, Joined)]
+        self.channels = [message.channel for message in joined]
+        self.resumes = []
+        for channel, worker in zip(self.channels, self.workers, strict=True):
+            tell(self.trainer, Resume(channel, 0))
+            self.resumes += [message for message in said(worker) if isinstance(message, Resume)]
+
+    def end(self, *messages: Control) -> RelayConnection:
+        connection = self.relay.connection()
+        connection.connected(Identity("there"), 0.0)
+        tell(connection, *messages)
+        return connection
+
+    def limits(self, worker: int) -> list[int]:
+        return [message.limit for message in said(self.workers[worker]) if isinstance(message, Credit)]
+
+    def want(self, worker: int, more: int) -> None:
+        resume = self.resumes[worker]
+        tell(self.workers[worker], Want(0, resume.epoch, resume.credit + more))
+
+    def message(self, number: int, body: bytes, worker: int = 0) -> None:
+        head = SAMPLES_HEAD.pack(number, number, number, 1, len(body))
+        epoch = self.resumes[worker].epoch
+        say(self.workers[worker], *(bytes(wire) for wire in cut(Kind.DATA, head, [body], epoch=epoch, channel=0)))
+
+
+def test_a_want_is_granted_up_to_the_window_and_again_when_something_was_forwarded() -> None:
+    ends = Ends(budget_bytes=8 << 20)
+    window = ends.relay.settings.window_bytes
+    size = message_bytes(SAMPLES_HEAD, 100_000)
+    ends.want(0, window - 65_536)
+    assert ends.limits(0) == [window]
+    ends.want(0, window)
+    assert ends.limits(0) == [], "it has its share"
+    ends.message(0, bytes(100_000))
+    assert ends.limits(0) == []
+    tell(ends.trainer, Credit(0, 0, 10 * size))
+    assert sum(len(frame.buffer) for frame in sent(ends.trainer) if frame.kind == Kind.DATA) == size
+    assert ends.limits(0) == [65_536 + window]
+    assert ends.relay.reserved_bytes == 65_536 + window - size
+
+
+def test_a_large_want_is_not_passed_over_for_small_ones_that_came_later() -> None:
+    ends = Ends(workers=4, budget_bytes=2 * message_bytes(SAMPLES_HEAD, 1 << 20), standing_bytes=0)
+    for worker, more in ((0, 1_000_000), (1, 600_000), (2, 1_000_000), (3, 1_000)):
+        ends.want(worker, more)
+    assert ends.limits(0) == [1_000_000]
+    assert ends.limits(1) == [600_000]
+    assert ends.limits(2) == [], "there is no room for it now"
+    assert ends.limits(3) == [], "there would be room for this one; then the large one might wait for ever"
+    ends.workers[0].lost(None, 1.0)
+    assert ends.limits(2) == [1_000_000]
+    assert ends.limits(3) == [1_000]
+
+
+def test_a_resume_voids_what_is_queued_of_the_epoch_before() -> None:
+    ends = Ends()
+    reserved = ends.relay.reserved_bytes
+    ends.message(0, bytes(1_000))
+    assert ends.relay.queued_bytes > 0
+    tell(ends.trainer, Resume(ends.channels[0], 0), Credit(0, 0, 1 << 20))
+    assert ends.relay.queued_bytes == 0
+    assert ends.relay.reserved_bytes == reserved
+    assert not [frame for frame in sent(ends.trainer) if frame.kind == Kind.DATA]
+
+
+def test_workers_are_halted_when_the_trainer_goes_and_their_queues_are_given_back() -> None:
+    ends = Ends(workers=2)
+    ends.message(0, bytes(1_000))
+    ends.trainer.lost(None, 1.0)
+    for worker in ends.workers:
+        assert Halt(0) in said(worker)
+    assert (ends.relay.queued_bytes, ends.relay.reserved_bytes) == (0, 0)
+
+
+def publish(trainer: Connection, incarnation: int, counter: int) -> None:
+    body = b"weights"
+    wires = cut(Kind.WEIGHTS, POLICY_HEAD.pack(incarnation, counter, len(body)), [body], epoch=0, channel=0)
+    say(trainer, *(bytes(wire) for wire in wires))
+
+
+def versions(worker: Connection) -> list[tuple[int, int]]:
+    frames = [frame for frame in sent(worker) if frame.kind == Kind.WEIGHTS]
+    return [POLICY_HEAD.unpack_from(frame.payload)[:2] for frame in frames if frame.flags & FIRST]
+
+
+def test_one_policy_is_in_flight_per_worker_until_that_very_version_has_arrived() -> None:
+    ends = Ends()
+    (worker,) = ends.workers
+    publish(ends.trainer, 1, 1)
+    assert versions(worker) == [(1, 1)]
+    publish(ends.trainer, 1, 2)
+    publish(ends.trainer, 1, 3)
+    assert versions(worker) == []
+    tell(worker, Have(1, 3))
+    assert versions(worker) == [], "that one was never sent"
+    tell(worker, Have(1, 1))
+    assert versions(worker) == [(1, 3)]
+    tell(worker, Have(1, 3))
+    assert versions(worker) == []
+
+
+def test_a_policy_of_another_incarnation_is_confirmed_and_goes_nowhere() -> None:
+    ends = Ends()
+    for incarnation in (0, 2):
+        publish(ends.trainer, incarnation, 1)
+        assert Have(incarnation, 1) in said(ends.trainer)
+        assert versions(ends.workers[0]) == []
+
+
+def test_what_an_abandoned_message_had_used_up_of_the_trainers_credit_is_free_again() -> None:
+    connection = trainer()
+    connection.connected(Identity("server"), 0.0)
+    tell(connection, WELCOME, Joined(1, b"s" * 16, "w"))
+    (granted,) = [message.limit for message in said(connection) if isinstance(message, Credit)]
+    head = SAMPLES_HEAD.pack(0, 0, 0, 1, 1 << 20)
+    begun = bytes(next(cut(Kind.DATA, head, [bytes(1 << 20)], epoch=1, channel=1)))
+    assert len(begun) == MAX_FRAME_BYTES
+    limits = []
+    for _ in range(20):
+        say(connection, begun)
+        limits += [message.limit for message in said(connection) if isinstance(message, Credit)]
+    assert limits == sorted(limits)
+    assert granted + 16 * MAX_FRAME_BYTES <= limits[-1] <= granted + 19 * MAX_FRAME_BYTES
