@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tmrl_core.actor import rollout
+from tmrl_core.actor.pacing import StarvationWatch
 from tmrl_core.actor.rollout import Rollout
-from tmrl_core.errors import EnvironmentFailedError, RefusedError
+from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
 from tmrl_core.networking.messages import Directive, Evaluation, Progress
 from tmrl_core.samples import Buffer
 
@@ -191,6 +194,33 @@ def test_the_brake_counts_what_is_not_acknowledged_yet(make: Any, link: Any) -> 
     link.on_wait = lambda link: setattr(link, "counts", link.counts._replace(queued_samples=0))
     worker.run(nb_episodes=1, verbose=False)
     assert link.waits == 1
+
+
+def test_the_brake_and_a_trainer_that_waits_end_the_run_with_their_numbers(
+    make: Any, link: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(
+        rollout, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
+    )
+    worker = make(max_env_steps_per_update=0.5)
+    link.progress = Progress(samples=4, updates=2, start_training=1, lack="2 updates / 4 samples received is too many")
+    with pytest.raises(
+        StarvedError,
+        match=r"4 samples .*start_training = 1 .*max_env_steps_per_update = 0\.5 .*2 updates / 4 samples received",
+    ):
+        worker.run(verbose=False)
+    assert link.said[0].startswith("4 samples are above")
+    assert link.waits_for == ""
+
+
+def test_a_brake_that_holds_while_training_goes_on_is_nothing_to_tell(make: Any, link: Any) -> None:
+    worker = make(max_env_steps_per_update=1.0)
+    link.progress = Progress(samples=4, updates=1)
+    link.on_wait = lambda link: setattr(link, "progress", Progress(samples=4, updates=100))
+    worker.run(nb_episodes=1, verbose=False)
+    assert link.waits == 1
+    assert link.said == []
 
 
 @pytest.mark.parametrize("end", ["finish", "stop"])

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tmrl_core.actor.link import RolloutLink
 from tmrl_core.actor.linked import WAIT_S, LinkedPlayer
-from tmrl_core.actor.pacing import Brake, Ratio
+from tmrl_core.actor.pacing import Brake, Ratio, StarvationWatch
 from tmrl_core.actor.synchronous import SynchronousPace
+from tmrl_core.errors import StarvedError
 
 logger = logging.getLogger(__name__)
 
@@ -161,16 +163,41 @@ class Rollout(LinkedPlayer):
         return longest
 
     def _wait_for_brake(self, expert: bool) -> None:
-        """Wait while the trainer has more environment steps than its updates call for."""
+        """Wait while the trainer has more environment steps than its updates call for.
+
+        Raises:
+            StarvedError: the trainer waits too.
+        """
         link = self._link
         if link is None or self._brake.limit is None:
             return
+        try:
+            self._wait_for_updates(link, expert)
+        finally:
+            link.say_waits("")
+
+    def _wait_for_updates(self, link: RolloutLink, expert: bool) -> None:
+        watch: StarvationWatch | None = None
         while self._brake.holds(link.progress, link.counts.queued_samples + len(self.buffer)) and not self.ending():
             self.send_and_clear_buffer()
             if not expert:
                 self.take_policy(verbose=False)
                 if self.evaluate_if_due():
                     continue
+            progress, queued = link.progress, link.counts.queued_samples
+            watch = watch or StarvationWatch(self.longest_episode_s)
+            waits = (
+                f"{progress.samples} samples are above trainer.start_training = {progress.start_training} and "
+                f"worker.max_env_steps_per_update = {self._brake.limit:g} for each of {progress.updates} + 1 updates"
+            )
+            if watch.starving(progress, link.versions_published, queued):
+                raise StarvedError(
+                    f"workers and trainer wait for each other. The worker: {waits}. The trainer: {progress.lack}. "
+                    "Raise worker.max_env_steps_per_update or trainer.max_training_steps_per_env_step: their product "
+                    "must be at least 1."
+                )
+            # While training goes on, the brake is only what it should be.
+            link.say_waits(waits if progress.lack and not queued else "")
             link.wait_change(WAIT_S)
 
     def _say(self, verbose: bool) -> None:

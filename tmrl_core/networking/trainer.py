@@ -339,7 +339,6 @@ class Trainer:
             max_message_bytes=config.network.max_message_bytes,
             target_return=settings.target_return,
             time_limit_s=settings.time_limit_s,
-            synchronous=config.worker.collection == "synchronous",
             signature={
                 name: repr(getattr(agent, name))
                 for name in ("observation_space", "action_space")

@@ -40,7 +40,6 @@ class RemoteInterface(TrainingInterface):
         max_message_bytes: the largest message that is decoded.
         target_return: training ends when an evaluation's mean is at least this.
         time_limit_s: training ends after so many seconds.
-        synchronous: workers wait for policies, so that both sides can wait for each other for ever.
         signature: spaces as text, by "observation_space" and "action_space"; workers that differ are named.
         on_publish: called with each published policy.
         clock: seconds.
@@ -55,7 +54,6 @@ class RemoteInterface(TrainingInterface):
         max_message_bytes: int = 256 << 20,
         target_return: float | None = None,
         time_limit_s: float | None = None,
-        synchronous: bool = False,
         signature: dict[str, str] | None = None,
         on_publish: Callable[[Any], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -70,7 +68,6 @@ class RemoteInterface(TrainingInterface):
         self._max_message_bytes = max_message_bytes
         self._target_return = target_return
         self._time_limit_s = time_limit_s
-        self._synchronous = synchronous
         self._signature = signature or {}
         self._on_publish = on_publish
         self._clock = clock
@@ -145,7 +142,7 @@ class RemoteInterface(TrainingInterface):
 
     def _check_starvation(self) -> None:
         waits = self.link.waits
-        if not (self._synchronous and self.progress.lack and waits and all(text for _, text in waits)):
+        if not (self.progress.lack and waits and all(text for _, text in waits)):
             self._starved_since = None
             return
         # A policy that is on its way may still set a worker free, so it has to last.
@@ -158,8 +155,8 @@ class RemoteInterface(TrainingInterface):
             f"trainer and workers wait for each other. The trainer: {self.progress.lack} ({self.progress.samples} "
             f"samples received, {self.progress.updates} updates, {self.link.counts.policies_published} policies "
             f"published). All {len(waits)} workers: {workers}. "
-            "Raise worker.max_steps_per_update or trainer.max_training_steps_per_env_step, or lower "
-            "trainer.update_model_interval or trainer.start_training."
+            "Raise trainer.max_training_steps_per_env_step, or worker.max_steps_per_update (in asynchronous collection "
+            "worker.max_env_steps_per_update), or lower trainer.update_model_interval or trainer.start_training."
         )
 
     # --- policies and directives --------------------------------------------------------------------------------------
