@@ -556,6 +556,20 @@ def test_what_a_worker_waits_for_reaches_the_trainer_also_when_that_comes_later(
     assert trainer.state.waits == {}
 
 
+def test_nothing_is_said_of_streams_that_have_ended(network: Network) -> None:
+    worker = Worker(network, "a")
+    connection = worker.connect()
+    network.settle()
+    worker.state.waits = "for updates"
+    connection.say_waits()
+    connection.end_streams()
+    worker.state.waits = ""
+    connection.say_waits()
+    network.settle()
+    assert network.relay.protocol_errors == 0
+    assert not connection.closing
+
+
 def test_members_are_told_to_the_trainer(network: Network) -> None:
     trainer, worker = Trainer(network), Worker(network, "robot7")
     trainer.connect()

@@ -159,6 +159,7 @@ class WorkerConnection(Connection):
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
         self.worker = state
         self.window_bytes = 0
+        self._ended = False
         self._policy = PolicyReceiver(max_policy_bytes)
         self._turn = 0
 
@@ -235,7 +236,7 @@ class WorkerConnection(Connection):
             self.worker.on_change()
 
     def _before_send(self) -> None:
-        if self.state != "open":
+        if self.state != "open" or self._ended:
             return
         for channel, (sender, _) in enumerate(self.worker.senders):
             want = sender.want(self.window_bytes)
@@ -253,12 +254,16 @@ class WorkerConnection(Connection):
 
     def say_waits(self) -> None:
         """Tell the trainer what this worker waits for, or that it no longer does."""
-        if self.state == "open":
+        if self.state == "open" and not self._ended:
             for channel in range(len(self.worker.senders)):
                 self.put(("waits", channel), Waits(channel, self.worker.waits))
 
     def end_streams(self) -> None:
-        """Tell the Server that the streams have ended in order."""
+        """Tell the Server that the streams have ended in order; nothing more is said of them."""
+        self._ended = True
+        for channel in range(len(self.worker.senders)):
+            for name in ("want", "waits"):
+                self._slots.pop((name, channel), None)
         for channel in range(len(self.worker.senders)):
             self.send(CloseStream(channel))
 
