@@ -624,3 +624,46 @@ def test_what_an_abandoned_message_had_used_up_of_the_trainers_credit_is_free_ag
         limits += [message.limit for message in said(connection) if isinstance(message, Credit)]
     assert limits == sorted(limits)
     assert granted + 16 * MAX_FRAME_BYTES <= limits[-1] <= granted + 19 * MAX_FRAME_BYTES
+
+
+def test_a_worker_that_connects_again_takes_the_place_of_its_older_link() -> None:
+    ends = Ends()
+    (older,) = ends.workers
+    newer = ends.end(Hello((1,), "worker", "", "run", "w", bytes(16)), OpenStream(0, bytes(16), "w"))
+    (refused,) = [message for message in said(older) if isinstance(message, Refused)]
+    assert refused.code == "superseded"
+    older.lost(None, 1.0)
+    assert ends.relay.workers == {bytes(16): newer}
+    left, joined = [message for message in said(ends.trainer) if isinstance(message, (Left, Joined))]
+    assert left == Left(ends.channels[0], False)
+    assert isinstance(joined, Joined)
+    assert joined.channel > ends.channels[0], "a channel is never used again on a link"
+
+
+def test_policies_never_go_back() -> None:
+    state = WorkerState(run="run", name="w", peer=b"w" * 16)
+    for version in ((1, 5), (1, 4), (1, 5), (0, 9)):
+        state.policy_arrived(version, b"%d.%d" % version)
+        assert state.policy == ((1, 5), b"1.5")
+    state.policy_arrived((2, 1), b"2.1")
+    assert state.policy == ((2, 1), b"2.1")
+
+
+@pytest.mark.parametrize("who_reads_nothing", ["worker", "trainer"])
+def test_streams_opened_faster_than_anybody_reads_of_them_end_that_workers_link(who_reads_nothing: str) -> None:
+    ends = Ends()
+    # A worker of another run is answered with the names of both; the trainer is told the signature.
+    run, signature = ("\U000e0001" * 200, b"") if who_reads_nothing == "worker" else ("run", bytes(60_000))
+    wolf = ends.end(Hello((1,), "worker", "", run, "wolf", b"wolf" * 4))
+    opened = 0
+    while not is_closing(wolf):
+        tell(wolf, OpenStream(1, opened.to_bytes(16, "big"), "wolf", signature), CloseStream(1))
+        opened += 1
+        assert opened < 20_000
+    assert opened > 200, "who opens many streams at once may do so"
+    (refused,) = said(wolf)
+    assert isinstance(refused, Refused)
+    assert refused.code == "misuse"
+    assert "faster than they are read of" in refused.reason
+    assert not is_closing(ends.workers[0])
+    assert not is_closing(ends.trainer)

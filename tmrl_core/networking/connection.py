@@ -67,6 +67,8 @@ class Connection:
         self.bytes_out = 0
         self._reader = FrameReader()
         self._control: deque[bytes] = deque()
+        self.unread_bytes = 0
+        """Of control messages that have not left: what the other side has not made room for."""
         self._slots: dict[Hashable, Control] = {}
         self._now = 0.0
         self._connected_at = 0.0
@@ -121,6 +123,7 @@ class Connection:
         size = 0
         if not self.closing:
             self._before_send()
+        self.unread_bytes = 0
         while self._control:
             frame = self._control.popleft()
             out.append(frame)
@@ -180,7 +183,9 @@ class Connection:
 
     def send(self, message: Control) -> None:
         """Queue a control message; it leaves before data."""
-        self._control.append(control_frame(message))
+        frame = control_frame(message)
+        self._control.append(frame)
+        self.unread_bytes += len(frame)
         self.wake()
 
     def put(self, key: Hashable, message: Control) -> None:
@@ -200,6 +205,7 @@ class Connection:
         """Tell the other side why, then no more."""
         if not self.closing:
             self._control.clear()
+            self.unread_bytes = 0
             self.send(Refused(code, reason[:1000]))
             self.closing = True
             self.reason = RemoteProtocolError(reason)

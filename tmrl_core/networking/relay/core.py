@@ -54,6 +54,8 @@ from tmrl_core.networking.relay.streams import Policy, RelayStream
 
 _QUANTUM_BYTES = MAX_FRAME_BYTES
 _MAX_STREAMS_PER_LINK = 1_024
+_MAX_UNREAD_BYTES = 16 << 20
+"""Of what a worker's streams make the relay say; a worker that opens more of them meanwhile loses its link."""
 _MAX_NUMBER = 1 << 62
 """No stream comes to so many messages or samples; past it they would not fit where trainers and checkpoints count."""
 _MAX_LEAP = 1 << 32
@@ -251,6 +253,9 @@ class Relay:
             raise RemoteProtocolError(f"channel {message.channel} is open already")
         if len(connection.streams) >= _MAX_STREAMS_PER_LINK:
             raise RemoteProtocolError(f"a link carries at most {_MAX_STREAMS_PER_LINK} streams")
+        told = (connection,) if self.trainer is None else (connection, self.trainer)
+        if any(end.unread_bytes > _MAX_UNREAD_BYTES for end in told):
+            raise RemoteProtocolError("streams are opened faster than they are read of")
         stream = self.streams.get(message.stream)
         if stream is not None:
             self._detach(stream)
