@@ -38,6 +38,8 @@ class Ending:
         self._control = control
         self._now = now
         self._asked = threading.Event()
+        self._first = threading.Lock()
+        self._told = False
         self._calls: list[Callable[[], Any]] = []
         self._last_calls: list[Callable[[], Any]] = []
         self._before: dict[int, Any] = {}
@@ -64,15 +66,18 @@ class Ending:
 
     def ask(self, why: str) -> None:
         """End in order; the second time: at once."""
-        if self.asked:
+        with self._first:
+            again, self._told = self._told, True
+        if again:
             for kill in list(self._last_calls):
                 with contextlib.suppress(Exception):
                     kill()
             self._now(AT_ONCE)
             return
-        self._asked.set()
+        # Before anybody hears of it: who waits for it may be gone before the next line.
         with contextlib.suppress(OSError):
             os.write(2, f"{why}: ending in order; once more ends at once\n".encode())
+        self._asked.set()
         for stop in list(self._calls):
             stop()
 
