@@ -304,6 +304,40 @@ def test_credentials_that_are_not_there_are_one_message(run: Run) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_local_s_children_get_the_options_that_are_theirs_too() -> None:
+    options = cli.parser().parse_args(["--local", "--wandb", "--set", "run.name=x", "--log-level", "error"])
+    passed = cli.parser().parse_args(["--trainer", *cli.passed_on(options)])
+    assert passed.overrides == ["run.name=x", "metrics.wandb=true"]
+    assert passed.log_level == "error"
+
+
+@pytest.mark.parametrize(
+    ("role", "override", "said"),
+    [
+        (
+            "--worker",
+            "environment.kwargs={id: Pendulumm-v1}",
+            "environment.kwargs: Environment `Pendulumm` doesn't",
+        ),
+        ("--trainer", "environment.kwargs={id: Pendulumm-v1}", "environment.kwargs: Environment `Pendulumm` doesn't"),
+        ("--worker", "environment.kwargs={idd: x}", "environment.kwargs: got an unexpected keyword argument 'idd'"),
+        ("--trainer", "agent.kwargs={gama: 1}", "agent.kwargs: got an unexpected keyword argument 'gama'"),
+        ("--trainer", "memory.kwargs={size: 1}", "memory.kwargs: got an unexpected keyword argument 'size'"),
+        ("--trainer", "trainer.device=nonsense", "trainer.device: found 'nonsense'"),
+        ("--worker", "worker.device=nonsense", "worker.device: found 'nonsense'"),
+        ("--local", "worker.device=nonsense", "worker.device: found 'nonsense'"),
+        ("--local", "worker.collection=lockstep", "worker.collection: lockstep is not there yet"),
+    ],
+)
+def test_what_only_the_library_knows_to_be_wrong_is_one_message_too(
+    run: Run, role: str, override: str, said: str
+) -> None:
+    done = run(role, "--set", override, "--set", "server.port=1")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
 def test_an_option_with_another_role_is_refused() -> None:
     options = cli.parser().parse_args(["--worker", "--quickstart"])
     with pytest.raises(ConfigError, match="--quickstart goes with --local"):

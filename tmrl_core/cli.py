@@ -205,10 +205,12 @@ def load_config(options: argparse.Namespace) -> Config:
     for folder in (Path.cwd(), *([path.resolve().parent] if path is not None else [])):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
-    overrides = list(options.overrides)
-    if getattr(options, "wandb", False):
-        overrides.append("metrics.wandb=true")
-    return load(path, overrides)
+    return load(path, all_overrides(options))
+
+
+def all_overrides(options: argparse.Namespace) -> list[str]:
+    """What `--set` says, and what other options set."""
+    return [*options.overrides, *(["metrics.wandb=true"] if getattr(options, "wandb", False) else [])]
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------
@@ -274,20 +276,25 @@ def local(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     """`--local`: all roles here."""
     from tmrl_core.local import run_local
 
-    passed = ["--log-level", options.log_level]
-    path = options.config or find_config_file()
-    passed += ["-c", str(path)] if path is not None else []
-    for override in options.overrides:
-        passed += ["--set", override]
     return run_local(
         config,
-        passed,
+        passed_on(options),
         ending,
         workers=options.workers or 2,
         single_process=options.single_process,
         quickstart=options.quickstart,
         small=options.small,
     )
+
+
+def passed_on(options: argparse.Namespace) -> list[str]:
+    """The command line that gives `--local`'s children the same configuration."""
+    passed = ["--log-level", options.log_level]
+    path = options.config or find_config_file()
+    passed += ["-c", str(path)] if path is not None else []
+    for override in all_overrides(options):
+        passed += ["--set", override]
+    return passed
 
 
 def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:

@@ -10,8 +10,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tmrl_core.config import CFG, Cfg, Config, is_loopback, resolve_optional, resolve_with, resolved
-from tmrl_core.errors import ConfigError
+from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional, resolved
+from tmrl_core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server, Trainer
@@ -62,9 +62,10 @@ def make_worker(
     from tmrl_core.networking import RolloutWorker
 
     worker = config.worker
+    check_device(worker.device, "worker.device")
     limit = worker.max_samples_per_episode
     return RolloutWorker(
-        env_cls=resolve_with(config.environment.cls, config.environment.kwargs, "environment.cls"),
+        env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         # By its reference, not resolved: where there is a NumPy twin, the policy's own module and torch stay out.
         actor_module_cls=choose_actor(
             config.actor.cls, config.actor.kwargs, device=worker.device, backend=worker.backend
@@ -80,6 +81,26 @@ def make_worker(
         name=name if name is not None else worker.name,
         backend="torch" if worker.backend == "torch" else "auto",
     )
+
+
+def check_device(device: str | None, key: str) -> None:
+    """See that there is such a device; None and `cpu` always are.
+
+    Raises:
+        ConfigError: there is not.
+        MissingExtraError: torch is not installed.
+    """
+    if device in (None, "cpu"):
+        return
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("torch", "trainer", f"{key} = {device}") from exc
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as exc:
+        reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
+        raise ConfigError(f"{key}: found {device!r}, allowed: a device of this machine, such as cpu: {reason}") from exc
 
 
 def saved_policy(config: Config) -> Path:
@@ -125,6 +146,16 @@ def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -
             verbose=False,
         )
     else:
+        check_collection(config)
+
+
+def check_collection(config: Config) -> None:
+    """See that this version has the mode.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if config.worker.collection == "lockstep":
         raise ConfigError("worker.collection: lockstep is not there yet; use synchronous or asynchronous")
 
 
@@ -137,6 +168,7 @@ def make_trainer(config: Config) -> Trainer:
     """
     from tmrl_core.networking import Trainer
 
+    check_device(config.trainer.device, "trainer.device")
     return Trainer(config=config)
 
 

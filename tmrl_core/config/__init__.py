@@ -16,7 +16,7 @@ from tmrl_core.config.loading import (
     with_changes,
 )
 from tmrl_core.config.ratios import ratios_conflict
-from tmrl_core.config.references import resolve, resolve_optional, resolve_with
+from tmrl_core.config.references import environment_maker, resolve, resolve_optional, resolve_with
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.config.sentinel import CFG, Cfg, given
 
@@ -26,6 +26,7 @@ __all__ = [
     "Config",
     "current",
     "data_folder",
+    "environment_maker",
     "find_config_file",
     "find_credentials_folder",
     "from_values",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tmrl_core.errors import ConfigError
@@ -67,7 +68,25 @@ def resolve_with(reference: str, kwargs: Mapping[str, Any], key: str = "") -> An
         raise ConfigError(
             f"{key + ': ' if key else ''}{reference!r} is a {type(found).__name__}, which cannot be called"
         )
+    check_kwargs(found, kwargs, key.removesuffix("cls") + "kwargs" if key.endswith(".cls") else key)
     return functools.partial(found, **kwargs) if kwargs else found
+
+
+def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
+    """See that a callable takes these keyword arguments, where Python knows what it takes.
+
+    Raises:
+        ConfigError: it does not; names those that it takes.
+    """
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind_partial(**kwargs)
+    except TypeError as exc:
+        name = getattr(found, "__name__", repr(found))
+        raise ConfigError(f"{key}: {exc}. {name} takes {', '.join(signature.parameters) or 'none'}.") from exc
 
 
 def resolve_optional(reference: str | None, key: str = "") -> Any:
@@ -77,3 +96,22 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
         ConfigError: as `resolve`.
     """
     return None if reference is None else resolve(reference, key)
+
+
+def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    """What makes the environment; it raises ConfigError for an id that Gymnasium does not know.
+
+    Raises:
+        ConfigError: the reference names nothing, or does not take these keyword arguments.
+    """
+    make = resolve_with(reference, kwargs, "environment.cls")
+
+    def make_environment() -> Any:
+        import gymnasium
+
+        try:
+            return make()
+        except gymnasium.error.UnregisteredEnv as exc:
+            raise ConfigError(f"environment.kwargs: {exc}") from exc
+
+    return make_environment

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tmrl_core.config import Config, resolve, resolve_optional, resolve_with
+from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
+from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import MissingExtraError
 
 
@@ -48,6 +49,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
         for key, value in config.agent.kwargs.items()
     }
+    check_kwargs(agent_cls, agent_kwargs, "agent.kwargs")
     # The agent's policy has to be the one that workers act with: what describes that one describes both.
     accepted = inspect.signature(agent_cls).parameters
     for key, value in config.actor.kwargs.items():
@@ -55,7 +57,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
             agent_kwargs.setdefault(key, value)
     return partial(
         resolve(trainer.loop, "trainer.loop"),
-        env_cls=resolve_with(config.environment.cls, config.environment.kwargs, "environment.cls"),
+        env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         memory_cls=memory_cls,
         training_agent_cls=partial(agent_cls, **agent_kwargs) if agent_kwargs else agent_cls,
         epochs=trainer.epochs,
