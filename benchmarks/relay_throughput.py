@@ -102,7 +102,12 @@ def _raw_client(keys: str, port: int, role: bytes) -> ssl.SSLSocket:
 # --- ours ---
 
 
+SWITCH_S = 0.0005
+"""What the command line sets for every role."""
+
+
 def our_server(keys: str, pipe: Pipe) -> None:
+    sys.setswitchinterval(SWITCH_S)
     from tmrl_core.config import from_values
     from tmrl_core.networking import Server
 
@@ -129,6 +134,8 @@ def _settings(keys: str, port: int) -> Any:
 def our_source(keys: str, port: int, payload: int, total: int, at_once: bool, pipe: Pipe) -> None:
     from tmrl_core.networking.links import WorkerLink
     from tmrl_core.samples import Buffer
+
+    sys.setswitchinterval(SWITCH_S)
 
     def chunk(stamp: int, rows: int) -> Any:
         buffer = Buffer(maxlen=None)
@@ -158,6 +165,8 @@ def our_source(keys: str, port: int, payload: int, total: int, at_once: bool, pi
 def our_sink(keys: str, port: int, payload: int, total: int, pipe: Pipe) -> None:
     from tmrl_core.networking.links import TrainerLink
     from tmrl_core.samples import decode_message
+
+    sys.setswitchinterval(SWITCH_S)
 
     link = TrainerLink(_settings(keys, port), name="sink", run="run", inbox_bytes=64 << 20)
     link.start()

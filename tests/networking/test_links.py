@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,10 +16,16 @@ import numpy as np
 import pytest
 
 from tmrl_core.config import from_values
-from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError
+from tmrl_core.errors import (
+    ConfigError,
+    HandshakeError,
+    LinkClosedError,
+    NetworkError,
+    RefusedError,
+)
 from tmrl_core.networking import Server, credentials
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
-from tmrl_core.networking.messages import Blob, Directive, Progress
+from tmrl_core.networking.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
 
 DEADLINE_S = 20.0
@@ -316,3 +324,38 @@ def test_a_wrong_host_name_is_said_on_the_client(keys: Path) -> None:
 def test_a_port_in_use_is_raised_by_the_constructor(place: Place) -> None:
     with pytest.raises(NetworkError, match="in use"):
         place.start_server()
+
+
+def test_a_server_that_welcomes_and_drops_is_not_tried_in_haste_nor_spoken_of_each_time(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack, caplog.at_level(logging.WARNING):
+        place = Place("local", keys, stack)
+        relay = place.server.relay
+        accepted: list[float] = []
+        tried = threading.Event()
+
+        def drop(connection: Any, message: Any) -> None:
+            accepted.append(time.monotonic())
+            connection.close()
+            if len(accepted) == 7:
+                tried.set()
+
+        relay.open_stream = drop  # type: ignore[method-assign]
+        place.worker(settings={"backoff_min_s": 0.02, "backoff_max_s": 60.0})
+        assert tried.wait(DEADLINE_S)
+        # Six waits of at least half of 0.02, 0.04, ... 0.64 s.
+        assert accepted[6] - accepted[0] >= 0.5 * 0.02 * (2**6 - 1)
+    assert sum("trying again" in record.message for record in caplog.records) == 1
+
+
+def test_a_directive_that_fits_no_message_is_refused_where_it_is_given(place: Place) -> None:
+    trainer = place.trainer()
+    with pytest.raises(ValueError, match="60000"):
+        trainer.direct(Directive(evaluation=Evaluation(1, tuple(range(70_000, 100_000)))))
+
+
+def test_plaintext_beyond_this_machine_is_refused_before_the_token_leaves() -> None:
+    settings = LinkSettings(host="192.0.2.1", security=None, token="secret")
+    with pytest.raises(ConfigError, match="allow_insecure_remote"):
+        WorkerLink(settings, name="a", run="run").start()

@@ -25,6 +25,8 @@ Label: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
 
 MAX_SIGNATURE_BYTES = 60_000
 """Of a stream's signature: what fits into one frame, whatever else the message says."""
+MAX_BODY_BYTES = 60_000
+"""Of a directive or a report: what fits into one frame, whatever else the message says."""
 MAX_REASON_CHARACTERS = 500
 """Of the reason why one message of samples was refused."""
 

@@ -16,7 +16,7 @@ from tmrl_core.networking.refusals import Refusals
 from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
 from tmrl_core.networking.transports.plain import announce_plain_server
-from tmrl_core.networking.transports.select import server_transport
+from tmrl_core.networking.transports.select import is_loopback, server_transport
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +51,15 @@ class Server:
         config: Any = None,
     ) -> None:
         from tmrl_core.config import current
+        from tmrl_core.networking import credentials
 
         config = config if config is not None else current()
         network, server = config.network, config.server
         self._security = given(security, network.security)
         host = server.bind_address
+        if network.transport == "tls" and self._security is not None and is_loopback(host):
+            # Nobody has to name a host for these, so they are made when they are first needed.
+            credentials.ensure(credentials.find(given(keys_dir, network.credentials_dir)))
         self.refusals = Refusals()
         """Connections that were refused, or closed for what came over them."""
         transport, authenticate = server_transport(

@@ -20,8 +20,9 @@ from tmrl_core.errors import CheckpointError, ConfigError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
-from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.messages import Progress
+from tmrl_core.networking.transports.select import link_settings
 from tmrl_core.training.from_config import prepare_torch, training_from_config
 
 if TYPE_CHECKING:
@@ -100,23 +101,15 @@ class Trainer:
             training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
         )
         host = given(server_ip, config.server.host)
-        network = config.network
-        folder = given(keys_dir, network.credentials_dir)
-        from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
-        self._settings = LinkSettings(
+        self._settings = link_settings(
+            config,
             host="127.0.0.1" if host is None else host,
             port=given(server_port, config.server.port),
             transport=kind,
-            security=from_config if isinstance(security, Cfg) else security,
-            hostname=given(hostname, network.hostname),
-            credentials_dir=str(folder) if folder is not None else None,
-            token=network.token if isinstance(password, Cfg) else password,
-            silent_s=network.silent_s,
-            heartbeat_s=network.heartbeat_s,
-            backoff_min_s=network.backoff_min_s,
-            backoff_max_s=network.backoff_max_s,
-            max_message_bytes=network.max_message_bytes,
-            compression=network.compression,
+            security=security,
+            keys_dir=keys_dir,
+            hostname=hostname,
+            password=password,
         )
         self._run_name = given(run_name, config.run.name)
         model = given(model_path, config.trainer_model_path)

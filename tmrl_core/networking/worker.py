@@ -17,7 +17,8 @@ from tmrl_core.actor.rollout import Rollout
 from tmrl_core.actor.twins import choose_actor
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.links import WorkerLink
+from tmrl_core.networking.transports.select import link_settings
 from tmrl_core.samples import Buffer
 
 
@@ -151,7 +152,7 @@ class RolloutWorker(Rollout):
         if full == "auto":
             full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
         link = WorkerLink(
-            _link_settings(
+            link_settings(
                 config,
                 host="127.0.0.1" if server_ip is None else server_ip,
                 port=given(server_port, config.server.port),
@@ -174,37 +175,6 @@ class RolloutWorker(Rollout):
             self.env.close()
             raise
         self._link = link
-
-
-def _link_settings(
-    config: Config,
-    *,
-    host: str,
-    port: int,
-    transport: Literal["tls", "local"],
-    security: Literal["TLS"] | Cfg | None,
-    keys_dir: str | Path | Cfg | None,
-    hostname: str | Cfg | None,
-    password: str | Cfg | None,
-) -> LinkSettings:
-    network = config.network
-    from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
-    folder = given(keys_dir, network.credentials_dir)
-    return LinkSettings(
-        host=host,
-        port=port,
-        transport=transport,
-        security=from_config if isinstance(security, Cfg) else security,
-        hostname=given(hostname, network.hostname),
-        credentials_dir=str(folder) if folder is not None else None,
-        token=network.token if isinstance(password, Cfg) else password,
-        silent_s=network.silent_s,
-        heartbeat_s=network.heartbeat_s,
-        backoff_min_s=network.backoff_min_s,
-        backoff_max_s=network.backoff_max_s,
-        max_message_bytes=network.max_message_bytes,
-        compression=network.compression,
-    )
 
 
 def _mixed_seed(seed: int | None, name: str) -> int | None:

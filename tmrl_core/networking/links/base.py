@@ -210,11 +210,12 @@ class Link:
     ) -> None:
         settings = self.settings
         delay = settings.backoff_min_s
-        said = ""
+        said: set[str] = set()
         while not stopping.is_set():
             connection = self._make_connection()
             reason: Exception | None
             welcomes = self._state.connections
+            begun = asyncio.get_running_loop().time()
             try:
                 # Known before it is welcomed: what the application says from the first answer on must find it.
                 self._connection = connection
@@ -235,13 +236,15 @@ class Link:
             if final is not None and not self._welcomes:
                 self._failure = final
                 return
-            if self._state.connections > welcomes:
+            lasted_s = asyncio.get_running_loop().time() - begun
+            if self._state.connections > welcomes and lasted_s >= settings.silent_s:
+                # Only a link that has lasted was a success: a Server that welcomes and drops is not tried in haste.
                 delay = settings.backoff_min_s
-                said = ""
+                said.clear()
             text = str(reason) if reason is not None else "the Server has closed the connection"
-            if text != said:
+            if text not in said:
                 logger.warning("%s; trying again, at most every %g s", text.rstrip("."), settings.backoff_max_s)
-                said = text
+                said.add(text)
             wait = settings.backoff_max_s if final is not None else delay
             delay = min(2 * delay, settings.backoff_max_s)
             with contextlib.suppress(asyncio.TimeoutError):

@@ -11,11 +11,13 @@ from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import Mark, Received
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.messages import (
+    MAX_BODY_BYTES,
     Blob,
     Directive,
     PolicyUpdate,
     Progress,
     Version,
+    encode_body,
 )
 from tmrl_core.networking.peers import (
     Member,
@@ -118,7 +120,14 @@ class TrainerLink(Link):
         return version
 
     def direct(self, directive: Directive, stream: bytes | None = None) -> None:
-        """Tell one worker's stream, or all workers, what is wanted of them from now on."""
+        """Tell one worker's stream, or all workers, what is wanted of them from now on.
+
+        Raises:
+            ValueError: it does not fit a message (`MAX_BODY_BYTES`).
+        """
+        size = len(encode_body(directive))
+        if size > MAX_BODY_BYTES:
+            raise ValueError(f"the directive takes {size} bytes; a message holds {MAX_BODY_BYTES}")
         self._trainer.directives[stream] = directive
         self._call(self._direct, stream)
 

@@ -6,10 +6,12 @@ import hmac
 import ipaddress
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from tmrl_core.config import Cfg, Config, given
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.messages import Hello, Role
@@ -32,6 +34,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str | None = None
     credentials_dir: str | None = None
     token: str | None = None
+    allow_insecure_remote: bool = False
     connect_timeout_s: float = 10.0
     silent_s: float = 10.0
     heartbeat_s: float = 3.0
@@ -42,6 +45,39 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"  # never the token
+
+
+def link_settings(
+    config: Config,
+    *,
+    host: str,
+    port: int,
+    transport: Literal["tls", "local"],
+    security: Literal["TLS"] | Cfg | None,
+    keys_dir: str | Path | Cfg | None,
+    hostname: str | Cfg | None,
+    password: str | Cfg | None,
+) -> LinkSettings:
+    """What the public classes' arguments and the configuration say of a link; `CFG` stands for the configuration."""
+    network = config.network
+    from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
+    folder = given(keys_dir, network.credentials_dir)
+    return LinkSettings(
+        host=host,
+        port=port,
+        transport=transport,
+        security=from_config if isinstance(security, Cfg) else security,
+        hostname=given(hostname, network.hostname),
+        credentials_dir=str(folder) if folder is not None else None,
+        token=network.token if isinstance(password, Cfg) else password,
+        silent_s=network.silent_s,
+        heartbeat_s=network.heartbeat_s,
+        backoff_min_s=network.backoff_min_s,
+        backoff_max_s=network.backoff_max_s,
+        max_message_bytes=network.max_message_bytes,
+        compression=network.compression,
+        allow_insecure_remote=network.allow_insecure_remote,
+    )
 
 
 def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str]:
@@ -63,6 +99,11 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
     if security == "auto":
         security = None if is_loopback(settings.host) and plain_server(settings.port) else "TLS"
     if security is None:
+        if not is_loopback(settings.host) and not settings.allow_insecure_remote:
+            raise ConfigError(
+                f"network.security is null and the Server is {settings.host}: everybody on the way could read and "
+                "send, the token too. Use TLS, or insist with network.allow_insecure_remote: true."
+            )
         return TlsTransport(None), settings.token or ""
     from tmrl_core.networking import credentials, handshakes
 
