@@ -301,8 +301,15 @@ class StreamSender:
         return frame
 
     def want(self, window_bytes: int) -> Want | None:
-        """Asks for credit for whole messages, at most `window_bytes` beyond what is sent (or one message)."""
+        """Asks for credit for whole messages, at most `window_bytes` beyond what is sent (or one message).
+
+        Not for each message: while a quarter of the window is allowed or asked for and not sent, there is time.
+        """
         if not self._active or not self._queue:
+            return None
+        begun = self._current.size - self._current_sent if self._current is not None else 0
+        ahead = max(self._limit, self._wanted) - self._sent_bytes - begun
+        if ahead >= window_bytes // 4 and ahead >= self._queue[0].size:
             return None
         while self._covered_messages < len(self._queue):
             size = self._queue[self._covered_messages].size
@@ -310,9 +317,7 @@ class StreamSender:
                 break
             self._covered_messages += 1
             self._covered_bytes += size
-        total = self._sent_bytes + self._covered_bytes
-        if self._current is not None:
-            total += self._current.size - self._current_sent
+        total = self._sent_bytes + begun + self._covered_bytes
         if total <= max(self._limit, self._wanted):
             return None
         self._wanted = total
