@@ -240,14 +240,23 @@ def test_a_full_dropping_link_drops_the_oldest_and_the_trainer_counts_the_gap(pl
     assert trainer.counts.gap_samples == 2000 - kept == worker.counts.samples_dropped
 
 
-def test_a_refused_message_is_let_go_and_counted(place: Place) -> None:
+def test_a_refused_message_is_let_go_counted_and_said_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     worker, trainer = place.worker(), place.trainer()
     worker.send(episode(0, 10), [])
     assert trainer.wait(DEADLINE_S)
     (received,) = trainer.receive()
-    trainer.refuse(received, "shape (3,) where (4,) is held")
-    until(lambda: worker.counts.samples_refused == 10, worker)
-    assert worker.counts.queued_samples == 0
+    with caplog.at_level(logging.WARNING):
+        trainer.refuse(received, "shape (3,) where (4,) is held")
+        until(lambda: worker.counts.samples_refused == 10, worker)
+        assert worker.counts.queued_samples == 0
+        worker.send(episode(0, 10), [])
+        assert trainer.wait(DEADLINE_S)
+        trainer.refuse(trainer.receive()[0], "shape (3,) where (4,) is held")
+        until(lambda: worker.counts.samples_refused == 20, worker)
+        worker.close()
+    said = [record.message for record in caplog.records if "refused message" in record.message]
+    assert len(said) == 1, "each reason is said once"
+    assert "shape (3,) where (4,) is held" in said[0]
 
 
 def test_closing_without_a_trainer_reports_what_was_not_acknowledged(place: Place) -> None:

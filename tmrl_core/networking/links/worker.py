@@ -37,6 +37,8 @@ _PIECE_BYTES = 1 << 20
 """Samples are cut into messages of about this size."""
 _AHEAD_BYTES = 8 << 20
 """Encoded and unsent bytes beyond which a link that may not drop encodes no more."""
+_REFUSALS_SAID = 20
+"""How many different reasons of refused samples are logged."""
 
 
 def _anything() -> bool:
@@ -103,6 +105,7 @@ class WorkerLink(Link):
         self._handed_bytes = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
         self._policy: tuple[Version, bytes] | None = None
+        self._refusals_said: set[str] = set()
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
         if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
             self._compression = "none"  # copying is faster than compressing there
@@ -195,6 +198,15 @@ class WorkerLink(Link):
         if self._worker.policy is not None:
             with self._changed:
                 self._policy, self._worker.policy = self._worker.policy, None
+        while self._sender.refusals:
+            number, reason = self._sender.refusals.popleft()
+            if reason not in self._refusals_said and len(self._refusals_said) < _REFUSALS_SAID:
+                self._refusals_said.add(reason)
+                logger.warning(
+                    "the trainer refused message %d of this worker: %s (said once; samples_refused counts on)",
+                    number,
+                    reason,
+                )
         if self._has_work():
             self._poke()
         super()._notify()
