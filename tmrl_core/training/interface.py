@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +15,8 @@ from typing import Any
 
 from tmrl_core.networking.messages import Progress
 from tmrl_core.samples import Buffer, Chunk, Version
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingInterface(ABC):
@@ -31,7 +34,7 @@ class TrainingInterface(ABC):
         """What the last `retrieve_buffer` returned is in the memory, or was refused."""
 
     def refuse(self, chunk: Chunk, reason: str) -> None:
-        """The memory cannot take this chunk of the last buffer; to be said before `commit`."""
+        """The memory cannot take this chunk of the last buffer; to be called before `commit`. Logs the reason."""
         return None
 
     @abstractmethod
@@ -113,6 +116,7 @@ class LocalInterface(TrainingInterface):
 
     def refuse(self, chunk: Chunk, reason: str) -> None:
         """Keep what was refused in `refused`."""
+        logger.error("samples refused: %s", reason)
         self.refused.append((chunk, reason))
         self._outstanding -= chunk.rows
 

@@ -244,7 +244,6 @@ class TrainingOffline:
             kept, originals = self._without_stale(buffer, interface)
             refused_rows = 0
             for chunk, reason in self.memory.append(kept) or ():
-                logger.error("samples refused: %s", reason)
                 refused_rows += chunk.rows
                 interface.refuse(originals.get(id(chunk), chunk), str(reason))
             received = len(buffer) - refused_rows

@@ -26,6 +26,8 @@ NETWORK_RECORD_S = 2.0
 """Seconds between two records of the network."""
 STARVED_S = 5.0
 """Seconds for which the trainer and every worker must say that they wait before they are taken for starved."""
+REFUSALS_SAID = 100
+"""How many different refusals are logged."""
 POLICY = "policy"
 """Name of the one policy that is published."""
 
@@ -76,6 +78,7 @@ class RemoteInterface(TrainingInterface):
         # Retrieved and not committed: each message, its chunk, and why it was refused.
         self._outstanding: list[tuple[Received, Chunk | None, str]] = []
         self._refusals: dict[int, str] = {}
+        self._refusals_said: set[tuple[str, str]] = set()
         self._revision = 0
         self._workers: dict[bytes, str] = {}
         self._phase = ""
@@ -110,11 +113,21 @@ class RemoteInterface(TrainingInterface):
         """Have the message of this chunk acknowledged as refused, with the reason."""
         self._refusals[id(chunk)] = reason
 
+    def _say_refused(self, worker: str, reason: str) -> None:
+        # A worker whose environment differs would fill the log, a line for each of its messages.
+        said = (worker, reason)
+        if said not in self._refusals_said and len(self._refusals_said) < REFUSALS_SAID:
+            self._refusals_said.add(said)
+            logger.error(
+                "samples refused, of worker %s: %s (said once; the record `refused` counts on)", worker, reason
+            )
+
     def commit(self) -> None:
         """Acknowledge what the last `retrieve_buffer` returned."""
         for received, chunk, reason in self._outstanding:
             reason = reason or self._refusals.get(id(chunk), "")
             if reason:
+                self._say_refused(self.link.worker_name(received.stream), reason)
                 self.link.refuse(received, reason)
             else:
                 self.link.commit([received])
