@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from pathlib import Path
+
+import pytest
 
 from tmrl_core.config import from_values
 from tmrl_core.metrics import MetricRecord
-from tmrl_core.outcome import Outcome, files, minutes, what_next
+from tmrl_core.outcome import Outcome, files, minutes, python_here, what_next
 
 
 def record(kind: str, step: int = 0, **values: float | str) -> MetricRecord:
@@ -62,3 +66,10 @@ def test_what_to_type_next_is_on_the_command_line() -> None:
 
 def test_durations_are_said_as_people_do() -> None:
     assert [minutes(s) for s in (0.4, 59.4, 60, 125)] == ["0 s", "59 s", "1 min 00 s", "2 min 05 s"]
+
+
+def test_the_python_to_type_is_the_one_that_runs_this(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (Path.cwd() / python_here()).samefile(sys.executable)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert (python_here() == "python") == (shutil.which("python") is not None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -109,13 +111,25 @@ def files(folder: Path) -> str:
     return "\n".join([f"Files in {folder}{os.sep}", *lines])
 
 
+def python_here() -> str:
+    """What to type for the Python that runs this: `python` where that is it, else its path, short if it can be."""
+    found = shutil.which("python")
+    if found is not None and os.path.samefile(Path(found).parent, Path(sys.executable).parent):
+        return "python"
+    try:
+        return str(Path(sys.executable).relative_to(Path.cwd()))
+    except ValueError:
+        return sys.executable
+
+
 def what_next(config: Config) -> str:
     """What to type next: play, go on, split the roles over machines."""
     path = config.run_folder / "config.yaml"
+    python = python_here()
     return f"""\
 What to type next:
-  watch what it does           python -m tmrl_core --test -c {path}
-  each role by itself          python -m tmrl_core --server (then --trainer, --worker, each in a terminal of its own)
+  watch what it does           {python} -m tmrl_core --test -c {path}
+  each role by itself          {python} -m tmrl_core --server (then --trainer, --worker, each in a terminal of its own)
   and on three machines, with config/three_machines.yaml as a start (set server.host to the first one's name):
     on the Server's machine    python -m tmrl_core --credentials create --host NAME
                                python -m tmrl_core --credentials bundle trainer --name hpc
