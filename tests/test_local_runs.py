@@ -118,7 +118,7 @@ def test_threads_of_one_process_learn_too(start: Start, tmp_path: Path) -> None:
 def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, tmp_path: Path) -> None:
     arguments = ("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.epochs=1000")
     process = start(*arguments)
-    wait_for(tmp_path, lambda record: record.step > 0)
+    wait_for(tmp_path, lambda record: record.step > 0, process)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
@@ -129,7 +129,7 @@ def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, 
         assert "0 neither" in (run / "logs" / f"{name}.log").read_text(encoding="utf-8")
     done = max(record.step for record in read_records(run / "metrics.jsonl"))
     again = start(*arguments)
-    wait_for(tmp_path, lambda record: record.step > done)
+    wait_for(tmp_path, lambda record: record.step > done, again)
     again.send_signal(signal.SIGTERM)
     out, _ = again.communicate(timeout=60)
     assert again.returncode == 0, out
@@ -153,19 +153,22 @@ def test_the_three_bare_commands_learn_without_any_configuration(start: Start, t
         # Episodes of a policy that knows nothing return about -1300, and hardly ever more than -900.
         return len(returns) >= 5 and sum(returns[-5:]) / 5 > -600
 
-    wait_for(tmp_path, learned, name="default")
+    wait_for(tmp_path, learned, others[1], name="default")
     for process in (*others, server):
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 0, out
 
 
-def wait_for(folder: Path, wanted: Callable[[MetricRecord], bool], *, name: str = "small") -> None:
-    """Until a new record is as wanted."""
+def wait_for(
+    folder: Path, wanted: Callable[[MetricRecord], bool], process: subprocess.Popen[str], *, name: str = "small"
+) -> None:
+    """Until a new record is as wanted; the process that leads to it must not end before."""
     reader = follow(folder / "runs" / name / "metrics.jsonl")
     deadline = time.monotonic() + 110
     while time.monotonic() < deadline:
         if any(wanted(record) for record in reader.read()):
             return
-        time.sleep(0.1)  # a file cannot be waited on
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"it ended with {process.wait(0.1)} before the records came")
     pytest.fail("the records did not come")
