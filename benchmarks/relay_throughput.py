@@ -13,7 +13,6 @@ It also hands 100 MB over at once, and reports how far the Server's memory grew 
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import os
 import socket
 import ssl
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from processes import Process
 from wire_bytes import versions
 
 UNIT = 1_000_000
@@ -199,23 +199,6 @@ def peak_bytes(field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0
-
-
-class Process:
-    def __init__(self, target: Any, *args: Any) -> None:
-        context = mp.get_context("spawn")
-        self.pipe, child = context.Pipe()
-        self.process = context.Process(target=target, args=(*args, child), daemon=True)
-        self.process.start()
-
-    def recv(self) -> Any:
-        assert self.pipe.poll(120), "a process of the benchmark does not answer"
-        return self.pipe.recv()
-
-    def end(self) -> None:
-        self.process.join(5)
-        self.process.kill()
-        self.process.join()
 
 
 def measure_raw(keys: str, total: int) -> float:

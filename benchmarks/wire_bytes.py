@@ -3,8 +3,9 @@
     python benchmarks/wire_bytes.py
 
 Five episodes of 200 transitions, each with its reset row; exact dtypes (12 bytes of observation, 4 of action, 8 of
-reward a row); message header, flags, segments, one episode record per episode and 16 bytes of signature included. Five
-repetitions, each of other episodes: the bytes depend on what was seen, hardly on anything else.
+reward a row); flags, segments, one episode record per episode, 16 bytes of signature, the message's head and the headers
+of its frames included: all that is handed to TLS. Five repetitions, each of other episodes: the bytes depend on what was
+seen, hardly on anything else.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 import zstandard
 
+from tmrl_core.networking.framing import SAMPLES_HEAD, message_bytes
 from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, encode_message
 
 EPISODES, STEPS = 5, 200
@@ -101,7 +103,7 @@ def main() -> int:
             for name, compression in (("before zstd", "none"), ("after zstd", "zstd"), ("as sent (auto)", "auto")):
                 encoded = messages(episodes, compression, EPISODES // count)
                 check(encoded, episodes)
-                size = sum(map(len, encoded)) / TRANSITIONS
+                size = sum(message_bytes(SAMPLES_HEAD, len(message)) for message in encoded) / TRANSITIONS
                 rows.setdefault(f"{name}, in {count} message{'s' * (count > 1)}", []).append(size)
 
     print("# Bytes per Pendulum transition\n")

@@ -12,7 +12,6 @@ been acknowledged. One thread each for NumPy's libraries.
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import os
 import statistics
 import sys
@@ -20,8 +19,8 @@ import tempfile
 import time
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any
 
+from processes import Process
 from wire_bytes import versions
 
 REACH = 0.75
@@ -122,23 +121,6 @@ def worker_process(keys: str, port: int, episodes: int, repetitions: int, pipe: 
     dropped = link.counts.samples_dropped + link.counts.samples_refused
     pipe.send((rates, worker.steps_collected, dropped, "torch" in sys.modules))
     worker.close()
-
-
-class Process:
-    def __init__(self, target: Any, *args: Any) -> None:
-        context = mp.get_context("spawn")
-        self.pipe, child = context.Pipe()
-        self.process = context.Process(target=target, args=(*args, child), daemon=True)
-        self.process.start()
-
-    def recv(self) -> Any:
-        assert self.pipe.poll(300), "a process of the benchmark does not answer"
-        return self.pipe.recv()
-
-    def end(self) -> None:
-        self.process.join(10)
-        self.process.kill()
-        self.process.join()
 
 
 def main() -> int:
