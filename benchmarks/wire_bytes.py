@@ -3,9 +3,9 @@
     python benchmarks/wire_bytes.py
 
 Five episodes of 200 transitions, each with its reset row; exact dtypes (12 bytes of observation, 4 of action, 8 of
-reward a row); flags, segments, one episode record per episode, 16 bytes of signature, the message's head and the headers
-of its frames included: all that is handed to TLS. Five repetitions, each of other episodes: the bytes depend on what was
-seen, hardly on anything else.
+reward a row); flags, segments, one episode record per episode, 16 bytes of signature, the message's head and the
+headers of its frames included: all that is handed to TLS. Five repetitions, each of other episodes: the bytes depend on
+what was seen, hardly on anything else.
 """
 
 from __future__ import annotations
