@@ -1,26 +1,77 @@
+"""The Server as an object: it runs from construction on, and nothing of it is left after `close`."""
+
 from __future__ import annotations
 
-from pathlib import Path
+import socket
+import threading
+from typing import Any
 
 import pytest
 
-from tmrl_core.config import from_values
-from tmrl_core.errors import CredentialsError
+from tmrl_core.config import Config, data_folder, from_values
+from tmrl_core.errors import ConfigError, NetworkError
 from tmrl_core.networking import Server
 
 
-def make(folder: Path, **server: object) -> Server:
-    return Server(port=0, config=from_values({"network": {"credentials_dir": str(folder)}, "server": server}))
+def config(**sections: dict[str, Any]) -> Config:
+    sections.setdefault("network", {"security": None})
+    return from_values({"server": {"port": 0}, **sections})
 
 
-def test_a_server_for_its_own_machine_makes_the_credentials_that_are_not_there(tmp_path: Path) -> None:
-    make(tmp_path / "made").close()
-    authority = (tmp_path / "made" / "ca.pem").read_bytes()
-    make(tmp_path / "made").close()
-    assert (tmp_path / "made" / "ca.pem").read_bytes() == authority
+def test_it_listens_from_construction_on_and_no_more_after_close() -> None:
+    with Server(config=config()) as server:
+        socket.create_connection(("127.0.0.1", server.port), 5).close()
+        assert server.wait(0) is False
+        port = server.port
+    assert server.wait(0) is True
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    assert not [thread for thread in threading.enumerate() if thread.name == "tmrl-server"]
 
 
-def test_a_server_for_others_has_to_be_given_its_names(tmp_path: Path) -> None:
-    with pytest.raises(CredentialsError, match="credentials create"):
-        make(tmp_path / "none", bind="0.0.0.0", host="relay.example")
-    assert not (tmp_path / "none").exists()
+def test_close_ends_a_wait_and_may_be_called_again() -> None:
+    server = Server(config=config())
+    ended: list[bool] = []
+    thread = threading.Thread(target=lambda: ended.append(server.wait(20)))
+    thread.start()
+    server.close()
+    server.close()
+    thread.join(20)
+    assert ended == [True]
+
+
+def test_an_argument_goes_before_the_configuration() -> None:
+    with Server(port=0, max_workers=3, config=config(server={"port": 1, "max_workers": 7})) as server:
+        assert server.port > 1
+        assert server.relay.settings.max_workers == 3
+
+
+def test_a_port_in_use_is_raised_and_leaves_no_thread() -> None:
+    with Server(config=config()) as server:
+        with pytest.raises(NetworkError, match=f"{server.port}.*in use"):
+            Server(port=server.port, config=config())
+        assert len([thread for thread in threading.enumerate() if thread.name == "tmrl-server"]) == 1
+
+
+def test_a_budget_that_holds_no_two_messages_is_refused_with_what_to_change() -> None:
+    with pytest.raises(
+        ConfigError, match=r"server.budget_bytes.*network.max_message_bytes.*raise the first or lower the second"
+    ):
+        Server(
+            config=config(
+                server={"port": 0, "budget_bytes": 4 << 20},
+                network={"security": None, "max_message_bytes": 16 << 20},
+            )
+        )
+
+
+def test_plaintext_is_announced_while_it_runs_and_not_after() -> None:
+    with Server(config=config()) as server:
+        file = data_folder() / "plain_servers" / f"{server.port}.json"
+        assert file.exists()
+    assert not file.exists()
+
+
+def test_plaintext_beyond_this_machine_has_to_be_insisted_on() -> None:
+    with pytest.raises(ConfigError, match="allow_insecure_remote"):
+        Server(config=config(server={"port": 0, "bind": "0.0.0.0"}))
