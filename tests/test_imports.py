@@ -20,6 +20,7 @@ PACKAGE = Path(tmrl_core.__file__).parent
 # From the bottom to the top: a module may import from lower layers, and from its own. The longest prefix decides.
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "functional"),
+    ("storage",),
     ("config",),
     ("samples", "metrics"),
     ("networking",),  # the protocol and the credentials

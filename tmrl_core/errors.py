@@ -60,6 +60,18 @@ class SampleRefusedError(TmrlError, ValueError):
     """A memory cannot take these samples (their shapes or dtypes differ from what it holds)."""
 
 
+class StorageError(TmrlError):
+    """A file of records cannot be read or written. A write that failed has left what was there before as it was."""
+
+
+class StorageFullError(StorageError):
+    """The disk, a quota or a limit on the size of files is full: the same write may be tried again with more room."""
+
+
+class FolderLockedError(StorageError):
+    """Another process uses the folder."""
+
+
 class CheckpointError(TmrlError):
     """A checkpoint cannot be written, is cut short, or belongs to another configuration."""
 

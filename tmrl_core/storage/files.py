@@ -1,0 +1,288 @@
+"""One append-only file of records: a writer and a reader."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from tmrl_core.errors import StorageError, StorageFullError
+from tmrl_core.storage.format import Buffer, Record, head_bytes, parse_head, record_buffers, scan
+
+logger = logging.getLogger(__name__)
+
+Sync = Literal["os", "fsync"]
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_MOST_BUFFERS = 1000
+"""Buffers in one call; POSIX systems allow 1024."""
+
+
+class FileCalls:
+    """The calls that change a file: the seam at which tests make a disk fail."""
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer]) -> int:
+        """Write from buffers, in order; returns how many bytes, which may be fewer than there are.
+
+        Raises:
+            OSError: nothing could be written.
+        """
+        if hasattr(os, "writev"):
+            return os.writev(descriptor, buffers)
+        return os.write(descriptor, buffers[0])
+
+    def sync(self, descriptor: int) -> None:
+        """Return when what was written is on the disk.
+
+        Raises:
+            OSError: it may not be.
+        """
+        os.fsync(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        """Cut a file to a length.
+
+        Raises:
+            OSError: it was not cut.
+        """
+        os.ftruncate(descriptor, length)
+
+
+OS = FileCalls()
+"""The operating system's own."""
+
+
+def flush_folder(folder: Path) -> None:
+    """Make a new, renamed or removed file in `folder` survive a power cut; Windows has no such call and needs none."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def storage_error(what: str, exc: OSError) -> StorageError:
+    """The documented error for what the operating system says."""
+    if exc.errno in _FULL:
+        return StorageFullError(f"{what}: {exc.strerror}. Make room on this disk (or raise the quota or limit).")
+    return StorageError(f"{what}: {exc.strerror or exc}")
+
+
+class SegmentFile:
+    """Writes one file of records, at its end. Not safe for several threads.
+
+    Use `create` or `open`, not the constructor.
+
+    Attributes:
+        path: the file.
+        bytes: its length up to the end of the last whole record, which is where the next goes.
+        torn_bytes: how many bytes after the last whole record `open` cut off.
+    """
+
+    def __init__(self, path: Path, descriptor: int, length: int, sync: Sync, calls: FileCalls) -> None:
+        self.path = path
+        self.bytes = length
+        self.torn_bytes = 0
+        self._descriptor = descriptor
+        self._sync = sync
+        self._calls = calls
+        self._dirty = False
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        format_name: str,
+        description: Any,
+        first_note: bytes | None = None,
+        *,
+        sync: Sync = "os",
+        calls: FileCalls = OS,
+    ) -> SegmentFile:
+        """A new file with its head and, if there is a `first_note`, a record with it and no payload.
+
+        Raises:
+            StorageError: it is there already, or cannot be written; no file is left then.
+        """
+        parts: list[Buffer] = [head_bytes(format_name, description)]
+        if first_note is not None:
+            parts += record_buffers(first_note, [])[0]
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except OSError as exc:
+            raise storage_error(f"{path} cannot be made", exc) from exc
+        made = cls(path, descriptor, 0, sync, calls)
+        try:
+            made._write(parts, sum(len(part) for part in parts))
+            if sync == "fsync":
+                flush_folder(path.parent)
+        except BaseException as exc:
+            made.close()
+            with suppress(OSError):
+                path.unlink()
+            if isinstance(exc, OSError):
+                raise storage_error(f"{path.parent} cannot be flushed", exc) from exc
+            raise
+        return made
+
+    @classmethod
+    def open(
+        cls, path: Path, *, sync: Sync = "os", calls: FileCalls = OS, good_bytes: int | None = None
+    ) -> SegmentFile:
+        """An existing file; what follows its last whole record is cut off and counted in `torn_bytes`.
+
+        Args:
+            path: the file.
+            sync: see `RecordLog`.
+            calls: how it is written.
+            good_bytes: the length up to the end of the last whole record, where it is known; otherwise all is read.
+
+        Raises:
+            StorageError: it cannot be read or cut, or its head is cut short or damaged.
+        """
+        if good_bytes is None:
+            reader = SegmentReader(path)
+            for _ in reader.records():
+                pass
+            good_bytes = reader.good_bytes
+            reader.close()
+        try:
+            descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            opened = cls(path, descriptor, good_bytes, sync, calls)
+            opened.torn_bytes = os.fstat(descriptor).st_size - good_bytes
+            if opened.torn_bytes:
+                calls.truncate(descriptor, good_bytes)
+                opened._dirty = True
+        except OSError as exc:
+            raise storage_error(f"{path} cannot be opened for writing", exc) from exc
+        return opened
+
+    def append(self, note: Buffer, buffers: Sequence[Buffer] = ()) -> tuple[int, int]:
+        """Write a record.
+
+        With `sync` "os" it survives the end of this process, however sudden, when this returns; with "fsync" that of
+        the machine.
+
+        Args:
+            note: a few bytes that readers get without reading the payload.
+            buffers: the payload, one after another; they are not joined.
+
+        Returns:
+            Where its payload begins, a multiple of 8, and where the record ends.
+
+        Raises:
+            StorageFullError: there is no room. The file is as before, and the same record may be tried again.
+            StorageError: it cannot be written for another reason, or is too long. The file is as before.
+        """
+        parts, length = record_buffers(note, buffers)
+        start = self.bytes
+        self._write(parts, length)
+        return start + len(parts[0]), self.bytes
+
+    def _write(self, parts: Sequence[Buffer], length: int) -> None:
+        try:
+            if self._dirty:
+                self._calls.truncate(self._descriptor, self.bytes)
+                self._dirty = False
+            os.lseek(self._descriptor, self.bytes, os.SEEK_SET)
+            pending = [memoryview(part) for part in parts]
+            while pending:
+                written = self._calls.write(self._descriptor, pending[:_MOST_BUFFERS])
+                if written <= 0:
+                    raise OSError(errno.EIO, "nothing was written")
+                while pending and written >= len(pending[0]):
+                    written -= len(pending.pop(0))
+                if written:
+                    pending[0] = pending[0][written:]
+            if self._sync == "fsync":
+                self._calls.sync(self._descriptor)
+        except OSError as exc:
+            self._dirty = True
+            # Where the cut fails too it is done before the next record is written, or by whoever opens the file next.
+            with suppress(OSError):
+                self._calls.truncate(self._descriptor, self.bytes)
+                self._dirty = False
+            raise storage_error(f"{self.path} cannot be written", exc) from exc
+        self.bytes += length
+
+    def flush(self) -> None:
+        """Return when all records are on the disk, also with `sync` "os".
+
+        Raises:
+            StorageError: they may not be.
+        """
+        try:
+            self._calls.sync(self._descriptor)
+        except OSError as exc:
+            raise storage_error(f"{self.path} cannot be flushed", exc) from exc
+
+    def close(self) -> None:
+        """Let go of the file; does not flush."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class SegmentReader:
+    """Reads one file of records through a mapping: only what is looked at is read from the disk.
+
+    The file must not be cut while it is read: hold the folder's lock.
+
+    Args:
+        path: the file.
+        limit_bytes: read no further than this.
+
+    Raises:
+        StorageError: it cannot be read, or its head is cut short or damaged.
+
+    Attributes:
+        format_name: what kind of file it is.
+        description: what its head says of its records.
+        head_bytes: where its first record begins.
+        size: its length (at most `limit_bytes`).
+        good_bytes: up to where it was found whole by what has been taken from `records`.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                size = size if limit_bytes is None else min(size, limit_bytes)
+                if size == 0:
+                    raise StorageError(f"{path} is cut short within its head")
+                # A private mapping: writable for those who insist (torch does), and never written back.
+                self._mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as exc:
+            raise StorageError(f"{path} cannot be read: {exc}") from exc
+        self.size = size
+        self.view = memoryview(self._mapping)
+        self.format_name, self.description, self.head_bytes = parse_head(self.view, str(path))
+        self.good_bytes = self.head_bytes
+
+    @property
+    def torn_bytes(self) -> int:
+        """Once `records` has come to its end: bytes after the last whole record, cut short or damaged."""
+        return self.size - self.good_bytes
+
+    def records(self, check_payloads: bool = True) -> Iterator[Record]:
+        """The whole records, lazily, up to the first that is cut short or damaged; that is no error.
+
+        Args:
+            check_payloads: False: hop over payloads without reading them; headers and notes are checked all the same.
+        """
+        for record in scan(self.view, self.head_bytes, check_payloads):
+            self.good_bytes = max(self.good_bytes, record.end)
+            yield record
+
+    def close(self) -> None:
+        """Let go of the mapping, unless views of it are still in use: then it goes with the last of them."""
+        with suppress(BufferError):
+            self.view.release()
+            self._mapping.close()

@@ -1,0 +1,158 @@
+"""The bytes of a file of records. All numbers are little-endian; everything begins at a multiple of 8 bytes.
+
+    file:    b"TMRLREC2"  u32 length  u32 CRC-32 of the head  head (JSON: format, description)  zeros up to 8
+    record:  b"REC2"  u32 note bytes  u64 payload bytes  u32 CRC-32 of the payload  u32 CRC-32 of header and note
+             note  zeros up to 8  payload  zeros up to 8
+
+A header and its note are checked without the payload, so that a reader may hop from record to record. Payloads begin at
+a multiple of 8 bytes, so that arrays of any numbers in them can be used where they lie. What follows the last whole
+record was cut short when a process or machine died, or is damage; a reader says how many bytes that are.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tmrl_core.errors import StorageError
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+MAGIC = b"TMRLREC2"
+RECORD_MAGIC = b"REC2"
+ALIGNMENT = 8
+MAX_HEAD_BYTES = 1 << 20
+MAX_NOTE_BYTES = 1 << 26
+MAX_PAYLOAD_BYTES = 1 << 34
+
+_HEAD = struct.Struct("<8sII")
+_RECORD = struct.Struct("<4sIQII")
+RECORD_HEADER_BYTES = _RECORD.size
+
+
+def padding(length: int) -> int:
+    """Bytes up to the next multiple of 8."""
+    return -length % ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of a file.
+
+    Args:
+        note: a few bytes that say what the payload is.
+        payload: the rest; a view of the file's mapping, valid as long as it is referred to.
+        offset: where in the file the record begins.
+        payload_offset: where its payload begins, a multiple of 8.
+        end: where the next one begins.
+    """
+
+    note: bytes
+    payload: memoryview
+    offset: int
+    payload_offset: int
+    end: int
+
+
+def head_bytes(format_name: str, description: Any) -> bytes:
+    """The first bytes of a file.
+
+    Args:
+        format_name: what kind of file it is.
+        description: JSON-able, what its records are.
+
+    Raises:
+        StorageError: the description is larger than 1 MiB.
+    """
+    text = json.dumps({"format": format_name, "description": description}).encode()
+    if len(text) > MAX_HEAD_BYTES:
+        raise StorageError(f"a head of {len(text)} bytes is too long; {MAX_HEAD_BYTES} are allowed")
+    return _HEAD.pack(MAGIC, len(text), zlib.crc32(text)) + text + bytes(padding(_HEAD.size + len(text)))
+
+
+def parse_head(data: memoryview, where: str) -> tuple[str, Any, int]:
+    """Format, description and length of a file's head.
+
+    Args:
+        data: the file.
+        where: its name, for messages.
+
+    Raises:
+        StorageError: it is no file of records, or its head is cut short or damaged.
+    """
+    if len(data) < _HEAD.size:
+        raise StorageError(f"{where} is cut short within its head")
+    magic, length, crc = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise StorageError(
+            f"{where} is no file of records: its head is missing or damaged, or it is of another version"
+        )
+    end = _HEAD.size + length
+    if length > MAX_HEAD_BYTES:
+        raise StorageError(f"the head of {where} is damaged: it claims {length} bytes")
+    if len(data) < end + padding(end):
+        raise StorageError(f"{where} is cut short within its head")
+    text = bytes(data[_HEAD.size : end])
+    if zlib.crc32(text) != crc:
+        raise StorageError(f"the head of {where} is damaged: its checksum is wrong")
+    try:
+        head = json.loads(text)
+        return str(head["format"]), head["description"], end + padding(end)
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise StorageError(f"the head of {where} says nothing that this version reads: {exc}") from exc
+
+
+def record_buffers(note: Buffer, buffers: Sequence[Buffer]) -> tuple[list[Buffer], int]:
+    """A record as a list of buffers to write one after another, and its length; nothing is joined or copied.
+
+    Raises:
+        StorageError: note or payload are too long.
+    """
+    views = [memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes]
+    payload_bytes = sum(len(view) for view in views)
+    if len(note) > MAX_NOTE_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        raise StorageError(
+            f"a record with a note of {len(note)} and a payload of {payload_bytes} bytes is too long; "
+            f"{MAX_NOTE_BYTES} and {MAX_PAYLOAD_BYTES} are allowed"
+        )
+    payload_crc = 0
+    for view in views:
+        payload_crc = zlib.crc32(view, payload_crc)
+    fields = _RECORD.pack(RECORD_MAGIC, len(note), payload_bytes, payload_crc, 0)[:-4]
+    crc = zlib.crc32(note, zlib.crc32(fields))
+    first = b"".join([fields, crc.to_bytes(4, "little"), note, bytes(padding(len(note)))])
+    last = bytes(padding(payload_bytes))
+    return [first, *views, *([last] if last else [])], len(first) + payload_bytes + len(last)
+
+
+def scan(data: memoryview, start: int, check_payloads: bool) -> Iterator[Record]:
+    """The whole records of a file, one after another, up to the first that is cut short or damaged.
+
+    Args:
+        data: the file.
+        start: where its first record begins.
+        check_payloads: False: payloads are not read; a damaged one is then not noticed.
+    """
+    length = len(data)
+    while start + _RECORD.size <= length:
+        magic, note_bytes, payload_bytes, payload_crc, crc = _RECORD.unpack_from(data, start)
+        if magic != RECORD_MAGIC or note_bytes > MAX_NOTE_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+            return
+        note_end = start + _RECORD.size + note_bytes
+        payload_start = note_end + padding(note_bytes)
+        payload_end = payload_start + payload_bytes
+        end = payload_end + padding(payload_bytes)
+        if end > length:
+            return
+        note = bytes(data[start + _RECORD.size : note_end])
+        if zlib.crc32(note, zlib.crc32(data[start : start + _RECORD.size - 4])) != crc:
+            return
+        payload = data[payload_start:payload_end]
+        if check_payloads and zlib.crc32(payload) != payload_crc:
+            return
+        yield Record(note, payload, start, payload_start, end)
+        start = end

@@ -1,0 +1,105 @@
+"""A lock on a folder: one process at a time, released with the process however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from types import TracebackType
+
+from tmrl_core.errors import FolderLockedError, StorageError
+
+LOCK_FILE = "lock"
+_LOCKED_BYTE = 1 << 20
+"""Windows locks bytes against reading too, so the one that is locked lies behind what the file says."""
+
+
+class FolderLock:
+    """Holds `folder` from construction until `close`, or until this process ends, however sudden.
+
+    The file stays in the folder: removing it would let two processes hold two files of one name. On POSIX the lock is
+    not shared with other processes that open the file; a process forked from this one while it is held keeps it (the
+    package spawns its processes).
+
+    Args:
+        folder: made if it is not there.
+        purpose: what is in it, for the message: "the replay memory", "the spool".
+
+    Raises:
+        FolderLockedError: another process, or another part of this one, holds it; the message names its process id.
+        StorageError: the folder cannot be made or written, or its file system has no locks.
+    """
+
+    def __init__(self, folder: Path, purpose: str) -> None:
+        self.folder = folder
+        self._descriptor = -1
+        path = folder / LOCK_FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        except OSError as exc:
+            raise StorageError(f"{folder} ({purpose}) cannot be used: {exc}") from exc
+        try:
+            _lock(descriptor)
+        except BlockingIOError as exc:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise FolderLockedError(
+                f"{folder} ({purpose}) is in use by {holder}. Stop that process, or choose another folder or another "
+                "run.name for this one."
+            ) from exc
+        except OSError as exc:
+            os.close(descriptor)
+            raise StorageError(
+                f"{path} cannot be locked: {exc}. Choose a folder on a file system with locks (a local disk)."
+            ) from exc
+        self._descriptor = descriptor
+        self._say(json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
+
+    def _say(self, text: bytes) -> None:
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, text)
+        except OSError:
+            pass  # a full disk: the lock holds all the same, only its message will not name the process
+
+    def close(self) -> None:
+        """Release it; a second call does nothing."""
+        if self._descriptor >= 0:
+            self._say(b"")
+            os.close(self._descriptor)  # which releases the lock
+            self._descriptor = -1
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lock(descriptor: int) -> None:
+    if os.name == "posix":
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        import msvcrt
+
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        except OSError as exc:
+            raise BlockingIOError(exc.errno, exc.strerror) from exc
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        said = json.loads(os.read(descriptor, 4096))
+        return f"process {int(said['pid'])} on {said['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

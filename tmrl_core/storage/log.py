@@ -1,0 +1,270 @@
+"""A log: a folder of files of records, of which the last is written and the oldest are removed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.errors import StorageError
+from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader, Sync, flush_folder, storage_error
+from tmrl_core.storage.format import Buffer, Record
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".seg"
+SEGMENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record lies.
+
+    Args:
+        number: of the file.
+        payload_offset: where in it the payload begins, a multiple of 8.
+        end: where in it the record ends.
+    """
+
+    number: int
+    payload_offset: int
+    end: int
+
+
+class RecordLog:
+    """Records in order, in numbered files `000000000001.seg`, ... of one folder. Not safe for several threads.
+
+    Opening an existing folder checks every byte of its last file, cuts off what a process that died left half written,
+    and looks at no more than the names of the older ones. Hold the folder's `FolderLock` as long as the log is open.
+
+    Nothing is written before the first `append`.
+
+    Args:
+        folder: made if it is not there.
+        format_name: what kind of records these are; a folder with another kind is refused.
+        description: JSON-able, goes into the head of each new file; may be set at any time (`log.description = ...`)
+            and counts from the next file on.
+        sync: "os": a record survives the sudden end of this process when `append` returns; "fsync": that of the
+            machine too, at the cost of a flush each.
+        segment_bytes: a new file is begun when one has reached this.
+        first_note: called when a file is begun, returns the note of its first record (without payload): all that must
+            be known when the files before it are gone, such as the marks of all streams. None: no such record.
+        calls: how files are written.
+
+    Raises:
+        StorageError: the folder or its last file cannot be read, or holds another kind of records.
+
+    Attributes:
+        torn_bytes: how many bytes were cut off on opening; 0 if the log had been left in order.
+        description: see above.
+        segment_bytes: see above.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        format_name: str,
+        description: Any = None,
+        *,
+        sync: Sync = "os",
+        segment_bytes: int = SEGMENT_BYTES,
+        first_note: Callable[[], bytes] | None = None,
+        calls: FileCalls = OS,
+    ) -> None:
+        self.folder = folder
+        self.format_name = format_name
+        self.description = description
+        self.segment_bytes = segment_bytes
+        self.torn_bytes = 0
+        self._sync = sync
+        self._first_note = first_note
+        self._calls = calls
+        self._file: SegmentFile | None = None
+        self._sealed = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._numbers = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+        except OSError as exc:
+            raise storage_error(f"{folder} cannot be read", exc) from exc
+        self._next_number = max(self._numbers, default=0) + 1
+        self._open_last()
+
+    def _open_last(self) -> None:
+        while self._numbers and self._file is None:
+            path = self.path(self._numbers[-1])
+            size = path.stat().st_size
+            try:
+                reader = SegmentReader(path)
+            except StorageError as exc:
+                self._set_aside(path, size, str(exc))
+                continue
+            if reader.format_name != self.format_name:
+                raise StorageError(
+                    f"{path} holds records of the kind {reader.format_name!r}, not {self.format_name!r}. Choose "
+                    "another folder."
+                )
+            whole = sum(1 for _ in reader.records())
+            good, first = reader.good_bytes, reader.head_bytes
+            reader.close()
+            if self._first_note is not None and whole == 0:
+                self._set_aside(path, size, f"its first record, at byte {first}, is cut short or damaged")
+                continue
+            self._file = SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=good)
+            self.torn_bytes += self._file.torn_bytes
+            if self._file.torn_bytes:
+                logger.warning(
+                    "%s: the last %d bytes, after byte %d, are no whole record (a process or machine died while "
+                    "writing) and were cut off",
+                    path,
+                    self._file.torn_bytes,
+                    good,
+                )
+
+    def _set_aside(self, path: Path, size: int, why: str) -> None:
+        # A file that was only begun holds nothing; one that is damaged may still be of use to somebody.
+        aside = path.with_name(f"{path.name}.damaged")
+        logger.warning("%s cannot be used (%s) and is now %s", path, why, aside.name)
+        try:
+            path.replace(aside)
+        except OSError as exc:
+            raise storage_error(f"{path} cannot be renamed", exc) from exc
+        self.torn_bytes += size
+        self._numbers.pop()
+
+    # --- what is there ---
+
+    def path(self, number: int) -> Path:
+        """The file of that number."""
+        return self.folder / f"{number:012d}{SUFFIX}"
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the files, ascending; the last is the one that is written."""
+        return list(self._numbers)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files, heads included."""
+        total = 0
+        for number in self._numbers:
+            with suppress(OSError):
+                total += self.path(number).stat().st_size
+        return total
+
+    def reader(self, number: int) -> SegmentReader:
+        """One file, up to the end of its last whole record as far as that is known.
+
+        Raises:
+            StorageError: it cannot be read, its head is damaged, or it is of another kind.
+        """
+        last = self._file if self._file is not None and number == self._numbers[-1] else None
+        reader = SegmentReader(self.path(number), last.bytes if last is not None else None)
+        if reader.format_name != self.format_name:
+            raise StorageError(f"{reader.path} holds records of the kind {reader.format_name!r}")
+        return reader
+
+    def records(self, check_payloads: bool = True) -> Iterator[tuple[int, Record]]:
+        """The number of its file and each whole record, in the order in which they were written, lazily.
+
+        What is appended meanwhile to a file that was begun to be read is not seen. In a file that is damaged, the
+        records up to the damage are given; a warning says how many bytes are not.
+
+        Args:
+            check_payloads: False: hop over payloads without reading them.
+
+        Raises:
+            StorageError: a file cannot be read, or its head is damaged.
+        """
+        for number in list(self._numbers):
+            reader = self.reader(number)
+            for record in reader.records(check_payloads):
+                yield number, record
+            if reader.torn_bytes:
+                logger.warning(
+                    "%s is damaged after byte %d: %d bytes are not read",
+                    reader.path,
+                    reader.good_bytes,
+                    reader.torn_bytes,
+                )
+            reader.close()
+
+    # --- changing it ---
+
+    def append(self, note: Buffer, buffers: Sequence[Buffer] = ()) -> Place:
+        """Write a record; begins a new file first where the last one is full.
+
+        Args:
+            note: a few bytes that readers get without reading the payload.
+            buffers: the payload, one after another; they are not joined.
+
+        Raises:
+            StorageFullError: there is no room. The log is as before, and the same record may be tried again.
+            StorageError: it cannot be written for another reason, or is too long. The log is as before.
+        """
+        file = self._file
+        if file is None or self._sealed or file.bytes >= self.segment_bytes:
+            file = self._begin()
+        payload_offset, end = file.append(note, buffers)
+        return Place(self._numbers[-1], payload_offset, end)
+
+    def seal(self) -> None:
+        """Have the next record begin a new file."""
+        self._sealed = True
+
+    def _begin(self) -> SegmentFile:
+        number = self._next_number
+        first_note = self._first_note() if self._first_note is not None else None
+        path = self.path(number)
+        if self._file is not None and self._sync == "os":
+            # What is behind this file is checked by no one later: it must not be lost with the machine unnoticed.
+            self._file.flush()
+        file = SegmentFile.create(
+            path, self.format_name, self.description, first_note, sync=self._sync, calls=self._calls
+        )
+        if self._file is not None:
+            self._file.close()
+        self._file = file
+        self._sealed = False
+        self._numbers.append(number)
+        self._next_number = number + 1
+        return file
+
+    def remove_before(self, number: int) -> int:
+        """Remove the files with lower numbers, but never the last one; returns how many.
+
+        A file that cannot be removed now (Windows, while somebody reads it) is tried again next time.
+        """
+        removed = 0
+        for old in [n for n in self._numbers[:-1] if n < number]:
+            try:
+                self.path(old).unlink(missing_ok=True)
+            except OSError as exc:
+                logger.debug("%s cannot be removed yet: %s", self.path(old), exc)
+                break
+            self._numbers.remove(old)
+            removed += 1
+        return removed
+
+    def flush(self) -> None:
+        """Return when all records and the names of their files are on the disk, also with `sync` "os".
+
+        Raises:
+            StorageError: they may not be.
+        """
+        if self._file is not None:
+            self._file.flush()
+            try:
+                flush_folder(self.folder)
+            except OSError as exc:
+                raise storage_error(f"{self.folder} cannot be flushed", exc) from exc
+
+    def close(self) -> None:
+        """Let go of the files; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._sealed = False
+            self._numbers = []
