@@ -227,7 +227,10 @@ class NetworkSection(Section, frozen=True, kw_only=True):
     heartbeat_s: Annotated[PositiveSeconds, doc("Seconds after which an idle link sends a sign of life.")] = 3.0
     silent_s: Annotated[PositiveSeconds, doc("Seconds of silence after which a link is dead.")] = 10.0
     backoff_min_s: Annotated[PositiveSeconds, doc("First wait, in seconds, before a new connection is tried.")] = 0.2
-    backoff_max_s: Annotated[PositiveSeconds, doc("Longest wait, in seconds, between two tries.")] = 15.0
+    backoff_max_s: Annotated[
+        PositiveSeconds,
+        doc("Longest wait, in seconds, between two tries at a Server that drops or refuses; 2.5 while none answers."),
+    ] = 15.0
     max_message_bytes: Annotated[
         Annotated[int, Meta(ge=65536)],
         doc(

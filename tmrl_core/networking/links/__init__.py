@@ -1,5 +1,6 @@
-"""WorkerLink and TrainerLink: a client's I/O thread and the queues between it and the application."""
+"""WorkerLink, TrainerLink: a client's I/O thread, the queues between it and the application. ObserverLink: a look."""
 
+from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.links.trainer import TrainerCounts, TrainerLink
 from tmrl_core.networking.links.worker import DrainReport, WorkerCounts, WorkerLink
 from tmrl_core.networking.transports.select import LinkSettings
@@ -7,6 +8,7 @@ from tmrl_core.networking.transports.select import LinkSettings
 __all__ = [
     "DrainReport",
     "LinkSettings",
+    "ObserverLink",
     "TrainerCounts",
     "TrainerLink",
     "WorkerCounts",

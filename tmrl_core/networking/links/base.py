@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 _NOTIFY_S = 0.001
 """How long after waking a waiting thread it is not woken again."""
+_UNREACHABLE_WAIT_S = 2.5
+"""Longest wait for another try while nobody answers. It bothers nobody, and with `connect_timeout_s` decides how soon
+the end of a black hole is found. A try's packets are sent again after 1, 3 and 7 s, so at worst a hole heals just after
+the third time: what is left of 5 s, this, and the new try take less than 5 s."""
 _IDLE_TICK_S = 0.002
 """How long the I/O thread stays awake after a hand-over, so that the next one need not wake it."""
 
@@ -215,18 +219,20 @@ class Link:
             connection = self._make_connection()
             reason: Exception | None
             welcomes = self._state.connections
-            begun = asyncio.get_running_loop().time()
+            lasted_s = 0.0
             try:
                 # Known before it is welcomed: what the application says from the first answer on must find it.
                 self._connection = connection
                 driver = await transport.dial(settings.host, settings.port, connection, settings.connect_timeout_s)
                 self._poke()
+                begun = asyncio.get_running_loop().time()
                 ends: set[asyncio.Future[Any]] = {driver.ended, stop}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if stopping.is_set():
                     await self._close_driver(driver)
                     break
                 reason = connection.reason
+                lasted_s = asyncio.get_running_loop().time() - begun
             except NetworkError as exc:
                 reason = exc
             finally:
@@ -236,17 +242,20 @@ class Link:
             if final is not None and not self._welcomes:
                 self._failure = final
                 return
-            lasted_s = asyncio.get_running_loop().time() - begun
-            if self._state.connections > welcomes and lasted_s >= settings.silent_s:
+            welcomed = self._state.connections > welcomes
+            if welcomed and lasted_s >= min(delay, settings.silent_s):
                 # Only a link that has lasted was a success: a Server that welcomes and drops is not tried in haste.
                 delay = settings.backoff_min_s
+            if welcomed and lasted_s >= settings.silent_s:
                 said.clear()
+            answered = welcomed or isinstance(reason, RefusedError | HandshakeError)
+            most = settings.backoff_max_s if answered else min(settings.backoff_max_s, _UNREACHABLE_WAIT_S)
             text = str(reason) if reason is not None else "the Server has closed the connection"
             if text not in said:
-                logger.warning("%s; trying again, at most every %g s", text.rstrip("."), settings.backoff_max_s)
+                logger.warning("%s; trying again, at most every %g s", text.rstrip("."), most)
                 said.add(text)
-            wait = settings.backoff_max_s if final is not None else delay
-            delay = min(2 * delay, settings.backoff_max_s)
+            wait = most if final is not None else min(delay, most)
+            delay = min(2 * delay, most)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stop), wait * random.uniform(0.5, 1.0))
 

@@ -210,4 +210,10 @@ class TrainerLink(Link):
         return not isinstance(connection, TrainerConnection) or connection.all_said
 
     def _make_connection(self) -> Connection:
-        return TrainerConnection(self._trainer, silent_s=self.settings.silent_s, heartbeat_s=self.settings.heartbeat_s)
+        settings = self.settings
+        return TrainerConnection(
+            self._trainer,
+            silent_s=settings.silent_s,
+            heartbeat_s=settings.heartbeat_s,
+            greeting_s=settings.connect_timeout_s,
+        )

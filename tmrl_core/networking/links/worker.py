@@ -305,4 +305,10 @@ class WorkerLink(Link):
             self._connection.end_streams()
 
     def _make_connection(self) -> Connection:
-        return WorkerConnection(self._worker, silent_s=self.settings.silent_s, heartbeat_s=self.settings.heartbeat_s)
+        settings = self.settings
+        return WorkerConnection(
+            self._worker,
+            silent_s=settings.silent_s,
+            heartbeat_s=settings.heartbeat_s,
+            greeting_s=settings.connect_timeout_s,
+        )

@@ -13,7 +13,8 @@ import msgspec
 
 from tmrl_core.config import Cfg, Config, given
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.connection import Connection, Identity
+from tmrl_core.networking.contexts import TokenVerifier
 from tmrl_core.networking.messages import Hello, Role
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
@@ -35,7 +36,9 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     credentials_dir: str | None = None
     token: str | None = None
     allow_insecure_remote: bool = False
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float = 5.0
+    """For each step on the way to being welcomed: TCP, TLS, the greeting. After a black hole the kernel sends again as
+    late as the hole had lasted by then, so a longer wait for it would find the network healed later than a new try."""
     silent_s: float = 10.0
     heartbeat_s: float = 3.0
     backoff_min_s: float = 0.2
@@ -157,6 +160,8 @@ def server_transport(
 
     def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
         identity = connection.identity
+        if hello.role == "observer":
+            return _may_look(hello, identity, verifier)
         if identity.role is not None:
             if identity.role != hello.role:
                 return (
@@ -188,6 +193,29 @@ def server_transport(
             on_refused=on_refused,
         ),
         authenticate,
+    )
+
+
+def _may_look(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tuple[str, str] | None:
+    """Whether this peer may ask what the Server sees: a trainer may, and who holds the Server's own key.
+
+    Workers may not: they stand where they can be stolen, and it names every other one with its address.
+    """
+    # Both are looked at, whatever the first says: how long it takes says nothing of the token.
+    if identity.role == "trainer" or verifier.check("observer", hello.token) | verifier.check("trainer", hello.token):
+        return None
+    if identity.role is not None or not hello.token:
+        return (
+            "role",
+            "only the trainer's credentials and those on the Server's own machine may ask for the Server's status. "
+            "Run --status there, or make a trainer's bundle: python -m tmrl_core --credentials bundle trainer "
+            "--name NAME",
+        )
+    return (
+        "token",
+        "the token is neither this Server's trainer's nor derived from its key: the credentials here are of another "
+        "set. Copy a trainer's bundle from the machine that holds the CA (python -m tmrl_core --credentials bundle "
+        "trainer --name NAME), or correct TMRL_CORE_TOKEN.",
     )
 
 
