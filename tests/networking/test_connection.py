@@ -32,8 +32,10 @@ from tmrl_core.networking.messages import (
     CloseStream,
     Control,
     Credit,
+    Diagnosis,
     Direct,
     Directive,
+    Echo,
     Halt,
     Have,
     Hello,
@@ -42,6 +44,7 @@ from tmrl_core.networking.messages import (
     Left,
     Notice,
     OpenStream,
+    Probe,
     Progress,
     Refused,
     Report,
@@ -342,8 +345,12 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
 
 HELLO_WORKER = Hello((1,), "worker", "", "run", "w", b"w" * 16)
 HELLO_TRAINER = Hello((1,), "trainer", "", "run", "t", b"t" * 16)
+PROBE = Probe((1,), "worker", "", "run")
 MESSAGES: dict[type, Control] = {
     Hello: HELLO_WORKER,
+    Probe: PROBE,
+    Diagnosis: Diagnosis(1, (1,), 1e9, "", "", 0, 0, 1 << 20),
+    Echo: Echo(1, 10, b"filler"),
     Welcome: WELCOME,
     OpenStream: OpenStream(5, b"n" * 16, "w"),
     CloseStream: CloseStream(0),
@@ -380,7 +387,8 @@ def relay_end() -> Connection:
 
 # (end, what is said before, state, what is legal then): written out, not taken from the code
 STATES = [
-    ("relay", (), "greeting", {Hello}),
+    ("relay", (), "greeting", {Hello, Probe}),
+    ("relay", (PROBE,), "probe", {Echo}),
     ("relay", (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")), "worker", {OpenStream, CloseStream, Want, Waits, Have}),
     ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Credit, Direct, Report}),
     ("worker", (), "greeting", {Welcome}),

@@ -318,7 +318,7 @@ def test_a_workers_certificate_needs_no_token(place: Place, certified: Path) -> 
 def test_another_version_of_the_protocol_is_told_which_is_spoken(place: Place) -> None:
     stranger = place.stranger()
     stranger.tell(Hello((77, 78), "worker", stranger.tokens["worker"], "run", "", b"x" * 16))
-    stranger.refused("protocol", "speaks protocol version 1, you speak [77, 78]")
+    stranger.refused("protocol", "speaks protocol version 1, the peer 77, 78")
 
 
 def test_a_second_trainer_does_not_take_the_first_ones_place(place: Place) -> None:

@@ -6,6 +6,7 @@ envelopes (`PolicyUpdate`, `Directive`, `Progress`) travel as opaque bytes throu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -14,6 +15,8 @@ from tmrl_core.errors import RemoteProtocolError
 
 PROTOCOL_VERSION = 1
 """The newest version of the protocol that this code speaks."""
+SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
+"""All versions of the protocol that this code speaks."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A count or a position: what every field on the way holds, and one more as well."""
@@ -129,6 +132,57 @@ class Hello(_Control, frozen=True, tag="hello"):
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # never the token
+
+
+class Probe(_Control, frozen=True, tag="probe"):
+    """The first message of somebody who only wants to know whether a `Hello` of that role would be let in.
+
+    It is judged as that `Hello` would be, and takes nobody's place. A message of its own, and not a flag of `Hello`,
+    since a Server that does not know the flag would let the peer in for good.
+
+    Args:
+        versions, role, token, run: as in `Hello`.
+    """
+
+    versions: tuple[Number, ...]
+    role: Role
+    token: Annotated[str, msgspec.Meta(max_length=4_096)]
+    run: Annotated[str, msgspec.Meta(max_length=200)]
+
+    def __repr__(self) -> str:
+        return f"Probe(role={self.role!r}, run={self.run!r})"  # never the token
+
+
+class Diagnosis(_Control, frozen=True, tag="diagnosis"):
+    """The Server's answer to a `Probe` whose sender it would let in.
+
+    Args:
+        version: the protocol version to speak.
+        versions: all that the Server speaks.
+        time_s: the Server's clock, in seconds since 1970.
+        trainer: whose trainer is linked, for people; empty: none is.
+        trainer_run: of which run it is.
+        workers: workers that are linked.
+        max_workers: most that may be; 0: no limit.
+        allowance_bytes: how much this link may measure with, in each direction.
+    """
+
+    version: Number
+    versions: tuple[Number, ...]
+    time_s: float
+    trainer: Label
+    trainer_run: Label
+    workers: Number
+    max_workers: Number
+    allowance_bytes: Number
+
+
+class Echo(_Control, frozen=True, tag="echo"):
+    """Prober -> Server: answer with `size` bytes of filler. Server -> prober: the answer, of the same number."""
+
+    number: Number
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BODY_BYTES)] = 0
+    filler: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)] = b""
 
 
 class Welcome(_Control, frozen=True, tag="welcome"):
@@ -338,6 +392,9 @@ def decode_control(data: bytes | bytearray | memoryview) -> Control:
 
 _body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
+    | Probe
+    | Diagnosis
+    | Echo
 
 def encode_body(body: PolicyUpdate | Directive | Progress) -> bytes:
     """An application envelope as the bytes that the relay passes on."""
@@ -357,3 +414,23 @@ def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
         return decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise RemoteProtocolError(f"a {kind.__name__} could not be decoded: {exc}") from exc
+class _AnyHello(msgspec.Struct, frozen=True, array_like=True, tag="hello", tag_field="type"):
+    versions: tuple[Number, ...]
+
+
+_any_hello_decoder = msgspec.msgpack.Decoder(_AnyHello)
+
+
+def versions_of(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
+    """The protocol versions in a `Hello` of any version, also one that this code cannot read; else nothing."""
+    try:
+        return _any_hello_decoder.decode(data).versions
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return ()
+
+
+def negotiate(theirs: Iterable[int], ours: Iterable[int]) -> int | None:
+    """The newest version that both sides speak; None: there is none."""
+    return max(set(theirs) & set(ours), default=None)
+
+

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.messages import (
+    SUPPORTED_VERSIONS,
     Role,
 )
 
@@ -27,9 +29,26 @@ class ClientState:
         self.name = name
         self.peer = peer
         self.token = token
+        self.versions = SUPPORTED_VERSIONS
+        """Versions of the protocol to offer."""
+        self.protocol_version = 0
+        """The version that the Server chose last."""
         self.incarnation = 0
         """The highest incarnation of a trainer that this process has heard of."""
         self.connections = 0
         """How often a Server has welcomed this process."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after something that the application may wait for has changed."""
+
+    def agreed(self, version: int) -> None:
+        """The Server has chosen a version of the protocol.
+
+        Raises:
+            RemoteProtocolError: it was not offered.
+        """
+        if version not in self.versions:
+            raise RemoteProtocolError(
+                f"the Server answers in protocol version {version}, this side speaks {list(self.versions)}: "
+                "install the same version of tmrl_core on both sides"
+            )
+        self.protocol_version = version

@@ -27,7 +27,6 @@ from tmrl_core.networking.framing import (
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
-    PROTOCOL_VERSION,
     Control,
     Credit,
     Direct,
@@ -209,7 +208,7 @@ class TrainerConnection(Connection):
         state = self.trainer
         self.send(
             Hello(
-                versions=(PROTOCOL_VERSION,),
+                versions=state.versions,
                 role="trainer",
                 token=state.token,
                 run=state.run,
@@ -224,6 +223,7 @@ class TrainerConnection(Connection):
         state = self.trainer
         match message:
             case Welcome():
+                state.agreed(message.version)
                 self.state = "open"
                 state.connections += 1
                 self._given(message.incarnation)

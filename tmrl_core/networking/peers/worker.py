@@ -20,7 +20,6 @@ from tmrl_core.networking.framing import (
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
     MAX_SIGNATURE_BYTES,
-    PROTOCOL_VERSION,
     Ack,
     CloseStream,
     Control,
@@ -167,7 +166,7 @@ class WorkerConnection(Connection):
         state = self.worker
         self.send(
             Hello(
-                versions=(PROTOCOL_VERSION,),
+                versions=state.versions,
                 role="worker",
                 token=state.token,
                 run=state.run,
@@ -182,6 +181,7 @@ class WorkerConnection(Connection):
         state = self.worker
         match message:
             case Welcome():
+                state.agreed(message.version)
                 self.state = "open"
                 self.window_bytes = message.window_bytes
                 state.connections += 1

@@ -22,17 +22,23 @@ from tmrl_core.networking.messages import (
     Credit,
     Direct,
     Have,
+    Echo,
+    HandOver,
     Hello,
     OpenStream,
     Report,
     Resume,
+    Probe,
     Version,
     Waits,
     Want,
 )
 from tmrl_core.networking.relay.streams import Policy, RelayStream
 
+    negotiate,
+    versions_of,
 if TYPE_CHECKING:
+from tmrl_core.networking.relay.probes import PROBE_S, Echoes
     from tmrl_core.networking.relay.core import Relay
 
 
@@ -40,8 +46,9 @@ class RelayConnection(Connection):
     """The Server's end of one link."""
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Hello}),
-        "worker": frozenset({OpenStream, CloseStream, Want, Have, Waits}),
+        "greeting": frozenset({Hello, Probe}),
+        "probe": frozenset({Echo}),
+        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Have, Waits}),
         "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
     }
 
@@ -53,6 +60,8 @@ class RelayConnection(Connection):
         self.name = ""
         self.peer = b""
         self.streams: dict[int, RelayStream] = {}
+        self.version = 0
+        """Of the protocol, once it is agreed upon."""
         self.have: Version = (0, 0)
         self._policy: Policy | None = None
         self._policy_index = 0
@@ -67,6 +76,8 @@ class RelayConnection(Connection):
     def stream(self, channel: int) -> RelayStream:
         """The stream of a channel of this link."""
         stream = self.streams.get(channel)
+        self.echoes = Echoes()
+        self._snapshot = b""
         if stream is None:
             raise RemoteProtocolError(f"channel {channel} is not open")
         return stream
@@ -93,6 +104,11 @@ class RelayConnection(Connection):
                 relay.open_stream(self, message)
             case CloseStream():
                 relay.close_stream(self, message.channel)
+            case Probe():
+                relay.probes.greet(self, message, self._now)
+            case Echo():
+                self.echoes.take(message)
+                self.wake()
             case Want():
                 relay.want(self, message)
             case Waits():
@@ -124,6 +140,30 @@ class RelayConnection(Connection):
             self._policy_frame(frame)
         else:
             raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
+
+    def _show(self, page: int) -> None:
+        """Tell an observer one page, so that what waits for one that does not read is small."""
+        if self.unread_bytes > MAX_BODY_BYTES:
+            raise RemoteProtocolError("pages are asked for faster than they are read")
+        if page == 0:
+            self._snapshot = self.relay.snapshots.take(self._now)
+        pages = -(-len(self._snapshot) // MAX_BODY_BYTES)
+        if page >= pages:
+            raise RemoteProtocolError(f"there is no page {page} of {pages}")
+        body = self._snapshot[page * MAX_BODY_BYTES : (page + 1) * MAX_BODY_BYTES]
+        if page == pages - 1:
+            self._snapshot = b""
+        self.send(Seen(page, pages, body))
+
+    def _control_frame(self, frame: Frame) -> None:
+        try:
+            super()._control_frame(frame)
+        except RemoteProtocolError:
+            # What another version of the protocol says may not be readable; which version it is always is.
+            versions = versions_of(frame.payload) if self.state == "greeting" else ()
+            if not versions or negotiate(versions, self.relay.versions) is not None:
+                raise
+            self.relay.refuse_versions(self, versions)
 
     def _policy_frame(self, frame: Frame) -> None:
         if frame.flags & FIRST:
@@ -165,6 +205,10 @@ class RelayConnection(Connection):
             self._policy = policy
             self._policy_index = 0
             self._policy_in_flight = True
+        if self.state == "probe":
+            return self.echoes.next_frame()
+        if self.state != "worker":
+            return None
         if self._policy_index == len(policy.frames):
             return None
         frame = policy.frames[self._policy_index]
@@ -182,6 +226,8 @@ class RelayConnection(Connection):
         """When `tick` wants to be called next, at the latest."""
         deadline = super().deadline()
         return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
+        if self.state == "probe" and not self.closing and now - self._connected_at >= PROBE_S:
+            self.refuse("misuse", f"whoever only asks does so within {PROBE_S:g} s")
 
     def leave(self) -> None:
         """This link counts no more, whatever its transport still does."""
@@ -200,6 +246,10 @@ class RelayConnection(Connection):
             self.relay.on_refused(self.identity.address, reason)
         super().refuse(code, reason)
         self.leave()
+        elif self.state == "probe":
+            self.relay.probes.left()
+        elif self.state == "observer":
+            self.relay.observers.discard(self)
 
     def _fail(self, reason: object) -> None:
         super()._fail(reason)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ value, so a slow worker costs no more than one value of each kind.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -31,7 +32,7 @@ from tmrl_core.networking.framing import (
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
-    PROTOCOL_VERSION,
+    SUPPORTED_VERSIONS,
     Ack,
     Credit,
     Direct,
@@ -49,8 +50,10 @@ from tmrl_core.networking.messages import (
     Welcome,
 )
 from tmrl_core.networking.relay.connection import RelayConnection
+    negotiate,
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.streams import Policy, RelayStream
+from tmrl_core.networking.relay.probes import Probes
 
 _QUANTUM_BYTES = MAX_FRAME_BYTES
 _MAX_STREAMS_PER_LINK = 1_024
@@ -75,6 +78,8 @@ class Relay:
     """
 
     def __init__(
+        versions: versions of the protocol that it speaks.
+        wall_clock: seconds since 1970, for those who compare their clock with the Server's.
         self,
         settings: RelaySettings | None = None,
         authenticate: Authenticate = lambda hello, connection: None,
@@ -82,10 +87,15 @@ class Relay:
     ) -> None:
         self.settings = settings or RelaySettings()
         self.authenticate = authenticate
+        versions: tuple[int, ...] = SUPPORTED_VERSIONS,
+        wall_clock: Callable[[], float] = time.time,
         self.on_refused = on_refused
         self.incarnation = 0
         self.policy: Policy | None = None
         self.policy_run = ""
+        self.versions = versions
+        self.wall_clock = wall_clock
+        self.probes = Probes(self)
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
         self.streams: dict[bytes, RelayStream] = {}
@@ -118,31 +128,29 @@ class Relay:
 
     def greet(self, connection: RelayConnection, hello: Hello) -> None:
         """Answer a `Hello`: let the peer in, or refuse it and say why."""
-        if PROTOCOL_VERSION not in hello.versions:
-            self._refuse(
-                connection,
-                "protocol",
-                f"this Server speaks protocol version {PROTOCOL_VERSION}, you speak {list(hello.versions)}: "
-                "install the same version of tmrl_core on both sides",
-            )
+        version = negotiate(hello.versions, self.versions)
+        if version is None:
+            self.refuse_versions(connection, hello.versions)
             return
         if len(hello.peer) != 16:
             raise RemoteProtocolError("a peer's id has 16 bytes")
         verdict = self.authenticate(hello, connection)
         if verdict is not None:
-            self._refuse(connection, *verdict)
+            self.refuse_peer(connection, *verdict)
             return
         if hello.incarnation > self.incarnation + _MAX_LEAP:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
         connection.run = hello.run
         connection.name = hello.name[:200]
+        connection.version = version
         connection.peer = hello.peer
         if hello.role == "worker":
             self._greet_worker(connection, hello)
         else:
             self._greet_trainer(connection, hello)
 
-    def _refuse(self, connection: RelayConnection, code: str, reason: str) -> None:
+    def refuse_peer(self, connection: RelayConnection, code: str, reason: str) -> None:
+        """Tell a peer why it may not do what it asks for; it is counted, and the Server's log says so."""
         self.refused_peers += 1
         self.on_refused(connection.identity.address, f"{connection.identity.name or 'it'} was told: {reason}")
         connection.refuse(code, reason)
@@ -151,7 +159,7 @@ class Relay:
         settings = self.settings
         connection.send(
             Welcome(
-                PROTOCOL_VERSION,
+                connection.version,
                 incarnation,
                 settings.window_bytes // 2,
                 settings.max_message_bytes,
@@ -164,7 +172,7 @@ class Relay:
         older = self.workers.get(hello.peer)
         limit = self.settings.max_workers
         if older is None and limit is not None and len(self.workers) >= limit:
-            self._refuse(
+            self.refuse_peer(
                 connection,
                 "full",
                 f"this Server takes {limit} workers (server.max_workers) and has them; it tries again when one leaves",
@@ -192,7 +200,7 @@ class Relay:
     def _greet_trainer(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.trainer
         if older is not None and older.peer != hello.peer:
-            self._refuse(
+            self.refuse_peer(
                 connection,
                 "trainer_present",
                 f"this Server already has a trainer ({older.name or 'unnamed'} of run {older.run!r}, at "

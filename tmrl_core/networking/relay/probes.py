@@ -1,0 +1,118 @@
+"""Peers that only ask whether they would be let in, and how good the way is. Sans-I/O.
+
+Who asks is judged as if it said `Hello`, and takes nobody's place: it is no worker, no trainer and no stream. What it may
+measure with is bounded, so that asking is no way to burden the Server: a few at once, for a short time each, with bytes
+out of one allowance for all of them that fills up slowly. Answers are made one at a time, as the link takes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.framing import control_frame
+from tmrl_core.networking.messages import Diagnosis, Echo, Hello, Probe, negotiate
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.relay.connection import RelayConnection
+    from tmrl_core.networking.relay.core import Relay
+
+PROBE_S = 60.0
+"""Longest time in seconds that a probe's link lasts."""
+MAX_PROBES = 4
+"""Most of them at once."""
+LINK_BYTES = 4 << 20
+"""Most that one link may measure with, in each direction."""
+ALL_BYTES = 16 << 20
+"""Most that all of them may, at once."""
+REFILL_BYTES_S = 1 << 20
+"""Bytes a second that come back to that."""
+ECHO_BYTES = 64
+"""What an echo costs besides its filler."""
+_MAX_WAITING = 64
+"""Answers that wait to leave."""
+
+
+class Echoes:
+    """What one link has asked for and may still ask for."""
+
+    def __init__(self) -> None:
+        self.up_bytes = 0
+        self.down_bytes = 0
+        self._waiting: deque[tuple[int, int]] = deque()
+
+    def take(self, echo: Echo) -> None:
+        """Note that an answer is wanted.
+
+        Raises:
+            RemoteProtocolError: more than was allowed.
+        """
+        self.up_bytes -= ECHO_BYTES + len(echo.filler)
+        self.down_bytes -= ECHO_BYTES + echo.size
+        if self.up_bytes < 0 or self.down_bytes < 0:
+            raise RemoteProtocolError("more was measured with than was allowed")
+        if len(self._waiting) >= _MAX_WAITING:
+            raise RemoteProtocolError(f"at most {_MAX_WAITING} echoes may be asked for at once")
+        self._waiting.append((echo.number, echo.size))
+
+    def next_frame(self) -> bytes | None:
+        """The next answer; None: there is none to give."""
+        if not self._waiting:
+            return None
+        number, size = self._waiting.popleft()
+        return control_frame(Echo(number, 0, bytes(size)))
+
+
+class Probes:
+    """All of a relay's peers that only ask."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self.count = 0
+        self._left_bytes = float(ALL_BYTES)
+        self._filled_at = 0.0
+
+    def greet(self, connection: RelayConnection, probe: Probe, now: float) -> None:
+        """Say whether a `Hello` of that role would be let in, and how things are."""
+        relay = self._relay
+        version = negotiate(probe.versions, relay.versions)
+        if version is None:
+            relay.refuse_versions(connection, probe.versions)
+            return
+        hello = Hello(probe.versions, probe.role, probe.token, probe.run, "", bytes(16))
+        verdict = relay.authenticate(hello, connection)
+        if verdict is not None:
+            relay.refuse_peer(connection, *verdict)
+            return
+        if self.count >= MAX_PROBES:
+            relay.refuse_peer(connection, "full", f"{MAX_PROBES} others are checking their way now; try again")
+            return
+        self.count += 1
+        connection.version = version
+        connection.state = "probe"
+        connection.echoes.up_bytes = connection.echoes.down_bytes = allowance = self._allowance(now)
+        trainer = relay.trainer
+        connection.send(
+            Diagnosis(
+                version=version,
+                versions=relay.versions,
+                time_s=relay.wall_clock(),
+                trainer="" if trainer is None else trainer.name or "a trainer without a name",
+                trainer_run="" if trainer is None else trainer.run,
+                workers=len(relay.workers),
+                max_workers=relay.settings.max_workers or 0,
+                allowance_bytes=allowance,
+            )
+        )
+
+    def _allowance(self, now: float) -> int:
+        self._left_bytes = min(float(ALL_BYTES), self._left_bytes + (now - self._filled_at) * REFILL_BYTES_S)
+        self._filled_at = now
+        allowance = min(LINK_BYTES, int(self._left_bytes))
+        self._left_bytes -= allowance
+        return allowance
+
+    def left(self) -> None:
+        """One of them has gone."""
+        self.count -= 1
