@@ -6,7 +6,6 @@ envelopes (`PolicyUpdate`, `Directive`, `Progress`) travel as opaque bytes throu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -346,6 +345,9 @@ class Bye(_Control, frozen=True, tag="bye"):
 
 Control: TypeAlias = (
     Hello
+    | Probe
+    | Diagnosis
+    | Echo
     | Welcome
     | Refused
     | OpenStream
@@ -390,30 +392,6 @@ def decode_control(data: bytes | bytearray | memoryview) -> Control:
         raise RemoteProtocolError(f"a control message could not be decoded: {exc}") from exc
 
 
-_body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
-
-    | Probe
-    | Diagnosis
-    | Echo
-
-def encode_body(body: PolicyUpdate | Directive | Progress) -> bytes:
-    """An application envelope as the bytes that the relay passes on."""
-    return _encoder.encode(body)
-
-
-def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
-    """The application envelope of type `kind` in `data`.
-
-    Raises:
-        RemoteProtocolError: the bytes are no such envelope.
-    """
-    decoder = _body_decoders.get(kind)
-    if decoder is None:
-        decoder = _body_decoders[kind] = msgspec.msgpack.Decoder(kind)
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"a {kind.__name__} could not be decoded: {exc}") from exc
 class _AnyHello(msgspec.Struct, frozen=True, array_like=True, tag="hello", tag_field="type"):
     versions: tuple[Number, ...]
 
@@ -434,3 +412,24 @@ def negotiate(theirs: Iterable[int], ours: Iterable[int]) -> int | None:
     return max(set(theirs) & set(ours), default=None)
 
 
+_body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode_body(body: PolicyUpdate | Directive | Progress) -> bytes:
+    """An application envelope as the bytes that the relay passes on."""
+    return _encoder.encode(body)
+
+
+def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
+    """The application envelope of type `kind` in `data`.
+
+    Raises:
+        RemoteProtocolError: the bytes are no such envelope.
+    """
+    decoder = _body_decoders.get(kind)
+    if decoder is None:
+        decoder = _body_decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"a {kind.__name__} could not be decoded: {exc}") from exc

@@ -21,24 +21,24 @@ from tmrl_core.networking.messages import (
     Control,
     Credit,
     Direct,
-    Have,
     Echo,
     HandOver,
+    Have,
     Hello,
     OpenStream,
+    Probe,
     Report,
     Resume,
-    Probe,
     Version,
     Waits,
     Want,
-)
-from tmrl_core.networking.relay.streams import Policy, RelayStream
-
     negotiate,
     versions_of,
-if TYPE_CHECKING:
+)
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes
+from tmrl_core.networking.relay.streams import Policy, RelayStream
+
+if TYPE_CHECKING:
     from tmrl_core.networking.relay.core import Relay
 
 
@@ -56,12 +56,12 @@ class RelayConnection(Connection):
         settings = relay.settings
         super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
         self.relay = relay
+        self.version = 0
+        """Of the protocol, once it is agreed upon."""
         self.run = ""
         self.name = ""
         self.peer = b""
         self.streams: dict[int, RelayStream] = {}
-        self.version = 0
-        """Of the protocol, once it is agreed upon."""
         self.have: Version = (0, 0)
         self._policy: Policy | None = None
         self._policy_index = 0
@@ -72,12 +72,12 @@ class RelayConnection(Connection):
         self._incoming_size = 0
         self._left = False
         self._noticed = 0.0
+        self.echoes = Echoes()
+        self._snapshot = b""
 
     def stream(self, channel: int) -> RelayStream:
         """The stream of a channel of this link."""
         stream = self.streams.get(channel)
-        self.echoes = Echoes()
-        self._snapshot = b""
         if stream is None:
             raise RemoteProtocolError(f"channel {channel} is not open")
         return stream
@@ -100,15 +100,15 @@ class RelayConnection(Connection):
         match message:
             case Hello():
                 relay.greet(self, message)
-            case OpenStream():
-                relay.open_stream(self, message)
-            case CloseStream():
-                relay.close_stream(self, message.channel)
             case Probe():
                 relay.probes.greet(self, message, self._now)
             case Echo():
                 self.echoes.take(message)
                 self.wake()
+            case OpenStream():
+                relay.open_stream(self, message)
+            case CloseStream():
+                relay.close_stream(self, message.channel)
             case Want():
                 relay.want(self, message)
             case Waits():
@@ -133,14 +133,6 @@ class RelayConnection(Connection):
             case _:
                 super()._on_control(message)
 
-    def _on_frame(self, frame: Frame) -> None:
-        if self.state == "worker" and frame.kind == Kind.DATA:
-            self.relay.samples_frame(self, frame)
-        elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
-            self._policy_frame(frame)
-        else:
-            raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
-
     def _show(self, page: int) -> None:
         """Tell an observer one page, so that what waits for one that does not read is small."""
         if self.unread_bytes > MAX_BODY_BYTES:
@@ -164,6 +156,14 @@ class RelayConnection(Connection):
             if not versions or negotiate(versions, self.relay.versions) is not None:
                 raise
             self.relay.refuse_versions(self, versions)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self.state == "worker" and frame.kind == Kind.DATA:
+            self.relay.samples_frame(self, frame)
+        elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
+            self._policy_frame(frame)
+        else:
+            raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
 
     def _policy_frame(self, frame: Frame) -> None:
         if frame.flags & FIRST:
@@ -197,6 +197,10 @@ class RelayConnection(Connection):
     def _next_frame(self) -> bytes | bytearray | None:
         if self.state == "trainer":
             return self.relay.next_samples_frame()
+        if self.state == "probe":
+            return self.echoes.next_frame()
+        if self.state != "worker":
+            return None
         policy = self._policy
         if policy is None:
             policy = self.relay.policy
@@ -205,10 +209,6 @@ class RelayConnection(Connection):
             self._policy = policy
             self._policy_index = 0
             self._policy_in_flight = True
-        if self.state == "probe":
-            return self.echoes.next_frame()
-        if self.state != "worker":
-            return None
         if self._policy_index == len(policy.frames):
             return None
         frame = policy.frames[self._policy_index]
@@ -218,6 +218,8 @@ class RelayConnection(Connection):
     def tick(self, now: float) -> None:
         """Time has passed: also tell a trainer what is queued here."""
         super().tick(now)
+        if self.state == "probe" and not self.closing and now - self._connected_at >= PROBE_S:
+            self.refuse("misuse", f"whoever only asks does so within {PROBE_S:g} s")
         if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
             self._noticed = now
             self.relay.notice()
@@ -226,8 +228,6 @@ class RelayConnection(Connection):
         """When `tick` wants to be called next, at the latest."""
         deadline = super().deadline()
         return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
-        if self.state == "probe" and not self.closing and now - self._connected_at >= PROBE_S:
-            self.refuse("misuse", f"whoever only asks does so within {PROBE_S:g} s")
 
     def leave(self) -> None:
         """This link counts no more, whatever its transport still does."""
@@ -238,6 +238,10 @@ class RelayConnection(Connection):
             self.relay.worker_left(self)
         elif self.state == "trainer":
             self.relay.trainer_left(self)
+        elif self.state == "probe":
+            self.relay.probes.left()
+        elif self.state == "observer":
+            self.relay.observers.discard(self)
 
     def refuse(self, code: str, reason: str) -> None:
         """Tell the other side why, then no more."""
@@ -246,10 +250,6 @@ class RelayConnection(Connection):
             self.relay.on_refused(self.identity.address, reason)
         super().refuse(code, reason)
         self.leave()
-        elif self.state == "probe":
-            self.relay.probes.left()
-        elif self.state == "observer":
-            self.relay.observers.discard(self)
 
     def _fail(self, reason: object) -> None:
         super()._fail(reason)  # type: ignore[arg-type]

@@ -48,12 +48,12 @@ from tmrl_core.networking.messages import (
     Waits,
     Want,
     Welcome,
+    negotiate,
 )
 from tmrl_core.networking.relay.connection import RelayConnection
-    negotiate,
+from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.streams import Policy, RelayStream
-from tmrl_core.networking.relay.probes import Probes
 
 _QUANTUM_BYTES = MAX_FRAME_BYTES
 _MAX_STREAMS_PER_LINK = 1_024
@@ -75,27 +75,27 @@ class Relay:
         settings: bounds.
         authenticate: decides about a peer's `Hello`; the default lets everybody in (for the in-process transport).
         on_refused: called with (address, reason) for each peer that is refused or breaks the protocol.
+        versions: versions of the protocol that it speaks.
+        wall_clock: seconds since 1970, for those who compare their clock with the Server's.
     """
 
     def __init__(
-        versions: versions of the protocol that it speaks.
-        wall_clock: seconds since 1970, for those who compare their clock with the Server's.
         self,
         settings: RelaySettings | None = None,
         authenticate: Authenticate = lambda hello, connection: None,
         on_refused: Callable[[str, str], None] = lambda address, reason: None,
+        versions: tuple[int, ...] = SUPPORTED_VERSIONS,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings or RelaySettings()
         self.authenticate = authenticate
-        versions: tuple[int, ...] = SUPPORTED_VERSIONS,
-        wall_clock: Callable[[], float] = time.time,
         self.on_refused = on_refused
-        self.incarnation = 0
-        self.policy: Policy | None = None
-        self.policy_run = ""
         self.versions = versions
         self.wall_clock = wall_clock
         self.probes = Probes(self)
+        self.incarnation = 0
+        self.policy: Policy | None = None
+        self.policy_run = ""
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
         self.streams: dict[bytes, RelayStream] = {}
@@ -132,6 +132,7 @@ class Relay:
         if version is None:
             self.refuse_versions(connection, hello.versions)
             return
+        connection.version = version
         if len(hello.peer) != 16:
             raise RemoteProtocolError("a peer's id has 16 bytes")
         verdict = self.authenticate(hello, connection)
@@ -142,12 +143,23 @@ class Relay:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
         connection.run = hello.run
         connection.name = hello.name[:200]
-        connection.version = version
         connection.peer = hello.peer
         if hello.role == "worker":
             self._greet_worker(connection, hello)
         else:
             self._greet_trainer(connection, hello)
+
+    def refuse_versions(self, connection: RelayConnection, versions: tuple[int, ...]) -> None:
+        """Tell a peer that no version of the protocol is spoken on both sides."""
+        theirs = ", ".join(map(str, versions[:20])) or "none"
+        ours = ", ".join(map(str, self.versions))
+        older = "the peer's" if not versions or max(versions) < max(self.versions) else "the Server's"
+        self.refuse_peer(
+            connection,
+            "protocol",
+            f"the Server speaks protocol version {ours}, the peer {theirs}: install the same version of tmrl_core on "
+            f"both sides ({older} is the older one)",
+        )
 
     def refuse_peer(self, connection: RelayConnection, code: str, reason: str) -> None:
         """Tell a peer why it may not do what it asks for; it is counted, and the Server's log says so."""
