@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.messages import (
     SUPPORTED_VERSIONS,
     Role,
