@@ -1,0 +1,263 @@
+"""What strangers may cost the Server: who may knock how often, how many may wait, and how long a wrong answer takes.
+
+Sans-I/O: a transport says who arrives, is secured, is let in and leaves, and is told the time.
+
+Theory of operation
+-------------------
+A *visit* is a connection from its first packet until its peer has been let in. Three things bound what visits cost:
+
+- A TLS handshake costs processor time, so that each address has a token bucket of them, and all unknown addresses
+  together have one more. Who finds it empty is closed before the handshake. Whoever is let in gives the token back, so
+  that a fleet that comes back all at once does not use up its own. Addresses from which somebody was let in of late
+  are *known*, as this machine is: the bucket of the unknown, which many addresses can empty, does not concern them.
+- Each visit holds memory and a file descriptor, so that their number is limited, in all and for each address. At the
+  limit the newcomer is taken and the longest waiting visit of the busiest address is closed, unless it is younger than
+  `GRACE_S`: an honest peer is let in within a fraction of that, and an attacker's connections only wait. Visits with a
+  valid certificate go last.
+- A refusal for want of valid credentials is held back, longer with each from the same address. Only refusals are: who
+  shows what is right is let in at once, from wherever others are guessing. A guesser that does not wait for the answer
+  is left with the bucket's rate.
+
+Addresses are counted whole in IPv4, and by their /64 in IPv6, where one customer has that many. All tables are bounded;
+what falls out of one begins anew, and the bucket of all unknown addresses bounds what can be won by that.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+
+GRACE_S = 1.0
+"""A visit younger than this is not closed to make room."""
+KNOWN_S = 86_400.0
+"""How long an address stays known after the last one there was let in, or left."""
+MOST_ADDRESSES = 4_096
+"""Most addresses remembered in each table."""
+FREE_FAILURES = 3
+"""Failed logins of an address that are answered at once."""
+FIRST_DELAY_S = 0.25
+MOST_DELAY_S = 5.0
+"""Longest that a refusal is held back: shorter than peers wait for an answer."""
+FORGET_S = 60.0
+"""In so many seconds half of an address's failed logins are forgotten."""
+_ADDRESSES_AT_ONCE = 5
+"""The bucket of all unknown addresses fills as fast as so many addresses' own."""
+_MOST_FAILURES = 64.0
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True):
+    """Bounds for connections whose peers have not been let in."""
+
+    greeting_s: float = 10.0
+    """Seconds from a connection's first packet within which its peer must have been let in."""
+    max_unauthenticated: int = 256
+    """Most visits at a time; half of it for one address."""
+    connections_per_s: float = 20.0
+    """New connections a second of one address, once `max_unauthenticated` have come at once."""
+
+    @property
+    def most_of_one_address(self) -> int:
+        """Most visits of one address at a time."""
+        return max(1, self.max_unauthenticated // 2)
+
+
+class Visit:
+    """A connection whose peer has not been let in yet."""
+
+    __slots__ = ("certified", "close", "known", "network", "since")
+
+    def __init__(self, network: str, since: float, known: bool, close: Callable[[str], None]) -> None:
+        self.network = network
+        self.since = since
+        self.known = known
+        self.close = close
+        self.certified = False
+        """Whether the peer has shown a certificate of our CA."""
+
+
+class _Bucket:
+    __slots__ = ("_at", "_burst", "_rate", "_tokens")
+
+    def __init__(self, rate_per_s: float, burst: float, now: float) -> None:
+        self._rate = rate_per_s
+        self._burst = burst
+        self._tokens = burst
+        self._at = now
+
+    def filled(self, now: float) -> bool:
+        """Whether there is a token to take."""
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
+        self._at = now
+        return self._tokens >= 1.0
+
+    def take(self) -> None:
+        self._tokens -= 1.0
+
+    def give_back(self) -> None:
+        self._tokens = min(self._burst, self._tokens + 1.0)
+
+
+class Admission:
+    """Decides about connections before their peers are let in. Not thread-safe: one event loop uses it."""
+
+    def __init__(self, settings: AdmissionSettings | None = None) -> None:
+        self.settings = settings or AdmissionSettings()
+        self.turned_away = 0
+        """Connections closed before their handshake, for want of a token or a place."""
+        self.crowded_out = 0
+        """Visits closed to make room for others."""
+        self.failed_logins = 0
+        self._visits: dict[Visit, None] = {}  # the longest waiting first
+        self._of_network: dict[str, int] = {}
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._unknown: _Bucket | None = None
+        self._known: OrderedDict[str, float] = OrderedDict()
+        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        """Visits at the moment."""
+        return len(self._visits)
+
+    def arrive(self, address: str, now: float, close: Callable[[str], None]) -> Visit | str:
+        """Somebody has connected from `address` (`host:port`): a visit, or in words why it is to be closed at once.
+
+        Args:
+            address: where from.
+            now: seconds.
+            close: called with a reason when the visit has to make room for another.
+        """
+        network = network_of(address)
+        known = self._is_known(network, now)
+        bucket, unknown = self._bucket_of(network, now), self._bucket_of_unknown(now)
+        if not bucket.filled(now):
+            return self._turn_away("too many connections came from that address in a short time")
+        if not known and not unknown.filled(now):
+            return self._turn_away("too many connections came from addresses where nobody has been let in of late")
+        settings = self.settings
+        full = len(self._visits) >= settings.max_unauthenticated
+        if self._of_network.get(network, 0) >= settings.most_of_one_address:
+            if not self._make_room(now, network):
+                return self._turn_away("too many connections of that address wait to be let in")
+        elif full and not self._make_room(now, None):
+            return self._turn_away("too many connections wait to be let in")
+        bucket.take()
+        if not known:
+            unknown.take()
+        visit = Visit(network, now, known, close)
+        self._visits[visit] = None
+        self._of_network[network] = self._of_network.get(network, 0) + 1
+        return visit
+
+    def let_in(self, visit: Visit, now: float) -> None:
+        """The peer has proved who it is: this is no visit any more."""
+        if not self._remove(visit):
+            return
+        self._bucket_of(visit.network, now).give_back()
+        if not visit.known:
+            self._bucket_of_unknown(now).give_back()
+        self.seen(visit.network, now)
+
+    def seen(self, network: str, now: float) -> None:
+        """A peer that was let in is there, or was until now."""
+        _remember(self._known, network, now)
+
+    def leave(self, visit: Visit) -> None:
+        """The connection is gone."""
+        self._remove(visit)
+
+    def failed(self, address: str, now: float) -> float:
+        """Somebody at `address` (`host:port`) could not prove who it is: for how many seconds to hold that back."""
+        self.failed_logins += 1
+        network = network_of(address)
+        count, at = self._failures.get(network, (0.0, now))
+        count = min(_MOST_FAILURES, count * 0.5 ** (max(0.0, now - at) / FORGET_S) + 1.0)
+        _remember(self._failures, network, (count, now))
+        over = count - FREE_FAILURES
+        return 0.0 if over <= 0 else min(MOST_DELAY_S, FIRST_DELAY_S * 2.0 ** (over - 1.0))
+
+    def _turn_away(self, reason: str) -> str:
+        self.turned_away += 1
+        return reason
+
+    def _is_known(self, network: str, now: float) -> bool:
+        if network == _THIS_MACHINE:
+            return True
+        at = self._known.get(network)
+        return at is not None and now - at < KNOWN_S
+
+    def _bucket_of(self, network: str, now: float) -> _Bucket:
+        bucket = self._buckets.get(network)
+        if bucket is None:
+            bucket = _Bucket(self.settings.connections_per_s, self.settings.max_unauthenticated, now)
+        _remember(self._buckets, network, bucket)
+        return bucket
+
+    def _bucket_of_unknown(self, now: float) -> _Bucket:
+        if self._unknown is None:
+            settings = self.settings
+            rate = _ADDRESSES_AT_ONCE * settings.connections_per_s
+            self._unknown = _Bucket(rate, 2 * settings.max_unauthenticated, now)
+        return self._unknown
+
+    def _make_room(self, now: float, network: str | None) -> bool:
+        """Close the visit (of that network) that is least likely to be an honest peer's; False: there is none such."""
+        old = now - GRACE_S
+        candidates = [
+            visit for visit in self._visits if visit.since <= old and (network is None or visit.network == network)
+        ]
+        if not candidates:
+            return False
+        # The first of equals, which is the longest waiting.
+        victim = max(candidates, key=lambda visit: (not visit.certified, self._of_network[visit.network]))
+        self._remove(victim)
+        self.crowded_out += 1
+        victim.close("it waited for longest when too many connections waited to be let in")
+        return True
+
+    def _remove(self, visit: Visit) -> bool:
+        if visit not in self._visits:
+            return False
+        del self._visits[visit]
+        left = self._of_network[visit.network] - 1
+        if left:
+            self._of_network[visit.network] = left
+        else:
+            del self._of_network[visit.network]
+        return True
+
+
+_Value = TypeVar("_Value")
+_THIS_MACHINE = "this machine"
+
+
+@lru_cache(maxsize=1_024)
+def _network_of_host(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            if address.is_loopback:
+                return _THIS_MACHINE
+            return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+        address = address.ipv4_mapped
+    return _THIS_MACHINE if address.is_loopback else str(address)
+
+
+def network_of(address: str) -> str:
+    """What counts as one address for `host:port`: the host in IPv4, its /64 in IPv6."""
+    return _network_of_host(address.rpartition(":")[0])
+
+
+def _remember(table: OrderedDict[str, _Value], key: str, value: _Value) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > MOST_ADDRESSES:
+        table.popitem(last=False)
