@@ -105,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
         ("expert", "a RolloutWorker whose policy never changes: collects demonstrations"),
         ("test", "run the saved policy, without a server"),
         ("benchmark", "measure the environment's and the policy's step rate"),
+        ("status", "print what the Server sees: peers, streams, versions, budgets, rates, drops"),
         ("config-schema", "print the configuration's JSON Schema"),
         ("version", "print the version"),
     ):
@@ -123,6 +124,9 @@ def parser() -> argparse.ArgumentParser:
     figures = made.add_argument_group("with --test and --benchmark")
     figures.add_argument("--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10)")
     figures.add_argument("--steps", type=int, default=None, metavar="N", help="steps of a benchmark (default: 10000)")
+    looking = made.add_argument_group("with --status")
+    looking.add_argument("--json", action="store_true", help="JSON instead of tables")
+    looking.add_argument("--watch", type=float, default=None, metavar="SECONDS", help="again and again, so far apart")
     supervised = made.add_argument_group("for supervisors")
     supervised.add_argument(
         "--control", action="store_true", help="the line `stop` on standard input, or its end, ends the role in order"
@@ -165,6 +169,8 @@ def check_options(options: argparse.Namespace) -> None:
         ("steps", ["benchmark"]),
         ("announce", ["server"]),
         ("wandb", ["trainer", "local"]),
+        ("json", ["status"]),
+        ("watch", ["status"]),
     ):
         value = getattr(options, name)
         flag = "--" + name.replace("_", "-")
@@ -172,6 +178,8 @@ def check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"{flag} goes with {' or '.join('--' + role for role in roles)}, not --{options.role}")
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise ConfigError(f"{flag}: found {value}, allowed: a whole number of at least 1")
+    if options.watch is not None and not 0.2 <= options.watch <= 86_400:
+        raise ConfigError(f"--watch: found {options.watch:g}, allowed: 0.2 to 86400 seconds")
 
 
 def config_schema() -> dict[str, object]:
@@ -340,6 +348,13 @@ def benchmark(config: Config, options: argparse.Namespace, ending: Ending) -> in
     return 0
 
 
+def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--status`: what the Server sees."""
+    from tmrl_core import cli_status
+
+    return cli_status.status(config, options, ending)
+
+
 ROLES: dict[str, Callable[[Config, argparse.Namespace, Ending], int]] = {
     "server": server,
     "worker": worker,
@@ -348,4 +363,5 @@ ROLES: dict[str, Callable[[Config, argparse.Namespace, Ending], int]] = {
     "expert": worker,
     "test": test,
     "benchmark": benchmark,
+    "status": status,
 }

@@ -158,6 +158,14 @@ class Connection:
         elif now - self._last_out >= self.heartbeat_s and self.state != "greeting":
             self._control.append(PING_FRAME)
 
+    def linked_s(self, now: float) -> float:
+        """How long the link has stood, in seconds."""
+        return max(0.0, now - self._connected_at)
+
+    def silent_for_s(self, now: float) -> float:
+        """How long ago the last byte came, in seconds."""
+        return max(0.0, now - self._last_in)
+
     def deadline(self) -> float:
         """When `tick` wants to be called next, at the latest."""
         if self.closing or not self.started:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 ClientRole = Literal["worker", "trainer"]
 BundleRole = Literal["worker", "trainer", "server"]
 CLIENT_ROLES: tuple[ClientRole, ...] = ("worker", "trainer")
+ContextRole = Literal["worker", "trainer", "observer"]
+"""Who connects. An observer has no credentials of its own: the trainer's, or those of the Server's own machine."""
 
 BUNDLE_FORMAT = "tmrl_core bundle"
 
@@ -83,13 +85,26 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
     context.verify_mode = ssl.CERT_OPTIONAL
     if folder.is_file():
         _load_text_chain(context, Signed(content.certificate, content.key), folder)
+        key = content.key
     else:
         _load_file_chain(context, folder / "server.pem", folder / "server.key")
-    return context, TokenVerifier(hashes)
+        key = read_file(folder / "server.key")
+    return context, TokenVerifier({**hashes, "observer": token_hash(observer_token(key))})
 
 
-def client_context(directory: str | os.PathLike[str], role: ClientRole, name: str | None = None) -> ssl.SSLContext:
+def observer_token(server_key: str) -> str:
+    """The token of those who only look, from the Server's private key (PEM): whoever holds that may know everything.
+
+    It is derived rather than stored, so that every Server's machine has it already, and no other machine can be given
+    it by accident. It says nothing of the key.
+    """
+    return hmac.new(server_key.strip().encode(), b"tmrl_core observer", hashlib.sha256).hexdigest()
+
+
+def client_context(directory: str | os.PathLike[str], role: ContextRole, name: str | None = None) -> ssl.SSLContext:
     """A client's side of TLS: trusts our CA alone, checks the host name, shows its own certificate if there is one.
+
+    An observer shows the trainer's certificate, if there is one.
 
     Args:
         directory: the credentials folder or bundle file.
@@ -104,13 +119,21 @@ def client_context(directory: str | os.PathLike[str], role: ClientRole, name: st
     if folder.is_file():
         content = read_bundle(folder)
         _load_authority(context, content.ca, folder)
-        if content.role != role:
+        if role == "observer":
+            if content.role == "worker":
+                raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
+            if content.role == "server":  # its certificate is a server's, so its token speaks for it
+                return context
+        elif content.role != role:
             raise CredentialsError(f"{folder} is a {content.role}'s bundle. This needs one of `{BUNDLE} {role}`.")
         _load_text_chain(context, Signed(content.certificate, content.key), folder)
         return context
     _load_authority(context, need(folder / "ca.pem"), folder)
-    certificates = sorted(folder.glob(f"{role}-*.pem"))
-    own = [file for file in certificates if file.stem == f"{role}-{name}"] or certificates
+    of = "trainer" if role == "observer" else role
+    certificates = sorted(folder.glob(f"{of}-*.pem"))
+    own = [file for file in certificates if file.stem == f"{of}-{name}"] or certificates
+    if role == "observer" and not own and token_for(folder, role) is None:
+        raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
     if len(own) == 1:
         _load_file_chain(context, own[0], own[0].with_suffix(".key"))
     elif own:
@@ -120,8 +143,14 @@ def client_context(directory: str | os.PathLike[str], role: ClientRole, name: st
     return context
 
 
-def token_for(directory: str | os.PathLike[str], role: ClientRole) -> str | None:
-    """The token of that role; None where there is none.
+_NOT_FOR_WORKERS = (
+    "{folder} has a worker's credentials only. Only the Server's own machine and the trainer's may ask for its status: "
+    "a stolen worker shall not learn who else there is. Run this there, or point network.credentials_dir at theirs."
+)
+
+
+def token_for(directory: str | os.PathLike[str], role: ContextRole) -> str | None:
+    """The token of that role; None where there is none. An observer's: from the Server's key, else the trainer's.
 
     Raises:
         CredentialsError: the file cannot be read.
@@ -129,7 +158,16 @@ def token_for(directory: str | os.PathLike[str], role: ClientRole) -> str | None
     folder = Path(directory).expanduser()
     if folder.is_file():
         content = read_bundle(folder)
+        if role == "observer":
+            if content.role == "server":
+                return observer_token(content.key)
+            return content.token or None if content.role == "trainer" else None
         return content.token or None if content.role == role else None
+    if role == "observer":
+        key = folder / "server.key"
+        if key.exists():
+            return observer_token(read_file(key, private=True))
+        role = "trainer"
     file = folder / f"{role}.token"
     return read_file(file, private=True).strip() or None if file.exists() else None
 

@@ -6,6 +6,7 @@ envelopes (`PolicyUpdate`, `Directive`, `Progress`) travel as opaque bytes throu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -28,14 +29,14 @@ Label: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
 MAX_SIGNATURE_BYTES = 60_000
 """Of a stream's signature: what fits into one frame, whatever else the message says."""
 MAX_BODY_BYTES = 60_000
-"""Of a directive or a report: what fits into one frame, whatever else the message says."""
+"""Of a directive, a report or a page of a status: what fits into one frame, whatever else the message says."""
 MAX_REASON_CHARACTERS = 500
 """Of the reason why one message of samples was refused."""
 
 Version: TypeAlias = tuple[Number, Number]
 """(incarnation of the trainer, counter) of a policy; (0, 0) means: none yet. Compared as tuples."""
 
-Role = Literal["worker", "trainer"]
+Role = Literal["worker", "trainer", "observer"]
 
 RefusalCode = Literal[
     "protocol", "token", "certificate", "role", "name", "full", "trainer_present", "superseded", "misuse"
@@ -194,6 +195,8 @@ class Welcome(_Control, frozen=True, tag="welcome"):
         max_message_bytes: the largest samples message that is relayed.
         max_policy_bytes: the largest policy update that is relayed.
         heartbeat_s: seconds of silence after which either side sends a heartbeat.
+        spool_bytes: how much the Server keeps for workers that end while there is no trainer; 0: nothing, also of a
+            Server that does not know of it. A worker says `HandOver` only where there is a spool.
     """
 
     version: Number
@@ -202,6 +205,7 @@ class Welcome(_Control, frozen=True, tag="welcome"):
     max_message_bytes: Number
     max_policy_bytes: Number
     heartbeat_s: float
+    spool_bytes: Number = 0
 
 
 class Refused(_Control, frozen=True, tag="refused"):
@@ -227,12 +231,14 @@ class CloseStream(_Control, frozen=True, tag="close"):
 
 
 class Joined(_Control, frozen=True, tag="joined"):
-    """Relay -> trainer: a live stream, under a channel number never used before on this link."""
+    """Relay -> trainer: a stream, under a channel number never used before on this link."""
 
     channel: Channel
     stream: bytes
     name: Label
     signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
+    live: bool = True
+    """False: its worker is not there; what comes is what it had handed over to the Server."""
 
 
 class Left(_Control, frozen=True, tag="left"):
@@ -281,6 +287,27 @@ class Ack(_Control, frozen=True, tag="ack"):
     refused: tuple[Refusal, ...] = ()
 
 
+class HandOver(_Control, frozen=True, tag="hand_over"):
+    """Worker -> relay: I am about to end and was told to halt; take what I hold.
+
+    The relay answers as a trainer would, with a `Resume` from the first number that it lacks, and with `Stored`.
+    """
+
+    channel: Channel
+
+
+class Stored(_Control, frozen=True, tag="stored"):
+    """Relay -> worker: the Server keeps every message below `next` until a trainer has acknowledged it.
+
+    Args:
+        refusal: why no more of this stream is taken (the spool is full); empty: the rest may follow.
+    """
+
+    channel: Channel
+    next: Number
+    refusal: Label = ""
+
+
 class Want(_Control, frozen=True, tag="want"):
     """Worker -> relay: I have whole messages that end at byte `total`, counted from the epoch's start."""
 
@@ -318,11 +345,17 @@ class Waits(_Control, frozen=True, tag="waits"):
 
 
 class Direct(_Control, frozen=True, tag="direct"):
-    """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`)."""
+    """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`).
+
+    Args:
+        lasting: for all: it holds on after the trainer has left, also for workers that come later, until there is
+            another trainer of the run.
+    """
 
     channel: Channel
     revision: Number
     body: bytes
+    lasting: bool = False
 
 
 class Report(_Control, frozen=True, tag="report"):
@@ -337,6 +370,20 @@ class Notice(_Control, frozen=True, tag="notice"):
     workers: Number
     queued_bytes: Number
     other_run_workers: Number
+
+
+class Look(_Control, frozen=True, tag="look"):
+    """Observer -> relay: show page `page` of what you see; page 0 takes a new snapshot."""
+
+    page: Number
+
+
+class Seen(_Control, frozen=True, tag="seen"):
+    """Relay -> observer: one page of an encoded `ServerStatus`, which has `pages` of them."""
+
+    page: Number
+    pages: Number
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 
 
 class Bye(_Control, frozen=True, tag="bye"):
@@ -357,6 +404,8 @@ Control: TypeAlias = (
     | Resume
     | Halt
     | Ack
+    | HandOver
+    | Stored
     | Want
     | Credit
     | Have
@@ -365,6 +414,8 @@ Control: TypeAlias = (
     | Direct
     | Report
     | Notice
+    | Look
+    | Seen
     | Bye
 )
 

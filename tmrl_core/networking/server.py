@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -82,6 +85,8 @@ class Server:
         except ValueError as exc:
             raise ConfigError(f"server.budget_bytes: {exc}") from exc
         self.relay = Relay(settings, authenticate, self.refusals)
+        self._started = time.monotonic()
+        self.relay.process = self._process
         self._transport = transport
         self._host = host
         self._requested_port = given(port, server.port)
@@ -140,6 +145,15 @@ class Server:
                 with contextlib.suppress(OSError):
                     self._plain_file.unlink()
 
+    def _process(self) -> dict[str, Any]:
+        resident, peak = process_memory()
+        return {
+            "uptime_s": time.monotonic() - self._started,
+            "pid": os.getpid(),
+            "memory_bytes": resident,
+            "memory_peak_bytes": peak,
+        }
+
     def _accept(self) -> RelayConnection:
         return self.relay.connection()
 
@@ -176,6 +190,26 @@ def _is_local(transport: Transport) -> bool:
     from tmrl_core.networking.transports.local import LocalTransport
 
     return isinstance(transport, LocalTransport)
+
+
+def process_memory() -> tuple[int | None, int | None]:
+    """Bytes of memory that this process occupies now, and has at most; None where the system does not say."""
+    resident = peak = None
+    with contextlib.suppress(OSError, ValueError):  # only Linux has this file
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name in ("VmRSS", "VmHWM"):
+                size = int(value.split()[0]) * 1024
+                resident, peak = (size, peak) if name == "VmRSS" else (resident, size)
+    if peak is None:
+        try:
+            import resource
+        except ImportError:  # Windows
+            return resident, peak
+        # In bytes on macOS, in KiB elsewhere.
+        scale = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    return resident, peak
 
 
 def raise_file_limit() -> None:

@@ -5,12 +5,15 @@ Each has a state that outlives its links (`WorkerState`, `TrainerState`) and a c
 """
 
 from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.peers.observer import ObserverConnection, ObserverState
 from tmrl_core.networking.peers.trainer import Member, TrainerConnection, TrainerState
 from tmrl_core.networking.peers.worker import WorkerConnection, WorkerState
 
 __all__ = [
     "ClientState",
     "Member",
+    "ObserverConnection",
+    "ObserverState",
     "TrainerConnection",
     "TrainerState",
     "WorkerConnection",

@@ -16,6 +16,7 @@ from tmrl_core.networking.framing import (
     message_bytes,
 )
 from tmrl_core.networking.messages import (
+    MAX_BODY_BYTES,
     Ack,
     CloseStream,
     Control,
@@ -25,10 +26,12 @@ from tmrl_core.networking.messages import (
     HandOver,
     Have,
     Hello,
+    Look,
     OpenStream,
     Probe,
     Report,
     Resume,
+    Seen,
     Version,
     Waits,
     Want,
@@ -50,6 +53,7 @@ class RelayConnection(Connection):
         "probe": frozenset({Echo}),
         "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Have, Waits}),
         "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
+        "observer": frozenset({Look}),
     }
 
     def __init__(self, relay: Relay) -> None:
@@ -111,6 +115,8 @@ class RelayConnection(Connection):
                 relay.close_stream(self, message.channel)
             case Want():
                 relay.want(self, message)
+            case HandOver():
+                relay.hand_over(self, message.channel)
             case Waits():
                 relay.waits(self, message)
             case Have():
@@ -130,6 +136,8 @@ class RelayConnection(Connection):
                 relay.direct(message)
             case Report():
                 relay.report(message)
+            case Look():
+                self._show(message.page)
             case _:
                 super()._on_control(message)
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.framing import (
     FIRST,
+    HEADER_BYTES,
     LAST,
     MAX_FRAME_BYTES,
     SAMPLES_HEAD,
@@ -53,6 +55,7 @@ from tmrl_core.networking.messages import (
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.settings import RelaySettings
+from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
 from tmrl_core.networking.relay.streams import Policy, RelayStream
 
 _QUANTUM_BYTES = MAX_FRAME_BYTES
@@ -98,12 +101,19 @@ class Relay:
         self.policy_run = ""
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
+        self.observers: set[RelayConnection] = set()
+        self.snapshots = Snapshots(self)
+        self.process: Callable[[], Mapping[str, Any]] = dict
+        """What is known of the process, for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
         self.streams: dict[bytes, RelayStream] = {}
         self.reserved_bytes = 0
         self.queued_bytes = 0
         self.discarded_messages = 0
         self.relayed_messages = 0
+        self.relayed_samples = 0
         self.relayed_bytes = 0
+        self.dropped_messages = 0
+        """Dropped by workers before they left, as far as it shows here: the trainer's count of gaps is the truth."""
         self.refused_peers = 0
         """Peers that may not do what they asked for."""
         self.protocol_errors = 0
@@ -146,8 +156,10 @@ class Relay:
         connection.peer = hello.peer
         if hello.role == "worker":
             self._greet_worker(connection, hello)
-        else:
+        elif hello.role == "trainer":
             self._greet_trainer(connection, hello)
+        else:
+            self._greet_observer(connection)
 
     def refuse_versions(self, connection: RelayConnection, versions: tuple[int, ...]) -> None:
         """Tell a peer that no version of the protocol is spoken on both sides."""
@@ -240,6 +252,15 @@ class Relay:
             if stream.worker is not None:
                 self._introduce(stream)
         self.notice()
+
+    def _greet_observer(self, connection: RelayConnection) -> None:
+        """One who only looks: it takes nobody's place, and nobody is told of it."""
+        if len(self.observers) >= MAX_OBSERVERS:
+            self.refuse_peer(connection, "full", f"{MAX_OBSERVERS} others look at this Server already; try again later")
+            return
+        self.observers.add(connection)
+        connection.state = "observer"
+        self._welcome(connection, self.incarnation)
 
     def _introduce(self, stream: RelayStream) -> None:
         """Tell the trainer of a stream, if it is of its run; it answers with a `Resume`."""
@@ -375,6 +396,7 @@ class Relay:
             return  # it has left meanwhile; the trainer is told so
         self._void(stream)
         stream.epoch = (stream.epoch + 1) & 0xFFFF
+        stream.next_number = message.next
         stream.active = True
         room = self.settings.budget_bytes // 2 - len(self.streams) * self.settings.standing_bytes
         stream.standing = self.settings.standing_bytes if room >= 0 else 0
@@ -489,6 +511,8 @@ class Relay:
             self.queued_bytes -= size
             self.relayed_messages += 1
             self.relayed_bytes += size
+            stream.relayed_messages += 1
+            stream.relayed_bytes += size
             self._forwarded(stream, size)
         return frame
 
@@ -512,8 +536,20 @@ class Relay:
             stream.deficit -= size
             self._sending = (stream, frames, size)
             self._sending_index = 0
+            self._count(stream, frames[0])
             return True
         return False
+
+    def _count(self, stream: RelayStream, frame: bytearray) -> None:
+        """A message begins to be passed on: what its head says, for those who look."""
+        number, _, position, samples, _ = SAMPLES_HEAD.unpack_from(frame, HEADER_BYTES)
+        passed_over = max(0, number - stream.next_number)
+        stream.next_number = number + 1
+        stream.position = position + samples
+        stream.relayed_samples += samples
+        stream.dropped_messages += passed_over
+        self.relayed_samples += samples
+        self.dropped_messages += passed_over
 
     def _forwarded(self, stream: RelayStream, size: int) -> None:
         stream.forwarded += size

@@ -35,6 +35,14 @@ class RelayStream:
         self.wanted = 0
         self.ended = False
         self.waits = ""
+        self.relayed_messages = 0
+        self.relayed_samples = 0
+        self.relayed_bytes = 0
+        self.dropped_messages = 0
+        """Numbers that the worker passed over within an epoch."""
+        self.position = 0
+        self.next_number = 0
+        """The number after the last message passed on, or from which the trainer wants the stream."""
         self.partial: list[bytearray] = []
         self.partial_bytes = 0
         self.partial_length = 0

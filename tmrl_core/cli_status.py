@@ -1,0 +1,264 @@
+"""`python -m tmrl_core --status`: what the Server sees, for people and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tmrl_core.config import CFG, Config
+from tmrl_core.ending import Ending
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.status import BudgetStatus, PeerStatus, Rates, ServerStatus, StreamStatus, rates
+from tmrl_core.networking.transports.select import link_settings
+
+RATE_S = 1.0
+"""Seconds between the two looks of which the rates are made, where only one answer is wanted."""
+PIPED_COLUMNS = 200
+"""Width where there is no terminal: lines are long rather than broken, for `grep` and `less -S`."""
+
+
+def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--status`: once, or with `--watch` again and again until it is asked to end."""
+    network = config.network
+    if network.transport == "local":
+        raise ConfigError("network.transport is 'local': such a Server lives within one process; there is none to ask")
+    settings = link_settings(
+        config,
+        host=config.server.host,
+        port=config.server.port,
+        transport=cast(Literal["tls", "local"], network.transport),
+        security=CFG,
+        keys_dir=CFG,
+        hostname=CFG,
+        password=CFG,
+    )
+    asked: Callable[[], bool] = lambda: ending.asked  # noqa: E731 - a property has to be read anew each time
+    show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
+    with ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s) as link:
+        earlier = link.look(asked)
+        if earlier is None or not link.rest(min(RATE_S, options.watch or RATE_S), asked):
+            return 0
+        while (later := link.look(asked)) is not None:
+            show(later, rates(earlier, later), f"{settings.host} port {settings.port}")
+            earlier = later
+            if options.watch is None or not link.rest(options.watch, asked):
+                break
+    return 0
+
+
+class Shown:
+    """Writes each look to standard output.
+
+    Args:
+        terminal: whether that is one: then each look takes the place of the one before.
+        as_json: JSON instead of tables; a line for each look when it is watched.
+        watched: whether more than one comes.
+    """
+
+    def __init__(self, terminal: bool, *, as_json: bool, watched: bool) -> None:
+        self._as_json = as_json
+        self._watched = watched
+        self._clear = terminal and watched
+        self._console = Console(width=None if terminal else PIPED_COLUMNS, highlight=False)
+
+    def __call__(self, status: ServerStatus, rate: Rates | None, where: str) -> None:
+        """Write one look; `where` is the Server's address."""
+        if self._as_json:
+            print(json.dumps(as_values(status, rate), indent=None if self._watched else 2), flush=True)
+            return
+        if self._clear:
+            self._console.clear()
+        elif self._watched:
+            self._console.print(time.strftime("%H:%M:%S"))
+        self._console.print(tables(status, rate, where))
+
+
+def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
+    """The status and its rates as plain values, with the names of `ServerStatus`."""
+    values: dict[str, Any] = msgspec.to_builtins(status)
+    values["rates"] = None
+    if rate is not None:
+        values["rates"] = {
+            "seconds": rate.seconds,
+            "messages_per_s": rate.messages,
+            "samples_per_s": rate.samples,
+            "bytes_per_s": rate.bytes,
+        }
+    for stream in values["streams"]:
+        stream["samples_per_s"] = rate.samples_of.get(stream["stream"]) if rate is not None else None
+    return values
+
+
+def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableType:
+    """The status for people."""
+    parts: list[RenderableType] = [_summary(status, rate, where), _budgets(status.budgets)]
+    parts.append(_peers(status.peers))
+    if status.peers_left_out:
+        parts.append(Text(f"... and {status.peers_left_out} more peers"))
+    if status.streams:
+        parts.append(_streams(status.streams, rate))
+    if status.streams_left_out:
+        parts.append(Text(f"... and {status.streams_left_out} more streams"))
+    waiting = [stream for stream in status.streams if stream.waits]
+    for stream in waiting[:10]:
+        parts.append(Text(f"worker {plain(stream.worker)} waits: {plain(stream.waits)}"))
+    return Group(*parts)
+
+
+def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    policy = status.policy
+    limit = f" of {status.max_workers}" if status.max_workers is not None else ""
+    per_s = "unknown"
+    if rate is not None:
+        per_s = (
+            f"{rate.samples:,.0f} samples/s, {rate.messages:,.1f} messages/s, {size(rate.bytes)}/s "
+            f"(over {rate.seconds:.1f} s)"
+        )
+    memory = [
+        f"{size(amount)} {what}"
+        for amount, what in ((status.memory_bytes, "now"), (status.memory_peak_bytes, "at most"))
+        if amount is not None
+    ]
+    rows = [
+        ("Server", f"{where}, tmrl_core {plain(status.version)}, process {status.pid or 'unknown'}"),
+        ("up", "unknown" if status.uptime_s is None else duration(status.uptime_s)),
+        ("memory", ", ".join(memory) or "unknown"),
+        ("peers", f"{status.workers}{limit} workers, {'a' if status.trainer else 'no'} trainer"),
+        (
+            "policy",
+            "none yet"
+            if policy is None
+            else f"version {policy.incarnation}.{policy.counter} of run {plain(policy.run)}, {size(policy.size_bytes)}",
+        ),
+        ("incarnation", str(status.incarnation)),
+        ("now", per_s),
+        (
+            "relayed",
+            f"{status.relayed_samples:,} samples in {status.relayed_messages:,} messages, {size(status.relayed_bytes)}",
+        ),
+        (
+            "trouble",
+            f"{status.dropped_messages:,} messages dropped by workers, {status.discarded_messages:,} discarded (sent "
+            f"again), {status.refused_peers:,} peers refused, {status.protocol_errors:,} protocol errors",
+        ),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def _table(title: str, columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> Table:
+    """A table; columns are (name, whether it is a number)."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, number in columns:
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _budgets(budgets: dict[str, BudgetStatus]) -> Table:
+    return _table(
+        "budgets",
+        [("store", False), ("used", True), ("reserved", True), ("limit", True)],
+        [
+            (
+                plain(name),
+                size(budget.used_bytes),
+                size(budget.reserved_bytes),
+                "none" if budget.limit_bytes is None else size(budget.limit_bytes),
+            )
+            for name, budget in budgets.items()
+        ],
+    )
+
+
+def _peers(peers: Sequence[PeerStatus]) -> Table:
+    return _table(
+        "peers",
+        [
+            *(("role", False), ("name", False), ("address", False), ("run", False), ("since", True), ("heard", True)),
+            *(("in", True), ("out", True), ("unread", True), ("policy", True)),
+        ],
+        [
+            (
+                plain(peer.role),
+                plain(peer.name),
+                plain(peer.address),
+                plain(peer.run),
+                duration(peer.since_s),
+                f"{peer.heard_s:.1f} s ago",
+                size(peer.bytes_in),
+                size(peer.bytes_out),
+                size(peer.unread_bytes),
+                f"{peer.policy[0]}.{peer.policy[1]}" if peer.role == "worker" and any(peer.policy) else "-",
+            )
+            for peer in peers
+        ],
+    )
+
+
+def _streams(streams: Sequence[StreamStatus], rate: Rates | None) -> Table:
+    return _table(
+        "streams",
+        [
+            *(("worker", False), ("stream", False), ("state", False), ("epoch", True), ("queued", True)),
+            *(("", True), ("reserved", True), ("limit", True), ("samples", True), ("messages", True), ("bytes", True)),
+            *(("samples/s", True), ("dropped", True), ("position", True)),
+        ],
+        [
+            (
+                plain(stream.worker),
+                plain(stream.stream[:8]),
+                "active" if stream.active else "left" if not stream.linked else "halted",
+                str(stream.epoch),
+                f"{stream.queued_messages:,}",
+                size(stream.queued_bytes),
+                size(stream.reserved_bytes),
+                size(stream.limit_bytes),
+                f"{stream.relayed_samples:,}",
+                f"{stream.relayed_messages:,}",
+                size(stream.relayed_bytes),
+                "" if rate is None else f"{rate.samples_of.get(stream.stream, 0.0):,.0f}",
+                f"{stream.dropped_messages:,}",
+                f"{stream.position:,}",
+            )
+            for stream in streams
+        ],
+    )
+
+
+def plain(text: str) -> str:
+    """A label that a peer chose, without what would move a terminal's cursor or change its colours."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    whole = int(seconds)
+    if whole < 100:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(whole, 3600)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"

@@ -1,0 +1,111 @@
+"""An observer's link: a person's command asks a Server what it sees, and waits for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from tmrl_core.errors import NetworkError
+from tmrl_core.networking.peers.observer import ObserverConnection, ObserverState, explain_refusal
+from tmrl_core.networking.status import ServerStatus
+from tmrl_core.networking.transports.base import Driver, new_event_loop
+from tmrl_core.networking.transports.select import LinkSettings, client_transport
+
+_SLICE_S = 0.1
+"""How long what ends a wait goes unnoticed at most."""
+
+
+class ObserverLink:
+    """A link that looks, in the caller's own thread: nothing happens between calls, `rest` included in them.
+
+    Args:
+        settings: where the Server is.
+        run: name of the run, for people: an observer sees every run.
+        timeout_s: how long connecting and each look may take.
+    """
+
+    def __init__(self, settings: LinkSettings, *, run: str = "", timeout_s: float = 10.0) -> None:
+        self.settings = settings
+        self._timeout_s = timeout_s
+        transport, token = client_transport(settings, "observer")
+        self._transport = transport
+        self._state = ObserverState(run=run, name=f"pid {os.getpid()}", peer=os.urandom(16), token=token)
+        self._connection: ObserverConnection | None = None
+        self._driver: Driver | None = None
+        self._loop = new_event_loop()
+
+    def look(self, ending: Callable[[], bool] = lambda: False) -> ServerStatus | None:
+        """What the Server sees now; connects when there is no link. None: `ending` said so.
+
+        Raises:
+            NetworkError: there is no Server, it refuses, the link broke, or no answer came in time.
+        """
+        return self._loop.run_until_complete(self._look(ending))
+
+    async def _look(self, ending: Callable[[], bool]) -> ServerStatus | None:
+        settings = self.settings
+        where = f"the Server at {settings.host} port {settings.port}"
+        deadline = time.monotonic() + self._timeout_s
+        if self._connection is None or self._connection.closing:
+            self._connection = connection = ObserverConnection(
+                self._state, silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=self._timeout_s
+            )
+            self._driver = await self._transport.dial(settings.host, settings.port, connection, self._timeout_s)
+        connection, driver = self._connection, self._driver
+        assert driver is not None
+        answers = self._state.answers
+        changed = asyncio.Event()
+        self._state.on_change = changed.set
+        connection.look()
+        while self._state.answers == answers:
+            if connection.closing:
+                raise explain_refusal(connection.reason or NetworkError(f"{where} has closed the connection"))
+            if ending():
+                return None
+            if time.monotonic() >= deadline:
+                raise NetworkError(f"{where} did not answer within {self._timeout_s:g} s")
+            answer: asyncio.Future[bool] = asyncio.ensure_future(changed.wait())
+            ends: set[asyncio.Future[Any]] = {answer, driver.ended}
+            await asyncio.wait(ends, timeout=_SLICE_S, return_when=asyncio.FIRST_COMPLETED)
+            answer.cancel()
+            changed.clear()
+        return self._state.status
+
+    def rest(self, seconds: float, ending: Callable[[], bool] = lambda: False) -> bool:
+        """Keep the link alive for so long; False: `ending` said so meanwhile."""
+        return self._loop.run_until_complete(self._rest(seconds, ending))
+
+    async def _rest(self, seconds: float, ending: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if ending():
+                return False
+            await asyncio.sleep(min(left, _SLICE_S))
+        return not ending()
+
+    def close(self) -> None:
+        """Leave in order. May be called more than once."""
+        if not self._loop.is_closed():
+            if self._driver is not None:
+                self._loop.run_until_complete(self._leave(self._driver))
+            self._loop.close()
+
+    async def _leave(self, driver: Driver) -> None:
+        driver.connection.close()
+        driver.wake()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(driver.ended), 2.0)
+        driver.abort()
+
+    def __enter__(self) -> ObserverLink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

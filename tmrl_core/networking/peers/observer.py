@@ -1,0 +1,109 @@
+"""An observer's end of a link: it asks the Server what it sees, and says nothing else. Sans-I/O."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.framing import Frame
+from tmrl_core.networking.messages import PROTOCOL_VERSION, Control, Hello, Look, Seen, Welcome
+from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.status import MAX_STATUS_BYTES, ServerStatus, decode_status
+
+
+class ObserverState(ClientState):
+    """What an observer knows of itself, and the last answer."""
+
+    role = "observer"
+
+    def __init__(self, *, run: str, name: str, peer: bytes, token: str = "") -> None:
+        super().__init__(run=run, name=name, peer=peer, token=token)
+        self.answers = 0
+        """How many snapshots have arrived."""
+        self.status: ServerStatus | None = None
+        """The last of them."""
+
+
+class ObserverConnection(Connection):
+    """An observer's end of one link."""
+
+    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
+        "greeting": frozenset({Welcome}),
+        "open": frozenset({Seen}),
+    }
+
+    def __init__(self, state: ObserverState, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
+        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+        self.observer = state
+        self._asking = False
+        self._pages: list[bytes] = []
+        self._size = 0
+
+    def look(self) -> None:
+        """Ask for a snapshot, once the Server has welcomed this link; no more than one question is on its way."""
+        if not self._asking:
+            self._asking = True
+            if self.state == "open":
+                self._ask(0)
+
+    def _ask(self, page: int) -> None:
+        self.send(Look(page))
+
+    def _on_connected(self) -> None:
+        state = self.observer
+        self.send(
+            Hello(
+                versions=(PROTOCOL_VERSION,),
+                role="observer",
+                token=state.token,
+                run=state.run,
+                name=state.name,
+                peer=state.peer,
+            )
+        )
+
+    def _on_control(self, message: Control) -> None:
+        match message:
+            case Welcome():
+                self.state = "open"
+                self.observer.connections += 1
+                if self._asking:
+                    self._ask(0)
+                self.observer.on_change()
+            case Seen():
+                self._seen(message)
+            case _:
+                super()._on_control(message)
+
+    def _seen(self, message: Seen) -> None:
+        if not self._asking or message.page != len(self._pages) or message.page >= message.pages:
+            raise RemoteProtocolError(f"page {message.page} of {message.pages} was not asked for")
+        self._size += len(message.body)
+        if self._size > MAX_STATUS_BYTES:
+            raise RemoteProtocolError(f"a status of more than {MAX_STATUS_BYTES} bytes")
+        self._pages.append(message.body)
+        if len(self._pages) < message.pages:
+            self._ask(len(self._pages))
+            return
+        body = b"".join(self._pages)
+        self._asking = False
+        self._pages = []
+        self._size = 0
+        self.observer.status = decode_status(body)
+        self.observer.answers += 1
+        self.observer.on_change()
+
+    def _on_frame(self, frame: Frame) -> None:
+        raise RemoteProtocolError("an observer takes neither samples nor policies")
+
+
+def explain_refusal(reason: NetworkError) -> NetworkError:
+    """A Server's refusal of an observer; one that does not know the role says so in words about decoding."""
+    if isinstance(reason, RefusedError) and reason.code == "misuse" and "observer" in reason.reason:
+        return RefusedError(
+            "protocol",
+            "this Server is older than this client and does not know `--status`: install the same version of "
+            f"tmrl_core on both sides (it said: {reason.reason})",
+        )
+    return reason

@@ -1,0 +1,159 @@
+"""The snapshot that an observer is told, taken of a relay. Sans-I/O.
+
+Nothing is kept for it beyond a few counters per message: whoever asks makes the relay look at itself, at most once in
+`FRESH_S` however many ask, and rates come from two snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from tmrl_core import __version__
+from tmrl_core.networking.status import (
+    MAX_STATUS_BYTES,
+    BudgetStatus,
+    PeerStatus,
+    PolicyStatus,
+    ServerStatus,
+    StreamStatus,
+    encode_status,
+)
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.relay.connection import RelayConnection
+    from tmrl_core.networking.relay.core import Relay
+    from tmrl_core.networking.relay.streams import RelayStream
+
+FRESH_S = 0.2
+"""How long a snapshot serves for everybody who asks."""
+MAX_OBSERVERS = 16
+"""They count for themselves, so that they take no worker's place; each costs a link and, while it asks, a snapshot."""
+_LABEL_CHARACTERS = 80
+_WAITS_CHARACTERS = 200
+
+_Listed = TypeVar("_Listed", PeerStatus, StreamStatus)
+
+
+class Snapshots:
+    """Takes snapshots of a relay, and keeps the last one for a moment."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._taken = float("-inf")
+        self._body = b""
+
+    def take(self, now: float) -> bytes:
+        """An encoded `ServerStatus`, at most `MAX_STATUS_BYTES` long and `FRESH_S` old."""
+        if now - self._taken >= FRESH_S:
+            self._body = encode_status(snapshot(self._relay, now))
+            self._taken = now
+        return self._body
+
+
+def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> ServerStatus:
+    """What the relay sees at `now`; peers and streams beyond `limit_bytes` are left out and counted."""
+    connections = [*([relay.trainer] if relay.trainer is not None else []), *relay.workers.values(), *relay.observers]
+    # A half for each, so that a worker with a thousand streams hides no peer.
+    room = limit_bytes // 2 - 4_096
+    peers, peers_left_out = _that_fit((_peer(one, now) for one in connections), room, len(connections))
+    streams, streams_left_out = _that_fit(map(_stream, relay.streams.values()), room, len(relay.streams))
+    policy = relay.policy
+    policy_bytes = sum(map(len, policy.frames)) if policy is not None else 0
+    return ServerStatus(
+        clock_s=now,
+        version=__version__,
+        incarnation=relay.incarnation,
+        policy=PolicyStatus(
+            incarnation=policy.version[0],
+            counter=policy.version[1],
+            run=relay.policy_run[:_LABEL_CHARACTERS],
+            size_bytes=policy_bytes,
+        )
+        if policy is not None
+        else None,
+        workers=len(relay.workers),
+        max_workers=relay.settings.max_workers,
+        trainer=relay.trainer is not None,
+        peers=tuple(peers),
+        streams=tuple(streams),
+        peers_left_out=peers_left_out,
+        streams_left_out=streams_left_out,
+        budgets=_budgets(relay, policy_bytes),
+        relayed_messages=relay.relayed_messages,
+        relayed_samples=relay.relayed_samples,
+        relayed_bytes=relay.relayed_bytes,
+        dropped_messages=relay.dropped_messages,
+        discarded_messages=relay.discarded_messages,
+        refused_peers=relay.refused_peers,
+        protocol_errors=relay.protocol_errors,
+        **_known(relay.process()),
+    )
+
+
+def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: facts.get(name) for name in ("uptime_s", "pid", "memory_bytes", "memory_peak_bytes")}
+
+
+def _that_fit(items: Iterable[_Listed], room: int, total: int) -> tuple[list[_Listed], int]:
+    """As many of the `total` items as `room` bytes hold, and how many are left out."""
+    fit: list[_Listed] = []
+    for item in items:
+        room -= len(_encoder.encode(item))
+        if room < 0:
+            break
+        fit.append(item)
+    return fit, total - len(fit)
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def _budgets(relay: Relay, policy_bytes: int) -> dict[str, BudgetStatus]:
+    """Every bounded store, by the name that people see."""
+    return {
+        "samples": BudgetStatus(
+            used_bytes=relay.queued_bytes,
+            reserved_bytes=relay.reserved_bytes,
+            limit_bytes=relay.settings.budget_bytes,
+        ),
+        "policy": BudgetStatus(used_bytes=policy_bytes, limit_bytes=relay.settings.max_policy_bytes),
+    }
+
+
+def _peer(connection: RelayConnection, now: float) -> PeerStatus:
+    return PeerStatus(
+        role=connection.state,
+        name=connection.name[:_LABEL_CHARACTERS],
+        address=connection.identity.address,
+        run=connection.run[:_LABEL_CHARACTERS],
+        since_s=round(connection.linked_s(now), 3),
+        heard_s=round(connection.silent_for_s(now), 3),
+        bytes_in=connection.bytes_in,
+        bytes_out=connection.bytes_out,
+        unread_bytes=connection.unread_bytes,
+        policy=connection.have,
+    )
+
+
+def _stream(stream: RelayStream) -> StreamStatus:
+    return StreamStatus(
+        worker=stream.name[:_LABEL_CHARACTERS],
+        stream=stream.id.hex(),
+        run=stream.run[:_LABEL_CHARACTERS],
+        linked=stream.worker is not None,
+        active=stream.active,
+        epoch=stream.epoch,
+        queued_messages=len(stream.queue),
+        queued_bytes=sum(size for _, size in stream.queue),
+        reserved_bytes=stream.reserved,
+        limit_bytes=stream.limit,
+        relayed_messages=stream.relayed_messages,
+        relayed_samples=stream.relayed_samples,
+        relayed_bytes=stream.relayed_bytes,
+        dropped_messages=stream.dropped_messages,
+        position=stream.position,
+        waits=stream.waits[:_WAITS_CHARACTERS],
+    )
