@@ -349,7 +349,7 @@ PROBE = Probe((1,), "worker", "", "run")
 MESSAGES: dict[type, Control] = {
     Hello: HELLO_WORKER,
     Probe: PROBE,
-    Diagnosis: Diagnosis(1, (1,), 1e9, "", "", 0, 0, 1 << 20),
+    Diagnosis: Diagnosis(1, (1,), 1e9, "", False, "", 1 << 20),
     Echo: Echo(1, 10, b"filler"),
     Welcome: WELCOME,
     OpenStream: OpenStream(5, b"n" * 16, "w"),

@@ -53,7 +53,7 @@ EVERY: list[Control] = [
     Hello((1,), "worker", "token", "run", "robot7", b"p" * 16, 3, 0, (3, 9)),
     Hello((1, 2), "trainer", "", "run", "", b"p" * 16, 3, 2),
     Probe((1, 2), "trainer", "token", "run"),
-    Diagnosis(1, (1, 2), 1_700_000_000.5, "hpc", "run", 3, 20, 4 << 20),
+    Diagnosis(1, (1, 2), 1_700_000_000.5, "full", True, "run", 4 << 20),
     Echo(3, 60_000, b"filler"),
     Welcome(1, 4, 1 << 20, 16 << 20, 256 << 20, 3.0),
     Refused("token", "the token is not this Server's"),

@@ -16,6 +16,7 @@ from tmrl_core.networking.messages import (
     OpenStream,
     Probe,
     Refused,
+    Role,
     Welcome,
     decode_control,
     negotiate,
@@ -159,9 +160,15 @@ def test_who_asks_learns_how_things_are_and_takes_no_place() -> None:
     worker = linked(relay, Hello((1,), "worker", "", "mine", "w", b"w" * 16), OpenStream(0, b"s" * 16, "w"))
     heard(trainer)
     heard(worker)
-    for role in ("worker", "trainer"):
-        asks = linked(relay, Probe((1,), role, "", "mine"))  # type: ignore[arg-type]
-        assert heard(asks) == [Diagnosis(1, (1,), 1234.5, "hpc", "mine", 1, 1, LINK_BYTES)]
+    roles: list[tuple[Role, str]] = [
+        ("worker", "takes 1 workers (server.max_workers) and has them"),
+        ("trainer", "already has a trainer (hpc of run 'mine', at somewhere:1)"),
+    ]
+    for role, words in roles:
+        (told,) = heard(linked(relay, Probe((1,), role, "", "mine")))
+        assert isinstance(told, Diagnosis)
+        assert words in told.no_place
+        assert told == Diagnosis(1, (1,), 1234.5, told.no_place, True, "mine", LINK_BYTES)
     assert relay.trainer is trainer
     assert list(relay.workers.values()) == [worker]
     assert list(relay.streams) == [b"s" * 16]

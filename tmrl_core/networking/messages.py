@@ -160,7 +160,8 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
         version: the protocol version to speak.
         versions: all that the Server speaks.
         time_s: the Server's clock, in seconds since 1970.
-        trainer: whose trainer is linked, for people; empty: none is.
+        no_place: why a `Hello` would be refused at the moment although its sender may come; empty: it would not.
+        trainer: whether a trainer is linked.
         trainer_run: of which run it is.
         workers: workers that are linked.
         max_workers: most that may be; 0: no limit.
@@ -170,7 +171,8 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
     version: Number
     versions: tuple[Number, ...]
     time_s: float
-    trainer: Label
+    no_place: Label
+    trainer: bool
     trainer_run: Label
     workers: Number
     max_workers: Number

@@ -192,15 +192,23 @@ class Relay:
             )
         )
 
+    def no_place_for(self, role: str) -> str:
+        """Why one more peer of that role would be refused now; empty: it would not."""
+        limit = self.settings.max_workers
+        if role == "worker" and limit is not None and len(self.workers) >= limit:
+            return f"this Server takes {limit} workers (server.max_workers) and has them; it tries again when one leaves"
+        older = self.trainer
+        if role == "trainer" and older is not None:
+            return (
+                f"this Server already has a trainer ({older.name or 'unnamed'} of run {older.run!r}, at "
+                f"{older.identity.address}); stop that one, or wait until it ends"
+            )
+        return ""
+
     def _greet_worker(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.workers.get(hello.peer)
-        limit = self.settings.max_workers
-        if older is None and limit is not None and len(self.workers) >= limit:
-            self.refuse_peer(
-                connection,
-                "full",
-                f"this Server takes {limit} workers (server.max_workers) and has them; it tries again when one leaves",
-            )
+        if older is None and (no_place := self.no_place_for("worker")):
+            self.refuse_peer(connection, "full", no_place)
             return
         if older is not None:
             older.refuse("superseded", "the same worker has connected again")
@@ -224,12 +232,7 @@ class Relay:
     def _greet_trainer(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.trainer
         if older is not None and older.peer != hello.peer:
-            self.refuse_peer(
-                connection,
-                "trainer_present",
-                f"this Server already has a trainer ({older.name or 'unnamed'} of run {older.run!r}, at "
-                f"{older.identity.address}); stop that one, or wait until it ends",
-            )
+            self.refuse_peer(connection, "trainer_present", self.no_place_for("trainer"))
             return
         if older is not None:
             older.refuse("superseded", "the same trainer has connected again")
