@@ -163,8 +163,6 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
         no_place: why a `Hello` would be refused at the moment although its sender may come; empty: it would not.
         trainer: whether a trainer is linked.
         trainer_run: of which run it is.
-        workers: workers that are linked.
-        max_workers: most that may be; 0: no limit.
         allowance_bytes: how much this link may measure with, in each direction.
     """
 
@@ -174,8 +172,6 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
     no_place: Label
     trainer: bool
     trainer_run: Label
-    workers: Number
-    max_workers: Number
     allowance_bytes: Number
 
 

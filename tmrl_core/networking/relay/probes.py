@@ -101,8 +101,6 @@ class Probes:
                 no_place=relay.no_place_for(probe.role)[:1000],
                 trainer=trainer is not None,
                 trainer_run="" if trainer is None else trainer.run,
-                workers=len(relay.workers),
-                max_workers=relay.settings.max_workers or 0,
                 allowance_bytes=allowance,
             )
         )
