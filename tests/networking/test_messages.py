@@ -32,6 +32,7 @@ from tmrl_core.networking.messages import (
     Incarnation,
     Joined,
     Left,
+    Look,
     Notice,
     OpenStream,
     PolicyUpdate,
@@ -40,6 +41,7 @@ from tmrl_core.networking.messages import (
     Refused,
     Report,
     Resume,
+    Seen,
     Waits,
     Want,
     Welcome,
@@ -72,6 +74,8 @@ EVERY: list[Control] = [
     Direct(messages.ALL_CHANNELS, 3, b"body"),
     Report(b"body"),
     Notice(2, 1 << 20, 0),
+    Look(0),
+    Seen(0, 2, b"body"),
     Bye(),
 ]
 
