@@ -273,6 +273,17 @@ def test_an_acknowledgement_that_may_have_been_lost_with_a_link_is_repeated_on_t
     assert receiver.ack(2) == Ack(2, 1)
 
 
+def test_the_mark_after_a_commit_is_known_before_it() -> None:
+    receiver = StreamReceiver(STREAM)
+    for number, position in ((0, 0), (1, 1), (5, 7)):
+        give(receiver, frames_of(number, floor=min(number, 2), position=position))
+    expected = [receiver.mark_after(number) for number in (0, 1, 5)]
+    assert receiver.mark == Mark(0, 0)
+    for number, mark in zip((0, 1, 5), expected, strict=True):
+        receiver.commit(number)
+        assert receiver.mark == mark == receiver.mark_after(0)
+
+
 def test_committing_what_has_not_arrived_is_our_own_error() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0))

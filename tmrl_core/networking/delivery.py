@@ -459,6 +459,15 @@ class StreamReceiver:
             last, position = self._uncommitted.popleft()
             self.mark = Mark(last + 1, position)
 
+    def mark_after(self, number: int) -> Mark:
+        """What the mark will be once message `number`, which has arrived, is committed."""
+        mark = self.mark
+        for last, position in self._uncommitted:
+            if last > number:
+                break
+            mark = Mark(last + 1, position)
+        return mark
+
     def ack(self, channel: int) -> Ack | None:
         """What to acknowledge now, as far as one frame holds it; None: nothing new."""
         upto = self.mark.next_number

@@ -102,6 +102,10 @@ class TrainerLink(Link):
         self._trainer.commit(received, refused=reason)
         self._poke()
 
+    def marks_after(self, received: Iterable[Received]) -> dict[bytes, Mark]:
+        """How far their streams will be committed once these are: what is written down with them, beforehand."""
+        return self._trainer.marks_after(received)
+
     @property
     def marks(self) -> dict[bytes, Mark]:
         """How far each stream is committed: part of the checkpoint."""

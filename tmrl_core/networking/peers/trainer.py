@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -166,6 +166,11 @@ class TrainerState(ClientState):
             if refused is not None:
                 self.samples_refused += received.samples
             self.to_acknowledge.add(received.stream)
+
+    def marks_after(self, received: Iterable[Received]) -> dict[bytes, Mark]:
+        """What the marks of these messages' streams will be once they, and all before them, are committed."""
+        with self.lock:
+            return {one.stream: self.receivers[one.stream].mark_after(one.number) for one in received}
 
     @property
     def marks(self) -> dict[bytes, Mark]:
