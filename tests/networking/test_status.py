@@ -336,7 +336,8 @@ def test_an_observer_believes_no_servers_nonsense(pages: list[Seen]) -> None:
     observer = ObserverConnection(state, silent_s=10, heartbeat_s=3)
     observer.connected(Identity("server"), 0.0)
     observer.look()
-    for message in (Welcome(1, 0, 1, 1, 1, 3.0), *pages):
+    said: list[Control] = [Welcome(1, 0, 1, 1, 1, 3.0), *pages]
+    for message in said:
         data = bytes(control_frame(message))
         while data and not observer.closing:
             view = observer.get_buffer()

@@ -294,6 +294,53 @@ def test_who_is_let_in_over_tls(keys: Path, certificate: str | None, role: Role,
         assert "nonsense" not in verdict[1]
 
 
+def test_who_may_look_over_tls(keys: Path, tmp_path: Path) -> None:
+    """A trainer, and who holds the Server's own key; no worker, since robots can be stolen."""
+    _, authenticate = server_transport(
+        transport="tls",
+        security="TLS",
+        host="",
+        credentials_dir=str(keys),
+        token=None,
+        insecure=False,
+        on_refused=lambda address, reason: None,
+    )
+    own = client_transport(LinkSettings(credentials_dir=str(keys)), "observer")[1]
+    trainer, worker = ((keys / f"{name}.token").read_text().strip() for name in ("trainer", "worker"))
+    assert own not in (trainer, worker)
+    assert authenticate(hello("observer", own), peer()) is None
+    assert authenticate(hello("observer", trainer), peer()) is None
+    assert authenticate(hello("observer"), peer("trainer")) is None
+    for token, certificate, code in ((worker, None, "token"), ("", None, "role"), ("", "worker", "role")):
+        verdict = authenticate(hello("observer", token), peer(certificate))
+        assert verdict is not None
+        assert verdict[0] == code
+        assert "--credentials bundle trainer --name NAME" in verdict[1]
+        assert worker not in verdict[1]
+    for role in ("worker", "trainer"):
+        assert authenticate(hello(role, own), peer()) is not None, "who only looks can be nothing else"
+
+
+def test_an_observer_shows_what_its_machine_has(keys: Path, tmp_path: Path) -> None:
+    def token(folder: Path) -> str:
+        return client_transport(LinkSettings(credentials_dir=str(folder)), "observer")[1]
+
+    server, trainer, worker = (
+        credentials.bundle(keys, role, "" if role == "server" else "m", tmp_path / f"{role}.bundle")
+        for role in ("server", "trainer", "worker")
+    )
+    assert token(server) == token(keys), "a Server's machine needs nothing but its bundle"
+    assert token(trainer) == (keys / "trainer.token").read_text().strip()
+    installed = tmp_path / "installed"
+    credentials.install(trainer, installed)
+    assert token(installed) == token(trainer)
+    alone = tmp_path / "alone"
+    credentials.install(worker, alone)
+    for folder in (worker, alone):
+        with pytest.raises(CredentialsError, match=r"worker's credentials only.*trainer's may ask"):
+            token(folder)
+
+
 @pytest.mark.parametrize(
     ("token", "shown", "let_in"),
     [
