@@ -196,6 +196,15 @@ def test_heartbeats_are_sent_when_nothing_else_was(opened: Talker) -> None:
     assert sent(opened, 6.0) == []
 
 
+def test_a_transport_that_takes_nothing_has_one_heartbeat_waiting_and_is_not_asked_without_a_pause(
+    opened: Talker,
+) -> None:
+    for now in (3.0, 6.0, 9.0):
+        opened.tick(now)
+        assert opened.deadline() > now
+    assert [frame.kind for frame in sent(opened, 9.5)] == [Kind.PING]
+
+
 def test_no_heartbeat_before_the_greeting(talker: Talker) -> None:
     talker.tick(5.0)
     assert sent(talker, 5.0) == []

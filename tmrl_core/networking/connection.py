@@ -156,7 +156,10 @@ class Connection:
         elif now - self._last_in >= self.silent_s:
             self._fail(NetworkError(f"nothing was heard from the other side for {self.silent_s:g} s"))
         elif now - self._last_out >= self.heartbeat_s and self.state != "greeting":
-            self._control.append(PING_FRAME)
+            # Said now, even if the transport takes nothing: it would be due again at once, and gather without end.
+            self._last_out = now
+            if not self._control:
+                self._control.append(PING_FRAME)
 
     def linked_s(self, now: float) -> float:
         """How long the link has stood, in seconds."""

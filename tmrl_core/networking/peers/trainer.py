@@ -101,7 +101,8 @@ class TrainerState(ClientState):
         self.names: dict[bytes, str] = {}
         self.waits: dict[bytes, str] = {}
         """What each member waits for; empty text: it collects."""
-        self.to_acknowledge: set[bytes] = set()
+        self.to_acknowledge: dict[bytes, None] = {}
+        """Streams with something to acknowledge, in the order in which it came."""
         self.samples_received = 0
         self.messages_received = 0
         self.gap_messages = 0
@@ -165,7 +166,7 @@ class TrainerState(ClientState):
             self.receivers[received.stream].commit(received.number, refused)
             if refused is not None:
                 self.samples_refused += received.samples
-            self.to_acknowledge.add(received.stream)
+            self.to_acknowledge[received.stream] = None
 
     def marks_after(self, received: Iterable[Received]) -> dict[bytes, Mark]:
         """What the marks of these messages' streams will be once they, and all before them, are committed."""
@@ -276,7 +277,7 @@ class TrainerConnection(Connection):
             state.members[message.stream] = Member(message.stream, message.name, message.signature, self._now)
             state.names[message.stream] = message.name
             self.send(Resume(message.channel, receiver.attach()))
-            state.to_acknowledge.add(message.stream)
+            state.to_acknowledge[message.stream] = None
         if message.stream in state.directives:
             self.direct(message.stream)
 
@@ -316,7 +317,7 @@ class TrainerConnection(Connection):
                 state.gap_samples += receiver.gap_samples - gap_samples
             elif receiver.duplicates != duplicates:
                 state.duplicates += 1
-                state.to_acknowledge.add(receiver.stream)
+                state.to_acknowledge[receiver.stream] = None
         spare(frame.buffer)  # its payload has been copied
         if received is not None:
             state.on_change()
@@ -341,8 +342,8 @@ class TrainerConnection(Connection):
         state = self.trainer
         if state.to_acknowledge:
             with state.lock:
-                while state.to_acknowledge:
-                    stream = state.to_acknowledge.pop()
+                streams, state.to_acknowledge = state.to_acknowledge, {}
+                for stream in streams:
                     channel = self._stream_channels.get(stream)
                     while channel is not None and (ack := state.receivers[stream].ack(channel)) is not None:
                         self._control.append(control_frame(ack))
