@@ -28,7 +28,19 @@ LAYERS: list[tuple[str, ...]] = [
     ("actor", "envs"),
     ("training",),
     ("networking.server", "networking.worker", "networking.trainer", "gateway", "compat"),
-    ("ending", "outcome", "roles", "supervision", "local", "cli", "cli_credentials", "cli_status", "__main__"),
+    (
+        "ending",
+        "outcome",
+        "roles",
+        "supervision",
+        "local",
+        "doctor",
+        "cli",
+        "cli_credentials",
+        "cli_doctor",
+        "cli_status",
+        "__main__",
+    ),
 ]
 PROTOCOL = ("messages", "framing", "connection", "delivery", "peers", "relay")
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}

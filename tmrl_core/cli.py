@@ -33,6 +33,7 @@ examples:
   python -m tmrl_core --trainer -c my.yaml --wandb
   python -m tmrl_core --credentials create --host server.example.org
   python -m tmrl_core --credentials bundle worker --name robot7
+  python -m tmrl_core --doctor -c my.yaml                       what is wrong between this machine and the Server
 docs/configuration.md lists every key of the configuration.
 """
 
@@ -49,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tmrl_core.cli_credentials import run_credentials
 
             return run_credentials(given)
+        if "--doctor" in given:
+            from tmrl_core.cli_doctor import run_doctor
+
+            return run_doctor(given)
         options = parser().parse_args(given)
         return run(options)
     except TmrlError as exc:
@@ -114,6 +119,11 @@ def parser() -> argparse.ArgumentParser:
         "--credentials",
         metavar="COMMAND",
         help="certificates and tokens: create, bundle, install, show; `--credentials --help` says more",
+    )
+    role.add_argument(
+        "--doctor",
+        action="store_true",
+        help="check the way from this machine to the Server; `--doctor --help` says more",
     )
     made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
     local = made.add_argument_group("with --local")

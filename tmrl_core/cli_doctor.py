@@ -1,0 +1,65 @@
+"""`python -m tmrl_core --doctor`: what may be wrong between this machine and the Server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from tmrl_core.cli import common_options, load_config, set_up_logging
+from tmrl_core.config import find_config_file
+from tmrl_core.doctor import Step, examine
+
+EPILOG = """\
+Run it on the machine of a worker or a trainer. It takes nobody's place: a run that is going on is not disturbed.
+Exit status: 0 if everything is all right, 1 if something is not.
+"""
+_SIGNS = {"ok": "ok      ", "failed": "FAILED  ", "skipped": "skipped "}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The grammar of a command line with `--doctor`."""
+    made = argparse.ArgumentParser(
+        prog="python -m tmrl_core --doctor",
+        description="Check, step by step, whether a worker or trainer could work with the Server from this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common_options()],
+        allow_abbrev=False,
+    )
+    made.add_argument("--doctor", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument(
+        "--role", choices=["worker", "trainer"], help="whose part to play (default: what the credentials here are for)"
+    )
+    made.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds for each step (default: 5)")
+    made.add_argument("--json", action="store_true", help="print the steps as JSON")
+    return made
+
+
+def run_doctor(arguments: Sequence[str]) -> int:
+    """Examine, print each step as it is done, and return the exit status."""
+    options = parser().parse_args(arguments)
+    set_up_logging("error" if options.log_level == "info" else options.log_level)
+    path = options.config or find_config_file()
+    steps: list[Step] = []
+    for step in examine(
+        lambda: load_config(options),
+        source=str(path) if path is not None else "built-in defaults",
+        role=options.role,
+        timeout_s=max(0.1, options.timeout),
+    ):
+        steps.append(step)
+        if not options.json:
+            print(_SIGNS[step.state] + f"{step.name}: {step.found}", flush=True)
+            if step.todo:
+                print(f"        -> {step.todo}", flush=True)
+    failed = [step.name for step in steps if step.state == "failed"]
+    if options.json:
+        print(json.dumps({"ok": not failed, "steps": msgspec.to_builtins(steps)}, indent=2))
+    elif failed:
+        print(f"Not all right: {', '.join(failed)}.")
+    else:
+        print("Everything is all right.")
+    return 1 if failed else 0

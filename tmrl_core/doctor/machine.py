@@ -1,0 +1,148 @@
+"""What can be seen on this machine alone: the code that the configuration names, and the credentials."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from tmrl_core.config import Config, resolve_optional, resolve_with
+from tmrl_core.doctor.steps import FailedStepError, from_text
+from tmrl_core.errors import CredentialsError, TmrlError
+from tmrl_core.networking import credentials
+from tmrl_core.networking.certificates import CertificateFacts, read_facts
+from tmrl_core.networking.contexts import ClientRole, read_bundle
+from tmrl_core.networking.handshakes import BUNDLE, identity_of
+from tmrl_core.networking.secret_files import need, read_file
+
+_SOON_DAYS = 30
+
+
+def code(config: Config, role: ClientRole) -> str:
+    """Import what the configuration names for this role; nothing is made of it.
+
+    Raises:
+        FailedStepError: something cannot be imported.
+    """
+    from tmrl_core.actor import choose_actor
+    from tmrl_core.roles import check_device
+
+    try:
+        environment = config.environment
+        resolve_with(environment.cls, environment.kwargs, "environment.cls")
+        if role == "worker":
+            worker = config.worker
+            resolve_optional(worker.sample_compressor, "worker.sample_compressor")
+            resolve_optional(worker.obs_preprocessor, "worker.obs_preprocessor")
+            check_device(worker.device, "worker.device")
+            policy = choose_actor(config.actor.cls, config.actor.kwargs, device=worker.device, backend=worker.backend)
+            made = getattr(policy, "func", policy)
+            return f"{environment.cls} and the policy {getattr(made, '__name__', made)} can be imported"
+        resolve_with(config.actor.cls, config.actor.kwargs, "actor.cls")
+        resolve_with(config.agent.cls, config.agent.kwargs, "agent.cls")
+        resolve_with(config.memory.cls, config.memory.kwargs, "memory.cls")
+        resolve_optional(config.memory.sample_preprocessor, "memory.sample_preprocessor")
+        check_device(config.trainer.device, "trainer.device")
+        return f"{config.agent.cls}, {config.memory.cls} and {environment.cls} can be imported"
+    except TmrlError as exc:
+        raise from_text(str(exc)) from exc
+    except ImportError as exc:
+        raise FailedStepError(
+            f"what the configuration names cannot be imported: {exc}", "Install the package that is missing."
+        ) from exc
+    except Exception as exc:  # the user's own module, run by its import
+        raise FailedStepError(
+            f"what the configuration names fails when it is imported: {exc!r}", "Correct that module."
+        ) from exc
+
+
+class Proof(NamedTuple):
+    """With what this machine proves who it is."""
+
+    words: str
+    certificate: CertificateFacts | None
+    token: bool
+
+
+def role_of(folder: Path) -> ClientRole:
+    """The role that the credentials are for; a worker's where they are for both."""
+    with contextlib.suppress(CredentialsError):
+        if folder.is_file():
+            return "trainer" if read_bundle(folder).role == "trainer" else "worker"
+    if not folder.is_dir() or list(folder.glob("worker-*.pem")) or (folder / "worker.token").exists():
+        return "worker"
+    return "trainer" if list(folder.glob("trainer-*.pem")) or (folder / "trainer.token").exists() else "worker"
+
+
+def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | None = None) -> Proof:
+    """What is shown to the Server: a certificate of this role, a token, or both.
+
+    Args:
+        folder: the credentials folder or bundle file.
+        role: which role.
+        token: from the environment.
+        now: the time; None: the machine's.
+
+    Raises:
+        FailedStepError: there is neither, or the certificate is over, for another role, or of another CA.
+    """
+    now = now or datetime.now(timezone.utc)
+    try:
+        credentials.client_context(folder, role)  # everything that a role would stumble over
+        from_folder = credentials.token_for(folder, role)
+        ca, own = _certificates(folder, role)
+        authority = read_facts(ca)
+        facts = None if own is None else read_facts(own)
+    except CredentialsError as exc:
+        raise from_text(str(exc)) from exc
+    renew = f"Make a new bundle on the machine that holds the CA (`{BUNDLE} {role} --name NAME`) and install it here."
+    if authority.not_after <= now:
+        raise FailedStepError(
+            f"the CA's certificate in {folder} expired on {authority.not_after:%Y-%m-%d}",
+            "Make a new CA on the machine that holds it (`python -m tmrl_core --credentials create --overwrite`) and "
+            "new bundles.",
+        )
+    with_token = token is not None or from_folder is not None
+    if facts is None or own is None:
+        if not with_token:
+            raise FailedStepError(f"{folder} has neither a certificate nor a token of a {role}", renew)
+        where = "TMRL_CORE_TOKEN" if token is not None else str(folder)
+        return Proof(f"no certificate of its own; the {role}'s token from {where}", None, True)
+    identity = identity_of({"subjectAltName": [("URI", name) for name in facts.names]})
+    if identity is None or identity[0] != role:
+        raise FailedStepError(f"the certificate in {folder} is not a {role}'s: {facts.subject}", renew)
+    name = identity[1]
+    if not facts.not_before <= now < facts.not_after:
+        raise FailedStepError(
+            f"the certificate of {role} {name!r} is valid from {facts.not_before:%Y-%m-%d %H:%M} to "
+            f"{facts.not_after:%Y-%m-%d %H:%M} UTC; this machine's clock says {now:%Y-%m-%d %H:%M}",
+            f"{renew} If the clock is wrong, set it.",
+        )
+    if not _issued(own, ca):
+        raise FailedStepError(f"the certificate of {role} {name!r} is not of the CA in {folder}", renew)
+    left = (facts.not_after - now).days
+    soon = f": renew it soon (`{BUNDLE} {role} --name {name}`)" if left < _SOON_DAYS else ""
+    return Proof(f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}", facts, with_token)
+
+
+def _certificates(folder: Path, role: ClientRole) -> tuple[str, str | None]:
+    """The CA's certificate, and the one that would be shown."""
+    if folder.is_file():
+        content = read_bundle(folder)
+        return content.ca, content.certificate
+    own = sorted(folder.glob(f"{role}-*.pem"))
+    return need(folder / "ca.pem"), read_file(own[0]) if len(own) == 1 else None
+
+
+def _issued(certificate: str, authority: str) -> bool:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        x509.load_pem_x509_certificate(certificate.encode()).verify_directly_issued_by(
+            x509.load_pem_x509_certificate(authority.encode())
+        )
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

@@ -1,0 +1,42 @@
+"""What one step of an examination found."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["ok", "failed", "skipped"]
+
+
+class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that was looked at.
+
+    Args:
+        name: what.
+        state: skipped: it could not be looked at, since something before it failed, or it does not apply.
+        found: what was seen, in words.
+        todo: for what failed: what to do about it.
+        figures: what was measured; units are in the names.
+    """
+
+    name: str
+    state: State
+    found: str
+    todo: str = ""
+    figures: dict[str, float] = {}
+
+
+class FailedStepError(Exception):
+    """A step failed: what was found and what to do. Never leaves this package."""
+
+    def __init__(self, found: str, todo: str = "") -> None:
+        super().__init__(found)
+        self.found = found
+        self.todo = todo
+
+
+def from_text(text: str) -> FailedStepError:
+    """Of an error's message, whose first sentence says what is wrong, and what follows what to do."""
+    found, dot, todo = text.partition(". ")
+    return FailedStepError(found + ("." if dot else ""), todo)
