@@ -205,6 +205,12 @@ class Connection:
         self._slots[key] = message
         self.wake()
 
+    def hasten(self, key: Hashable) -> None:
+        """Have what `put` left under `key` leave before what is sent from now on."""
+        message = self._slots.pop(key, None)
+        if message is not None:
+            self.send(message)
+
     def close(self) -> None:
         """Close in order: say so, then no more."""
         if not self.closing:

@@ -90,12 +90,14 @@ class Progress(msgspec.Struct, frozen=True):
         updates: gradient steps done.
         start_training: samples that the trainer waits for before its first update.
         lack: what a trainer that waits for samples lacks, in words; empty while it trains.
+        gave_up: it ends because of that; the parting word of a trainer, which holds on after it has gone.
     """
 
     samples: int = 0
     updates: int = 0
     start_training: int = 0
     lack: str = ""
+    gave_up: bool = False
 
 
 # --- control messages -------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tmrl_core.errors import CodecError, StarvedError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
@@ -163,6 +165,8 @@ class RemoteInterface(TrainingInterface):
         self._starved_since = now if self._starved_since is None else self._starved_since
         if now - self._starved_since < STARVED_S:
             return
+        # Workers take a trainer that goes without this word for one that was killed, and wait for the next.
+        self.report(msgspec.structs.replace(self.progress, gave_up=True))
         workers = "; ".join(f"{name}: {text}" for name, text in waits[:3])
         raise StarvedError(
             f"trainer and workers wait for each other. The trainer: {self.progress.lack} ({self.progress.samples} "

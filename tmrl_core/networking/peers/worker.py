@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -125,6 +126,16 @@ class WorkerState(ClientState):
             collect=own.collect or everyone.collect,
         )
 
+    def trainer_gone(self) -> None:
+        """Nobody waits for samples any more, unless that is why the trainer has ended."""
+        if self.progress.lack and not self.progress.gave_up:
+            self.progress = msgspec.structs.replace(self.progress, lack="")
+
+    def trainer_there(self) -> None:
+        """Another trainer than the one that gave up."""
+        if self.progress.gave_up:
+            self.progress = msgspec.structs.replace(self.progress, lack="", gave_up=False)
+
     def policy_arrived(self, version: tuple[int, int], body: bytes) -> None:
         """Keep a policy if it is newer than what was there; count what was published in between."""
         if version <= self.policy_version:
@@ -193,6 +204,7 @@ class WorkerConnection(Connection):
                 state.on_change()
             case Resume():
                 state.halt_reason = ""
+                state.trainer_there()
                 self._sender(message.channel).resume(
                     channel=message.channel,
                     epoch=message.epoch,
@@ -202,6 +214,7 @@ class WorkerConnection(Connection):
                 self.wake()
             case Halt():
                 state.halt_reason = message.reason
+                state.trainer_gone()
                 self._sender(message.channel).halt()
                 state.on_change()
             case Ack():
@@ -270,4 +283,5 @@ class WorkerConnection(Connection):
     def _on_closed(self) -> None:
         for sender, _ in self.worker.senders:
             sender.halt()
+        self.worker.trainer_gone()
         self.worker.on_change()

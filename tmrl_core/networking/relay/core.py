@@ -387,6 +387,7 @@ class Relay:
             if stream.worker is None:
                 del self.streams[stream.id]
             else:
+                stream.worker.hasten("report")  # it is the word of the one that has left
                 stream.worker.send(Halt(stream.channel))
         self._turns.clear()
 
