@@ -34,7 +34,7 @@ class Place:
     def run(self) -> None:
         moved = True
         while moved:
-            moved = any([deliver(*ends) for pair in self.pairs for ends in (pair, pair[::-1])])
+            moved = sum(deliver(*ends) for pair in self.pairs for ends in (pair, pair[::-1])) > 0
 
     def trainer(self, peer: bytes = b"t") -> tuple[TrainerConnection, Connection]:
         state = TrainerState(run="run", name="hpc", peer=peer * 16, inbox_bytes=1 << 20)
