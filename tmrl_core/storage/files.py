@@ -257,8 +257,7 @@ class SegmentReader:
                 size = size if limit_bytes is None else min(size, limit_bytes)
                 if size == 0:
                     raise StorageError(f"{path} is cut short within its head")
-                # A private mapping: writable for those who insist (torch does), and never written back.
-                self._mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+                self._mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as exc:
             raise StorageError(f"{path} cannot be read: {exc}") from exc
         self.size = size

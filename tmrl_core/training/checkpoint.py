@@ -17,6 +17,7 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -30,7 +31,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tmrl_core.errors import CheckpointError
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.samples import encode_value
+from tmrl_core.storage import SegmentFile
 from tmrl_core.training.checkpoint_files import (
     FORMAT,
     flush_folder,
@@ -42,7 +45,7 @@ from tmrl_core.training.checkpoint_files import (
     write_manifest,
 )
 from tmrl_core.training.layout import Array
-from tmrl_core.training.segments import RowFormat, append_rows, gather_rows, head, read_segment
+from tmrl_core.training.segments import FORMAT_NAME, RowFormat, append_rows, gather_rows, read_segment
 from tmrl_core.training.state import Captured, capture, restore
 
 logger = logging.getLogger(__name__)
@@ -73,10 +76,10 @@ def _rows_of(training: Any) -> _Rows | None:
     return _Rows(list(rings), memory.written - len(memory), memory.written)
 
 
-def _note(training: Any) -> Any:
+def _note(training: Any) -> bytes:
     """Where the streams of samples stood: goes into the files of rows too, so that these speak for themselves."""
     marks = getattr(training, "delivery", {}).get("marks", {})
-    return {"marks": {stream.hex(): list(mark) for stream, mark in marks.items()}}
+    return encode_value({"marks": {stream: list(mark) for stream, mark in marks.items()}})
 
 
 def _facts(training: Any) -> dict[str, Any]:
@@ -126,7 +129,7 @@ def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[
     rows: list[Array] = []
     described = body["rows"]
     if described is not None:
-        row_format = RowFormat(tuple(described["dtypes"]), tuple(described["widths"]))
+        row_format = RowFormat.from_description(described, str(folder / "manifest.json"))
         segments = []
         for entry in described["segments"]:
             segment = read_segment(rows_folder / entry["file"], entry["bytes"])
@@ -162,13 +165,11 @@ def save_training(training: Any, folder: Path) -> None:
         name = f"rows-{uuid.uuid4().hex[:8]}.seg"
         side = folder.with_name(f".{folder.name}-{name}")
         if rows is not None:
-            row_format = RowFormat.of(rows.rings)
-            with side.open("wb") as file:
-                file.write(head(row_format))
+            file = SegmentFile.create(side, FORMAT_NAME, RowFormat.of(rows.rings).describe())
+            with contextlib.closing(file):
                 append_rows(file, rows.rings, rows.start, rows.stop, _note(training))
                 file.flush()
-                os.fsync(file.fileno())
-            described = _described(rows, [{"file": name, "bytes": side.stat().st_size}])
+            described = _described(rows, [{"file": name, "bytes": file.bytes}])
         try:
             if folder.exists() and not folder.is_dir():
                 raise CheckpointError(f"{folder} is a file; a checkpoint is a folder")
@@ -178,7 +179,7 @@ def save_training(training: Any, folder: Path) -> None:
                 flush_folder(folder)
         finally:
             side.unlink(missing_ok=True)
-    except OSError as exc:
+    except (OSError, StorageError) as exc:
         raise CheckpointError(f"the checkpoint {folder} cannot be written: {exc}") from exc
 
 
@@ -194,14 +195,7 @@ def load_training(training: Any, folder: Path) -> None:
 
 
 def _described(rows: _Rows, segments: list[dict[str, Any]]) -> dict[str, Any]:
-    row_format = RowFormat.of(rows.rings)
-    return {
-        "start": rows.start,
-        "stop": rows.stop,
-        "dtypes": list(row_format.dtypes),
-        "widths": list(row_format.widths),
-        "segments": segments,
-    }
+    return {"start": rows.start, "stop": rows.stop, **RowFormat.of(rows.rings).describe(), "segments": segments}
 
 
 # --- many -------------------------------------------------------------------------------------------------------------
@@ -213,7 +207,7 @@ class _Snapshot:
     captured: Captured
     rows: _Rows | None
     lease: Any
-    note: Any
+    note: bytes
     body: dict[str, Any] = field(default_factory=dict)
 
 
@@ -324,7 +318,7 @@ class CheckpointStore:
             self._prune()
             self.last_error = ""
             on_written()
-        except OSError as exc:
+        except (OSError, StorageError) as exc:
             self.failures += 1
             self.last_error = str(exc)
             logger.warning(
@@ -366,26 +360,24 @@ class CheckpointStore:
         if path is None or new:
             self.rows_folder.mkdir(parents=True, exist_ok=True)
             path = self.rows_folder / f"rows-{start:014d}-{uuid.uuid4().hex[:8]}.seg"
-        length = 0 if new else self._segments[-1]["bytes"]
+        if new:
+            file = SegmentFile.create(path, FORMAT_NAME, RowFormat.of(rows.rings).describe())
+        else:
+            # What an attempt that failed left behind it is cut off.
+            file = SegmentFile.open(path, good_bytes=self._segments[-1]["bytes"])
         try:
-            with path.open("wb" if new else "r+b", buffering=0) as raw:
-                raw.truncate(length)  # what an attempt that failed left behind
-                raw.seek(length)
-                file = _Whole(raw)
-                if new:
-                    file.write(head(RowFormat.of(rows.rings)))
-                append_rows(file, rows.rings, start, rows.stop, snapshot.note, snapshot.lease.advance)  # type: ignore[arg-type]
-                os.fsync(raw.fileno())
-                length = raw.tell()
-        except OSError:
+            with contextlib.closing(file):
+                append_rows(file, rows.rings, start, rows.stop, snapshot.note, snapshot.lease.advance)
+                file.flush()
+        except StorageError:
             with suppress(OSError):
                 if new:
                     path.unlink(missing_ok=True)
                 else:
-                    os.truncate(path, length)
+                    os.truncate(path, self._segments[-1]["bytes"])
             raise
         flush_folder(self.rows_folder)
-        entry = {"file": path.name, "bytes": length, "stop": rows.stop}
+        entry = {"file": path.name, "bytes": file.bytes, "stop": rows.stop}
         self._segments = [*(self._segments if new else self._segments[:-1]), entry]
         self._open_segment = path
         self._saved_until = rows.stop
@@ -450,17 +442,3 @@ class CheckpointStore:
                 "the folder away to begin anew."
             )
         return None
-
-
-class _Whole:
-    """An unbuffered file whose `write` writes all or raises."""
-
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        total = len(view)
-        while view:
-            view = view[self._raw.write(view) :]
-        return total

@@ -17,7 +17,7 @@ import numpy as np
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.layout import Array
 
-FORMAT = 1
+FORMAT = 2
 SLICE_BYTES = 1 << 20
 
 _DTYPES = {

@@ -1,39 +1,50 @@
-"""Append-only files of replay rows, shared by checkpoints.
+"""Rows of a replay memory in append-only files: what a memory on disk writes, and checkpoints of one in RAM.
 
-A file begins with a head that says what a row is; records follow. All numbers are little-endian.
+The files are those of `tmrl_core.storage`. A record's payload is rows, one after another: all columns of a transition
+stand beside each other, with its policy version, so that one row is one copy when it is sampled. A record's note begins
+with the number of its first row (counted from the first ever written) and how many there are; what follows is for who
+writes the file.
 
-    file:    b"TMRLROW1"  u32 length  head (JSON)  u32 CRC-32 of the head
-    record:  b"REC1"  u64 first row  u32 rows  u32 note bytes  u64 payload bytes  note  payload  u32 CRC-32 of all this
-
-A record's payload is, array after array, its rows as raw values. The note is JSON: where the streams of samples stood
-once these rows were in the memory. A file that ends within a record was cut short: what is whole is read, the rest
-reported.
+    row:   policy version (two int64)  the memory's arrays, those of the widest elements first  zeros up to 8
 """
 
 from __future__ import annotations
 
-import json
 import struct
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from tmrl_core.errors import CheckpointError
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.storage import SegmentFile, SegmentReader
 from tmrl_core.training.layout import Array
 
-MAGIC = b"TMRLROW1"
-RECORD_MAGIC = b"REC1"
+FORMAT_NAME = "replay rows"
 RECORD_BYTES = 1 << 20
-"""Rows are written in records of about this size, so that neither a call nor a torn tail is large."""
+"""Checkpoints are written in records of about this size, so that neither a call nor a torn tail is large."""
 
-_RECORD = struct.Struct("<4sQIIQ")
-_U32 = struct.Struct("<I")
-MAX_HEAD_BYTES = 1 << 20
-MAX_NOTE_BYTES = 1 << 26
+_NOTE = struct.Struct("<QI")
+
+
+def rows_note(first_row: int, rows: int, rest: bytes = b"") -> bytes:
+    """The note of a record of rows."""
+    return _NOTE.pack(first_row, rows) + rest
+
+
+def parse_rows_note(note: bytes) -> tuple[int, int, bytes]:
+    """First row, number of rows, and what follows.
+
+    Raises:
+        StorageError: it is no such note.
+    """
+    if len(note) < _NOTE.size:
+        raise StorageError(f"a note of {len(note)} bytes speaks of no replay rows")
+    first_row, rows = _NOTE.unpack_from(note)
+    return first_row, rows, note[_NOTE.size :]
 
 
 @dataclass(frozen=True)
@@ -46,59 +57,93 @@ class RowFormat:
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> RowFormat:
         """The format of two-dimensional arrays."""
-        return cls(tuple(a.dtype.newbyteorder("<").str for a in arrays), tuple(a.shape[1] for a in arrays))
+        return cls.from_columns([a.dtype for a in arrays], [a.shape[1] for a in arrays])
 
-    @property
+    @classmethod
+    def from_columns(cls, dtypes: Iterable[np.dtype[Any]], widths: Iterable[int]) -> RowFormat:
+        """The format of arrays of these dtypes and widths."""
+        return cls(tuple(d.newbyteorder("<").str for d in dtypes), tuple(widths))
+
+    @classmethod
+    def from_description(cls, description: Any, where: str) -> RowFormat:
+        """Undo `describe`.
+
+        Raises:
+            CheckpointError: `where` describes no rows.
+        """
+        try:
+            return cls(tuple(np.dtype(d).str for d in description["dtypes"]), tuple(map(int, description["widths"])))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise CheckpointError(f"{where} describes no replay rows: {exc}") from exc
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON-able values."""
+        return {"dtypes": list(self.dtypes), "widths": list(self.widths)}
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where in a row each array's elements begin, in bytes: aligned for their dtype."""
+        sizes = [np.dtype(d).itemsize for d in self.dtypes]
+        offsets = [0] * len(sizes)
+        at = 0
+        for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+            offsets[i] = at
+            at += sizes[i] * self.widths[i]
+        return tuple(offsets)
+
+    @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return sum(np.dtype(d).itemsize * w for d, w in zip(self.dtypes, self.widths, strict=True))
+        """Bytes of one row, a multiple of 8."""
+        length = sum(np.dtype(d).itemsize * w for d, w in zip(self.dtypes, self.widths, strict=True))
+        return length + -length % 8
 
+    def empty(self, rows: int) -> Array:
+        """[rows, row_bytes] uint8, to be filled through `columns`; what is between columns is zero."""
+        made = np.empty((rows, self.row_bytes), np.uint8)
+        length = sum(np.dtype(d).itemsize * w for d, w in zip(self.dtypes, self.widths, strict=True))
+        made[:, length:] = 0
+        return made
 
-def head(row_format: RowFormat) -> bytes:
-    """The first bytes of a file."""
-    text = json.dumps({"dtypes": row_format.dtypes, "widths": row_format.widths}).encode()
-    return MAGIC + _U32.pack(len(text)) + text + _U32.pack(zlib.crc32(text))
+    def columns(self, rows: Array) -> list[Array]:
+        """Of rows [n, row_bytes] uint8, the arrays [n, width]: views."""
+        return [
+            rows[:, at : at + np.dtype(dtype).itemsize * width].view(dtype)
+            for dtype, width, at in zip(self.dtypes, self.widths, self.offsets, strict=True)
+        ]
 
 
 def append_rows(
-    file: BinaryIO,
+    file: SegmentFile,
     rings: Sequence[Array],
     start: int,
     stop: int,
-    note: Any = None,
+    note: bytes = b"",
     advanced: Callable[[int], None] | None = None,
 ) -> None:
     """Write rows with the absolute indices [start, stop) of rings (index modulo length) to the end of a file.
 
-    Writing and checksums run without the interpreter's lock, a record at a time.
-
     Args:
-        file: open for writing, unbuffered or buffered, at its end.
+        file: of rows of this format.
         rings: arrays [capacity, width].
         start: first row.
         stop: the row after the last.
-        note: JSON-able, goes with the last record.
+        note: goes with the last record.
         advanced: called with the index before which rows are written.
 
     Raises:
-        OSError: the file cannot be written.
+        StorageError: the file cannot be written; the records before are.
     """
     capacity = rings[0].shape[0]
     row_format = RowFormat.of(rings)
     at_once = max(1, RECORD_BYTES // max(1, row_format.row_bytes))
     while start < stop:
         position = start % capacity
-        rows = min(stop - start, at_once, capacity - position)
-        text = json.dumps(note).encode() if start + rows == stop and note is not None else b""
-        first = _RECORD.pack(RECORD_MAGIC, start, rows, len(text), rows * row_format.row_bytes) + text
-        crc = zlib.crc32(first)
-        file.write(first)
-        for ring in rings:
-            values = np.ascontiguousarray(ring[position : position + rows]).view(np.uint8).reshape(-1)
-            crc = zlib.crc32(values.data, crc)
-            file.write(values.data)
-        file.write(_U32.pack(crc))
-        start += rows
+        count = min(stop - start, at_once, capacity - position)
+        rows = row_format.empty(count)
+        for column, ring in zip(row_format.columns(rows), rings, strict=True):
+            column[:] = ring[position : position + count]
+        file.append(rows_note(start, count, note if start + count == stop else b""), [rows.data])
+        start += count
         if advanced is not None:
             advanced(start)
 
@@ -110,7 +155,7 @@ class Record:
     first_row: int
     rows: int
     arrays: list[Array]
-    note: Any
+    note: bytes
 
 
 @dataclass
@@ -119,7 +164,7 @@ class Segment:
 
     Args:
         row_format: what one row is.
-        records: the whole ones, in order.
+        records: the whole ones, in order; views of the file.
         good_bytes: length of the file up to the end of the last whole record.
         torn_bytes: bytes after that: a record that was cut short, or damage.
     """
@@ -134,58 +179,28 @@ def read_segment(path: Path, limit_bytes: int | None = None) -> Segment:
     """Read a file up to `limit_bytes`, or up to its first record that is cut short or damaged.
 
     Raises:
-        CheckpointError: the file is missing, or has no whole head.
+        CheckpointError: the file is missing, has no whole head, or holds no rows.
     """
     try:
-        with path.open("rb") as file:
-            data = memoryview(file.read() if limit_bytes is None else file.read(limit_bytes))
-    except OSError as exc:
-        raise CheckpointError(f"{path} cannot be read: {exc}") from exc
-    row_format, position = _read_head(path, data)
-    records = []
-    for record, end in _records(data, position, row_format):
-        records.append(record)
-        position = end
-    return Segment(row_format, records, position, len(data) - position)
-
-
-def _read_head(path: Path, data: memoryview) -> tuple[RowFormat, int]:
-    start = len(MAGIC) + _U32.size
-    if len(data) < start or bytes(data[: len(MAGIC)]) != MAGIC:
-        raise CheckpointError(f"{path} holds no replay rows (its head is missing or cut short)")
-    (length,) = _U32.unpack_from(data, len(MAGIC))
-    end = start + length
-    if length > MAX_HEAD_BYTES or len(data) < end + _U32.size:
-        raise CheckpointError(f"{path} is cut short within its head")
-    text = bytes(data[start:end])
-    if zlib.crc32(text) != _U32.unpack_from(data, end)[0]:
-        raise CheckpointError(f"the head of {path} is damaged")
-    described = json.loads(text)
-    return RowFormat(tuple(described["dtypes"]), tuple(described["widths"])), end + _U32.size
-
-
-def _records(data: memoryview, position: int, row_format: RowFormat) -> Iterator[tuple[Record, int]]:
-    while position + _RECORD.size <= len(data):
-        magic, first_row, rows, note_bytes, payload_bytes = _RECORD.unpack_from(data, position)
-        end = position + _RECORD.size + note_bytes + payload_bytes
-        if (
-            magic != RECORD_MAGIC
-            or note_bytes > MAX_NOTE_BYTES
-            or payload_bytes != rows * row_format.row_bytes
-            or end + _U32.size > len(data)
-            or zlib.crc32(data[position:end]) != _U32.unpack_from(data, end)[0]
-        ):
-            return
-        at = position + _RECORD.size
-        note = json.loads(bytes(data[at : at + note_bytes])) if note_bytes else None
-        at += note_bytes
-        arrays = []
-        for dtype, width in zip(row_format.dtypes, row_format.widths, strict=True):
-            count = rows * width
-            arrays.append(np.frombuffer(data, dtype, count, at).reshape(rows, width))
-            at += count * np.dtype(dtype).itemsize
-        position = end + _U32.size
-        yield Record(first_row, rows, arrays, note), position
+        reader = SegmentReader(path, limit_bytes)
+    except StorageError as exc:
+        raise CheckpointError(str(exc)) from exc
+    if reader.format_name != FORMAT_NAME:
+        raise CheckpointError(f"{path} holds no replay rows but records of the kind {reader.format_name!r}")
+    row_format = RowFormat.from_description(reader.description, str(path))
+    records: list[Record] = []
+    good_bytes = reader.head_bytes
+    for record in reader.records():
+        try:
+            first_row, rows, rest = parse_rows_note(record.note)
+        except StorageError:
+            break
+        if len(record.payload) != rows * row_format.row_bytes:
+            break
+        values = np.frombuffer(record.payload, np.uint8).reshape(rows, row_format.row_bytes)
+        records.append(Record(first_row, rows, row_format.columns(values), rest))
+        good_bytes = record.end
+    return Segment(row_format, records, good_bytes, reader.size - good_bytes)
 
 
 def gather_rows(segments: Sequence[Segment], row_format: RowFormat, start: int, stop: int) -> list[Array]:
