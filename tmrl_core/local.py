@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core import roles
-from tmrl_core.config import Config, is_loopback, ratios_conflict, use, with_changes
+from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 from tmrl_core.outcome import Outcome, draw_curve, files, what_next
@@ -74,6 +74,9 @@ def run_local(
     conflict = ratios_conflict(config, workers, roles.longest_episode(config))
     if conflict is not None:
         raise ConfigError(conflict)
+    warning = ratios_warning(config, workers, roles.longest_episode(config))
+    if warning is not None:
+        logger.warning("%s", warning)
     use(config)
     roles.write_resolved(config)  # before anything starts: that folder is where all of them write
     view = View(config)

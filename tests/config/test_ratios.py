@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from tmrl_core.config import Config, from_values, ratios_conflict
+from tmrl_core.config import Config, from_values, ratios_conflict, ratios_warning
 from tmrl_core.config.ratios import exact
 
 
@@ -166,6 +166,53 @@ def test_no_brake_and_no_ratio_never_starve() -> None:
     assert ratios_conflict(from_values({"worker": {"max_env_steps_per_update": None}})) is None
     assert ratios_conflict(from_values({"worker": {"collection": "synchronous"}})) is None
     assert ratios_conflict(from_values({"worker": {"collection": "lockstep"}})) is None
+
+
+def endless(**keys: float | bool) -> Config:
+    """Starves with short episodes: each model calls for more samples than the ratio of the workers brings."""
+    return synchronous(
+        **({"end_episodes": True, "max_steps_per_update": 1.0, "update_model_interval": 4, "steps": 40} | keys)
+    )
+
+
+def test_step_by_step_no_length_is_needed() -> None:
+    config = endless(end_episodes=False)
+    assert ratios_conflict(config, 1) == ratios_conflict(config, 1, 10)
+    assert ratios_conflict(config, 1) is not None
+    assert ratios_warning(config, 1) is None, "it is refused"
+
+
+def test_of_episodes_of_unknown_length_the_one_that_saves_is_named() -> None:
+    config = endless()
+    assert ratios_conflict(config, 1) is None
+    warning = ratios_warning(config, 1)
+    assert warning is not None
+    saves = int(warning.split("episodes of ")[1].split()[0])
+    assert 1 < saves < 100
+    assert ratios_conflict(config, 1, saves) is None
+    assert ratios_conflict(config, 1, saves - 1) is not None
+    assert "worker.max_steps_per_update = 1" in warning
+
+
+def test_where_the_length_is_known_nothing_is_warned_of() -> None:
+    config = endless()
+    assert ratios_warning(config, 1, 5) is None
+    limited = from_values({"worker": {"max_samples_per_episode": 100}})
+    assert ratios_warning(limited) is None
+    assert ratios_warning(from_values({})) is None
+
+
+def test_a_brake_that_starves_short_episodes_is_warned_of() -> None:
+    config = from_values(
+        {
+            "worker": {"max_env_steps_per_update": 0.5},
+            "trainer": {"epochs": 1, "rounds": 1, "steps": 100, "start_training": 0},
+        }
+    )
+    assert ratios_conflict(config) is None
+    warning = ratios_warning(config)
+    assert warning is not None
+    assert "episodes of 49 steps or more" in warning or "worker.max_env_steps_per_update" in warning
 
 
 def test_without_workers_nothing_is_collected() -> None:

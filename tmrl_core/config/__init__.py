@@ -15,7 +15,7 @@ from tmrl_core.config.loading import (
     use,
     with_changes,
 )
-from tmrl_core.config.ratios import ratios_conflict
+from tmrl_core.config.ratios import ratios_conflict, ratios_warning
 from tmrl_core.config.references import environment_maker, resolve, resolve_optional, resolve_with
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.config.sentinel import CFG, Cfg, given
@@ -34,6 +34,7 @@ __all__ = [
     "is_loopback",
     "load",
     "ratios_conflict",
+    "ratios_warning",
     "resolve",
     "resolve_optional",
     "resolve_with",

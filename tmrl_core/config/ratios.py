@@ -14,6 +14,12 @@ steps, or at initial_steps if these alone are too many; and with what all worker
 multiple of its interval. With whole episodes each worker may come further by less than one episode, twice: only what
 starves with the longest episodes is called a conflict here, and the rest is left to the roles, which notice at run time
 that both wait.
+
+Where nothing says how long an episode may be (neither the environment's registration nor
+`worker.max_samples_per_episode`), this can still be said. Step by step (`end_episodes: false`) the length does not
+matter: the verdict is exact. Otherwise a conflict with episodes of up to L steps is one with all shorter ones too, so
+there is a shortest longest episode N that would set both sides free. N above `LONGEST_EPISODE` is refused; any other N
+is a warning with the number: whether some episode gets that long is the environment's to say.
 """
 
 from __future__ import annotations
@@ -39,10 +45,42 @@ def ratios_conflict(config: Config, workers: int = 1, episode_steps: int | None 
         episode_steps: longest episode in environment steps, the reset not counted; None: what
             `worker.max_samples_per_episode` says.
     """
+    return _conflict(config, workers, longest_episode(config, episode_steps) or LONGEST_EPISODE)
+
+
+def longest_episode(config: Config, episode_steps: int | None) -> int | None:
+    """What limits an episode, in environment steps; None: nothing does."""
+    return min((n for n in (episode_steps, config.worker.max_samples_per_episode) if n is not None), default=None)
+
+
+def ratios_warning(config: Config, workers: int = 1, episode_steps: int | None = None) -> str | None:
+    """What may make both sides wait for ever although it is no conflict for sure; None: nothing does.
+
+    Args:
+        config, workers, episode_steps: as for `ratios_conflict`.
+    """
+    if longest_episode(config, episode_steps) is not None or _conflict(config, workers, LONGEST_EPISODE) is not None:
+        return None
+    shortest = _conflict(config, workers, 1)
+    if shortest is None:
+        return None
+    starves, free = 1, LONGEST_EPISODE
+    while free - starves > 1:
+        middle = (starves + free) // 2
+        if _conflict(config, workers, middle) is None:
+            free = middle
+        else:
+            starves = middle
+    return (
+        f"Unless episodes of {free} steps or more come up, workers and trainer will wait for each other for ever (they "
+        "notice it, and end); nothing says how long this environment's episodes may be. With short ones: "
+        f"{shortest} Or set worker.max_samples_per_episode, so that it can be told beforehand."
+    )
+
+
+def _conflict(config: Config, workers: int, longest: int) -> str | None:
     if workers < 1:
         return "no worker collects samples, so the trainer would wait for ever; start at least one worker"
-    limits = [n for n in (episode_steps, config.worker.max_samples_per_episode) if n is not None]
-    longest = min(limits, default=LONGEST_EPISODE)
     if config.worker.collection == "asynchronous":
         return brake_conflict(config, workers, longest)
     if config.worker.collection == "synchronous" and config.worker.max_steps_per_update is not None:
