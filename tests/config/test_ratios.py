@@ -171,7 +171,7 @@ def test_no_brake_and_no_ratio_never_starve() -> None:
 def endless(**keys: float | bool) -> Config:
     """Starves with short episodes: each model calls for more samples than the ratio of the workers brings."""
     return synchronous(
-        **({"end_episodes": True, "max_steps_per_update": 1.0, "update_model_interval": 4, "steps": 40} | keys)
+        **({"end_episodes": True, "start_training": 0, "max_steps_per_update": 1.0, "update_model_interval": 4, "steps": 40} | keys)
     )
 
 
@@ -212,7 +212,8 @@ def test_a_brake_that_starves_short_episodes_is_warned_of() -> None:
     assert ratios_conflict(config) is None
     warning = ratios_warning(config)
     assert warning is not None
-    assert "episodes of 49 steps or more" in warning or "worker.max_env_steps_per_update" in warning
+    assert "episodes of 48 steps or more" in warning
+    assert "raise worker.max_env_steps_per_update to 1 or more" in warning
 
 
 def test_without_workers_nothing_is_collected() -> None:

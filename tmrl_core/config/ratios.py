@@ -45,7 +45,8 @@ def ratios_conflict(config: Config, workers: int = 1, episode_steps: int | None 
         episode_steps: longest episode in environment steps, the reset not counted; None: what
             `worker.max_samples_per_episode` says.
     """
-    return _conflict(config, workers, longest_episode(config, episode_steps) or LONGEST_EPISODE)
+    longest = longest_episode(config, episode_steps)
+    return _conflict(config, workers, LONGEST_EPISODE if longest is None else longest)
 
 
 def longest_episode(config: Config, episode_steps: int | None) -> int | None:
