@@ -171,7 +171,16 @@ def test_no_brake_and_no_ratio_never_starve() -> None:
 def endless(**keys: float | bool) -> Config:
     """Starves with short episodes: each model calls for more samples than the ratio of the workers brings."""
     return synchronous(
-        **({"end_episodes": True, "start_training": 0, "max_steps_per_update": 1.0, "update_model_interval": 4, "steps": 40} | keys)
+        **(
+            {
+                "end_episodes": True,
+                "start_training": 0,
+                "max_steps_per_update": 1.0,
+                "update_model_interval": 4,
+                "steps": 40,
+            }
+            | keys
+        )
     )
 
 
