@@ -292,9 +292,26 @@ def test_credentials_from_the_ca_to_another_machine(run: Run, tmp_path: Path) ->
     shown = run("--set", "network.credentials_dir=robot", "--credentials", "show")
     assert shown.returncode == 0, shown.stderr
     assert "days left" in shown.stdout
-    token = (tmp_path / "robot" / "worker.token").read_text(encoding="utf-8").strip()
-    for done in (made, bundled, installed, shown):
+    token = (tmp_path / "home" / "credentials" / "worker.token").read_text(encoding="utf-8").strip()
+    renewed = run("--credentials", "renew", "--all", "--out", ".")
+    assert renewed.returncode == 0, renewed.stderr
+    assert "server.pem" in renewed.stdout
+    assert "robot7.worker.bundle" in renewed.stdout
+    revoked = run("--credentials", "revoke", "robot7")
+    assert revoked.returncode == 0, revoked.stderr
+    assert revoked.stdout.count("revoked: the worker certificate of robot7") == 2
+    listed = run("--credentials", "show")
+    assert listed.stdout.count("revoked, revoked.json, worker, robot7") == 2
+    rotated = run("--credentials", "rotate-token", "worker")
+    assert rotated.returncode == 0, rotated.stderr
+    newer = (tmp_path / "home" / "credentials" / "worker.token").read_text(encoding="utf-8").strip()
+    assert newer != token
+    unknown = run("--credentials", "revoke", "robot8")
+    assert unknown.returncode == 1
+    assert "no certificate was handed out to 'robot8'" in unknown.stderr
+    for done in (made, bundled, installed, shown, renewed, revoked, listed, rotated):
         assert token not in done.stdout + done.stderr
+        assert newer not in done.stdout + done.stderr
 
 
 def test_credentials_that_are_not_there_are_one_message(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tmrl_core --credentials create | bundle | install | show`."""
+"""`python -m tmrl_core --credentials create | bundle | install | show | revoke | renew | rotate-token`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tmrl_core.cli import common_options, load_config, set_up_logging
-from tmrl_core.networking import credentials
+from tmrl_core.networking import credentials, renewal
+from tmrl_core.networking.contexts import CLIENT_ROLES
+from tmrl_core.networking.revocations import REVOKED_FILE
 
 EPILOG = """\
 On the machine that hosts the Server:
@@ -17,6 +19,8 @@ On the machine that hosts the Server:
   python -m tmrl_core --credentials bundle worker --name robot7
 Copy each bundle to its machine (it is secret: anyone who has it can be that worker or trainer), and there:
   python -m tmrl_core --credentials install robot7.worker.bundle
+When robot7 was stolen (a running Server follows at once):
+  python -m tmrl_core --credentials revoke robot7
 """
 
 
@@ -57,7 +61,26 @@ def parser() -> argparse.ArgumentParser:
     install.add_argument("file", metavar="FILE")
     install.add_argument("--overwrite", action="store_true", help="also over credentials of another CA")
 
-    commands.add_parser("show", parents=[common], help="fingerprints and expiry; no secret")
+    commands.add_parser("show", parents=[common], help="fingerprints and expiry, what was revoked; no secret")
+
+    revoke = commands.add_parser(
+        "revoke", parents=[common], help="take back the certificates of one machine; a running Server follows"
+    )
+    revoke.add_argument("name", metavar="NAME", help="whose certificates; or the bundle or certificate file itself")
+    revoke.add_argument("--of-role", choices=CLIENT_ROLES, help="of this role only (default: of any)")
+
+    renew = commands.add_parser(
+        "renew", parents=[common], help="new server certificate, or new bundles of these names; the CA stays"
+    )
+    renew.add_argument("names", nargs="*", metavar="NAME", help="whose bundles (default: the server certificate)")
+    renew.add_argument("--all", action="store_true", help="the server certificate and the bundles of all names")
+    renew.add_argument("--out", metavar="FOLDER", help="where the bundles go (default: here)")
+    renew.add_argument("--days", type=float, default=credentials.DAYS, help="validity (default: %(default)s)")
+
+    rotate = commands.add_parser(
+        "rotate-token", parents=[common], help="a new token for a role; who knows the old one only is out"
+    )
+    rotate.add_argument("for_role", choices=CLIENT_ROLES, metavar="ROLE")
     return made
 
 
@@ -74,7 +97,16 @@ def run_credentials(arguments: Sequence[str]) -> int:
     options = parser().parse_args(rest[:1] + list(arguments[:at]) + rest[1:])
     set_up_logging(options.log_level)
     folder = credentials.find(load_config(options).network.credentials_dir)
-    return {"create": create, "bundle": bundle, "install": install, "show": show}[options.command](options, folder)
+    command = {
+        "create": create,
+        "bundle": bundle,
+        "install": install,
+        "show": show,
+        "revoke": revoke,
+        "renew": renew,
+        "rotate-token": rotate_token,
+    }[options.command]
+    return command(options, folder)
 
 
 def create(options: argparse.Namespace, folder: Path) -> int:
@@ -113,9 +145,54 @@ def show(options: argparse.Namespace, folder: Path) -> int:
     for record in records:
         about = [record.what, Path(record.file).name, record.role, record.subject, " ".join(record.names)]
         print("  " + ", ".join(part for part in about if part))
+        if record.what == "revoked" and record.not_before is not None:
+            print(f"    revoked {record.not_before:%Y-%m-%d %H:%M} UTC")
+        if record.serial and not record.fingerprint:
+            print(f"    serial number {record.serial}")
         if record.fingerprint:
             print(f"    SHA-256 {record.fingerprint}")
         if record.expires is not None and record.days_left is not None:
             left = f"{record.days_left} days left" if record.days_left >= 0 else "EXPIRED"
             print(f"    expires {record.expires:%Y-%m-%d %H:%M} UTC, {left}")
+    return 0
+
+
+def revoke(options: argparse.Namespace, folder: Path) -> int:
+    """Take certificates back."""
+    taken = renewal.revoke(folder, options.name, options.of_role)
+    for one in taken:
+        print(f"revoked: the {one.role} certificate of {one.name}, serial number {one.serial}")
+    if not taken:
+        print(f"nothing changed: all certificates of {options.name} were revoked before")
+    print(
+        f"A Server that reads {folder} follows at once; to one elsewhere, copy {folder / REVOKED_FILE} beside its keys."
+    )
+    print("A bundle holds no token; if that machine had one all the same, run also: --credentials rotate-token ROLE")
+    return 0
+
+
+def renew(options: argparse.Namespace, folder: Path) -> int:
+    """Make what expires anew."""
+    files: list[Path] = []
+    if options.all or not options.names:
+        files += renewal.renew(folder, days=options.days)
+    names = list(dict.fromkeys([*options.names, *(renewal.holders(folder) if options.all else [])]))
+    if names:
+        files += renewal.renew(folder, names, options.out, days=options.days)
+    for path in files:
+        print(path)
+    if names:
+        print("Copy each bundle to its machine and install it there; it is used when that machine next connects.")
+    if options.all or not options.names:
+        print("A running Server takes its new certificate for the connections to come.")
+    return 0
+
+
+def rotate_token(options: argparse.Namespace, folder: Path) -> int:
+    """Replace a token."""
+    path = renewal.rotate_token(folder, options.for_role)
+    print(f"{path}: copy it to each machine that has no certificate of its own (TMRL_CORE_TOKEN_FILE, or its folder)")
+    print(
+        f"A Server that reads {folder} follows at once; one elsewhere needs a new bundle: --credentials bundle server"
+    )
     return 0

@@ -253,11 +253,12 @@ def test_create_without_hosts_renews_the_same_names(folder: Path) -> None:
 
 def test_overwrite_makes_old_bundles_useless(folder: Path) -> None:
     there = installed(folder, "worker", "robot7")
+    token = credentials.token_for(folder, "worker")
     assert create(folder, overwrite=True).new_authority
     outcome = Outcome(client_context(there, "worker"), server_context(folder)[0])
     assert "another CA" in outcome.client_says()
-    token = credentials.token_for(there, "worker")
     assert token is not None
+    assert not (folder / "issued.json").exists(), "what another CA handed out is none of this one's"
     assert not server_context(folder)[1].check("worker", token)
 
 
@@ -318,7 +319,7 @@ def test_ensure_at_once_leaves_one_consistent_set(tmp_path: Path) -> None:
 def test_private_files_are_their_users_only(folder: Path, tmp_path: Path) -> None:
     installed(folder, "worker", "robot7")
     private = [*tmp_path.rglob("*.key"), *tmp_path.rglob("*.token*"), *tmp_path.rglob("*.bundle")]
-    assert len(private) == 8
+    assert len(private) == 7
     assert {stat.S_IMODE(file.stat().st_mode) for file in private} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -378,9 +379,9 @@ def test_nothing_half_written_stays(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_server_bundle_holds_neither_the_authoritys_key_nor_a_token(folder: Path) -> None:
     text = bundle(folder, "server", "host", folder.parent).read_text()
-    inner = (folder / "ca.key").read_text().splitlines()[1:-1]
-    assert inner
-    assert not any(line in text for line in inner)
+    private = (folder / "ca.key").read_text().splitlines()[1:3]  # the last line is the public key's, as in ca.pem
+    assert len(private) == 2
+    assert not any(line in text for line in private)
     assert json.loads(text)["token_hashes"].keys() == {"worker", "trainer"}
     for role in credentials.CLIENT_ROLES:
         assert str(credentials.token_for(folder, role)) not in text
@@ -388,7 +389,7 @@ def test_server_bundle_holds_neither_the_authoritys_key_nor_a_token(folder: Path
 
 def test_client_bundle_holds_its_own_role_only(folder: Path) -> None:
     text = bundle(folder, "worker", "robot7", folder.parent).read_text()
-    assert str(credentials.token_for(folder, "worker")) in text
+    assert str(credentials.token_for(folder, "worker")) not in text, "a token cannot be taken back from one machine"
     for foreign in ("ca.key", "server.key"):
         assert (folder / foreign).read_text().splitlines()[1] not in text
     assert str(credentials.token_for(folder, "trainer")) not in text
@@ -406,8 +407,8 @@ def test_installed_server_and_worker_meet(folder: Path) -> None:
     context, verifier = server_context(server)
     outcome = Outcome(client_context(worker, "worker"), context, "robots.example.org")
     assert identity_of(outcome.peer) == ("worker", "robot7")
-    assert verifier.check("worker", str(credentials.token_for(worker, "worker")))
-    assert credentials.token_for(worker, "trainer") is None
+    assert verifier.check("worker", str(credentials.token_for(folder, "worker")))
+    assert credentials.token_for(worker, "worker") is credentials.token_for(worker, "trainer") is None
 
 
 def test_bundle_files_are_used_as_they_are(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +418,8 @@ def test_bundle_files_are_used_as_they_are(folder: Path, tmp_path: Path, monkeyp
     context, verifier = server_context(server)
     outcome = Outcome(client_context(worker, "worker"), context)
     assert identity_of(outcome.peer) == ("worker", "robot7")
-    assert verifier.check("worker", str(credentials.token_for(worker, "worker")))
+    assert verifier.check("worker", str(credentials.token_for(folder, "worker")))
+    assert credentials.token_for(worker, "worker") is None
     assert list((tmp_path / "temporary").iterdir()) == []  # OpenSSL's copy of the key is gone
 
 
@@ -481,7 +483,9 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, text: str) -> None:
 def test_show_tells_fingerprints_and_expiry_and_no_secret(folder: Path) -> None:
     installed_folder = installed(folder, "worker", "robot7")
     records = credentials.show(folder)
-    assert [record.what for record in records] == ["CA certificate", "server certificate", "CA key", "token", "token"]
+    what = [record.what for record in records]
+    assert what == ["CA certificate", "server certificate", "CA key", "token", "token", "handed out"]
+    assert (records[-1].role, records[-1].subject) == ("worker", "robot7")
     assert records[0].days_left in (credentials.CA_DAYS - 1, credentials.CA_DAYS)
     assert records[1].days_left in (credentials.DAYS - 1, credentials.DAYS)
     assert "robots.example.org" in records[1].names
@@ -499,7 +503,7 @@ def test_show_tells_fingerprints_and_expiry_and_no_secret(folder: Path) -> None:
 
 def test_show_reads_a_bundle(folder: Path, tmp_path: Path) -> None:
     records = credentials.show(bundle(folder, "worker", "robot7", tmp_path))
-    assert [record.what for record in records] == ["CA certificate", "client certificate", "token"]
+    assert [record.what for record in records] == ["CA certificate", "client certificate"]
 
 
 def test_missing_credentials_say_what_to_run(tmp_path: Path) -> None:

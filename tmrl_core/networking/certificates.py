@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
+import ssl
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,6 +34,7 @@ _DNS_NAME = re.compile(
     r"(\*\.)?([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.?", re.I
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SERIAL = re.compile(r"[0-9A-Fa-f]{1,64}")
 
 
 class Signed(NamedTuple):
@@ -48,7 +50,8 @@ class Signed(NamedTuple):
 class CertificateFacts(NamedTuple):
     """What a certificate says about itself.
 
-    `names` are its DNS names, addresses and URIs; `fingerprint` is the SHA-256 of its DER form as `AB:CD:...`.
+    `names` are its DNS names, addresses and URIs; `fingerprint` is the SHA-256 of its DER form as `AB:CD:...`; `serial`
+    is as `clean_serial` returns it.
     """
 
     subject: str
@@ -56,6 +59,19 @@ class CertificateFacts(NamedTuple):
     fingerprint: str
     not_before: datetime
     not_after: datetime
+    serial: str
+
+
+def clean_serial(serial: str) -> str:
+    """A certificate's serial number in hexadecimal digits, written in the one way in which it is compared.
+
+    Raises:
+        CredentialsError: it is no such number.
+    """
+    text = serial.replace(":", "")
+    if not _SERIAL.fullmatch(text):
+        raise CredentialsError(f"{serial!r} is no serial number of a certificate: use its hexadecimal digits")
+    return text.lower().lstrip("0") or "0"
 
 
 def check_name(name: str) -> str:
@@ -173,7 +189,51 @@ def read_facts(certificate: str) -> CertificateFacts:
         names = [str(entry.value) for entry in alternatives]
     digest = parsed.fingerprint(hashes.SHA256()).hex(":").upper()
     begin, end = _validity(parsed)
-    return CertificateFacts(parsed.subject.rfc4514_string(), tuple(names), digest, begin, end)
+    serial = clean_serial(f"{parsed.serial_number:x}")
+    return CertificateFacts(parsed.subject.rfc4514_string(), tuple(names), digest, begin, end, serial)
+
+
+def read_end(certificate: str) -> datetime:
+    """When a PEM certificate expires, read without `cryptography`, whose 10 MB a running role would not use otherwise.
+
+    Raises:
+        CredentialsError: this is not a PEM certificate.
+
+    Source: RFC 5280, sections 4.1 and 4.1.2.5.
+    """
+    try:
+        der = ssl.PEM_cert_to_DER_cert(certificate.strip())
+        start, end = _element(der, 0)  # Certificate
+        start, end = _element(der, start)  # TBSCertificate
+        at = start
+        if der[at] == _VERSION_TAG:
+            at = _element(der, at)[1]
+        for _ in range(3):  # serial number, algorithm, issuer
+            at = _element(der, at)[1]
+        start, end = _element(der, at)  # Validity
+        at = _element(der, start)[1]  # not before
+        form = _TIME_FORMS[der[at]]
+        start, end = _element(der, at)
+        return datetime.strptime(der[start:end].decode("ascii"), form).replace(tzinfo=timezone.utc)
+    except (ValueError, IndexError, KeyError):
+        raise CredentialsError("this is not a certificate in PEM form") from None
+
+
+_VERSION_TAG = 0xA0
+_TIME_FORMS = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
+
+
+def _element(der: bytes, at: int) -> tuple[int, int]:
+    """Where the content of the DER element at `at` begins and ends."""
+    length = der[at + 1]
+    start = at + 2
+    if length & 0x80:
+        size = length & 0x7F
+        length = int.from_bytes(der[start : start + size], "big")
+        start += size
+    if start + length > len(der):
+        raise ValueError("an element ends behind the last byte")
+    return start, start + length
 
 
 def _make_leaf(

@@ -20,6 +20,7 @@ import msgspec
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.certificates import Signed, check_name
 from tmrl_core.networking.handshakes import BUNDLE, CREATE
+from tmrl_core.networking.revocations import Listed, read_list, revoked_file
 from tmrl_core.networking.secret_files import missing, need, read_file, warn_if_readable
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ ContextRole = Literal["worker", "trainer", "observer"]
 """Who connects. An observer has no credentials of its own: the trainer's, or those of the Server's own machine."""
 
 BUNDLE_FORMAT = "tmrl_core bundle"
+
+_NO_COMPRESSED_CERTIFICATES = 1 << 33
+"""OpenSSL's SSL_OP_NO_RX_CERTIFICATE_COMPRESSION, which `ssl` has no name for: strangers get nothing decompressed."""
 
 
 class TokenVerifier:
@@ -44,13 +48,20 @@ class TokenVerifier:
 
     def check(self, role: str, token: str) -> bool:
         """Whether this is the token of that role. The time it takes depends on neither."""
+        return self.holds(role, token_hash(token))
+
+    def holds(self, role: str, digest: str) -> bool:
+        """Whether `digest` is the hash of the token of that role."""
         expected = self._hashes.get(role, "")
         # A role without a token is compared too, with what no SHA-256 equals.
-        return hmac.compare_digest(token_hash(token), expected.ljust(64, "-"))
+        return hmac.compare_digest(digest, expected.ljust(64, "-"))
 
 
 class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a bundle file holds. A server's has the hashes of both tokens; a client's the token of its role."""
+    """What a bundle file holds. A server's has the hashes of both tokens and the revoked certificates.
+
+    A client's has a certificate of its own and therefore no token: whoever stole it could show that instead.
+    """
 
     format: str
     role: BundleRole
@@ -60,6 +71,7 @@ class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     key: str
     token: str = ""
     token_hashes: dict[str, str] = {}
+    revoked: tuple[Listed, ...] = ()
 
     def __repr__(self) -> str:
         return f"Bundle(role={self.role!r}, name={self.name!r}, ...)"
@@ -80,6 +92,11 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
     else:
         ca, hashes = need(folder / "ca.pem"), folder_hashes(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A resumed session would be believed for as long as its ticket, also when its certificate has expired meanwhile.
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    if ssl.OPENSSL_VERSION_INFO >= (3, 2):
+        context.options |= _NO_COMPRESSED_CERTIFICATES
     _load_authority(context, ca, folder)
     # Asked for, not demanded: a peer without a certificate may still show its role's token.
     context.verify_mode = ssl.CERT_OPTIONAL
@@ -190,6 +207,17 @@ def read_bundle(file: Path) -> Bundle:
         raise CredentialsError(f"{file} is not a bundle of tmrl_core.")
     check_name(content.name)  # it becomes part of a file name
     return content
+
+
+def read_revoked(directory: str | os.PathLike[str]) -> frozenset[str]:
+    """Serial numbers of the certificates that a Server with these credentials refuses.
+
+    Raises:
+        CredentialsError: the list is damaged.
+    """
+    place = Path(directory).expanduser()
+    bundled = read_bundle(place).revoked if place.is_file() else ()
+    return frozenset(one.serial for one in (*bundled, *read_list(revoked_file(place))))
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:

@@ -8,6 +8,8 @@ A credentials folder holds
     server.tokens.json          SHA-256 of each role's token: all that a Server needs to check one
     worker.token, trainer.token the token of the role, for clients
     worker-NAME.pem, .key       a client certificate of its own (also trainer-NAME), from a bundle
+    issued.json                 which certificates were handed out: beside the CA's key only
+    revoked.json                certificates that count no more: what a Server reads
 
 so the folder where `create` ran has what every role needs on one machine, and other machines get bundles: one file with
 what that machine needs and no more. Wherever a folder is expected, a bundle file will do too.
@@ -52,6 +54,14 @@ from tmrl_core.networking.contexts import (
     token_hash,
 )
 from tmrl_core.networking.handshakes import BUNDLE, CREATE, explain, identity_of
+from tmrl_core.networking.revocations import (
+    ISSUED_FILE,
+    REVOKED_FILE,
+    Listed,
+    add_revoked,
+    note_issued,
+    read_list,
+)
 from tmrl_core.networking.secret_files import need, read_file, write_file, writing
 
 __all__ = [
@@ -93,8 +103,9 @@ class Created(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, frozen=True):
     """One line of `show`.
 
-    `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `token`. Certificates have
-    a subject, names and an expiry; the fingerprint of a token is the SHA-256 of its text, which reveals nothing of it.
+    `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `token`, `handed out`,
+    `revoked`. Certificates have a subject, names and an expiry; the fingerprint of a token is the SHA-256 of its text,
+    which reveals nothing of it.
     """
 
     what: str
@@ -106,6 +117,7 @@ class Record(msgspec.Struct, frozen=True):
     not_before: datetime | None = None
     expires: datetime | None = None
     days_left: int | None = None
+    serial: str = ""
 
 
 def find(credentials_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -172,7 +184,7 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
     new = overwrite or not (ca_file.exists() or key_file.exists())
     if new:
         authority = make_authority(now + timedelta(days=ca_days))
-        tokens: dict[str, str] = {role: secrets.token_urlsafe(_TOKEN_BYTES) for role in CLIENT_ROLES}
+        tokens: dict[str, str] = {role: new_token() for role in CLIENT_ROLES}
     else:
         if not key_file.exists():
             raise CredentialsError(
@@ -191,6 +203,8 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
     write_file(folder / "server.key", server.key, private=True)
     write_file(folder / "server.pem", server.certificate)
     if new:
+        for name in (ISSUED_FILE, REVOKED_FILE):  # of the CA that was here before
+            (folder / name).unlink(missing_ok=True)
         for role, token in tokens.items():
             write_file(folder / f"{role}.token", token + "\n", private=True)
         hashes = {role: token_hash(token) for role, token in tokens.items()}
@@ -198,6 +212,11 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
         write_file(key_file, authority.key, private=True)
         write_file(ca_file, authority.certificate)
     return Created(str(folder), new, hosts)
+
+
+def new_token() -> str:
+    """A token that nobody can guess."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 def bundle(
@@ -210,8 +229,9 @@ def bundle(
 ) -> Path:
     """Write one file with what another machine needs, and no more; return where it is.
 
-    A worker's or trainer's has a client certificate of its own and the token of its role. A server's has the server
-    certificate and the hashes of both tokens. None has the CA's key.
+    A worker's or trainer's has a client certificate of its own, and no token, which could not be taken back from one
+    machine alone. A server's has the server certificate, the hashes of both tokens and the revoked certificates. None
+    has the CA's key.
 
     Args:
         directory: the folder where `create` ran.
@@ -232,7 +252,8 @@ def bundle(
     ca = need(folder / "ca.pem")
     if role == "server":
         made = Signed(need(folder / "server.pem"), need(folder / "server.key", private=True))
-        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=folder_hashes(folder))
+        revoked = read_list(folder / REVOKED_FILE)
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=folder_hashes(folder), revoked=revoked)
     else:
         if not (folder / "ca.key").exists():
             raise CredentialsError(
@@ -241,8 +262,10 @@ def bundle(
         authority = Signed(ca, need(folder / "ca.key", private=True))
         until = datetime.now(timezone.utc) + timedelta(days=days)
         made = make_client_certificate(authority, role, name, until)
-        token = need(folder / f"{role}.token", private=True).strip()
-        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token=token)
+        facts = read_facts(made.certificate)
+        with writing(folder):  # noted before it is handed out, so that there is none that cannot be revoked
+            note_issued(folder, facts.serial, role, name, facts.not_after)
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made)
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():
         target = target / f"{name}.{role}.bundle"
@@ -271,7 +294,8 @@ def install(
             # What another CA signed is of no use beside this one.
             for old in [*folder.glob("*.pem"), *folder.glob("*.key"), *folder.glob("*.token")]:
                 old.unlink()
-            (folder / "server.tokens.json").unlink(missing_ok=True)
+            for old_name in ("server.tokens.json", ISSUED_FILE, REVOKED_FILE):
+                (folder / old_name).unlink(missing_ok=True)
         stem = "server" if content.role == "server" else f"{content.role}-{content.name}"
         files = [folder / f"{stem}.key", folder / f"{stem}.pem"]
         write_file(files[0], content.key, private=True)
@@ -282,6 +306,9 @@ def install(
         if content.token_hashes:
             files.append(folder / "server.tokens.json")
             write_file(files[-1], msgspec.json.encode(content.token_hashes).decode() + "\n", private=True)
+        if content.revoked:
+            files.append(folder / REVOKED_FILE)
+            add_revoked(folder, content.revoked)
         files.append(ca_file)
         write_file(ca_file, content.ca)
     return files
@@ -311,7 +338,26 @@ def show(directory: str | os.PathLike[str]) -> list[Record]:
         records.append(
             _token_record(role, digest, str(token_file if token_file.exists() else folder / "server.tokens.json"))
         )
-    return records
+    taken_back = read_list(folder / REVOKED_FILE)
+    gone = {one.serial for one in taken_back}
+    for one in read_list(folder / ISSUED_FILE):
+        if one.serial not in gone:
+            records.append(_listed_record("handed out", one, folder / ISSUED_FILE))
+    return records + [_listed_record("revoked", one, folder / REVOKED_FILE) for one in taken_back]
+
+
+def _listed_record(what: str, one: Listed, file: Path) -> Record:
+    left = (one.not_after - datetime.now(timezone.utc)) // timedelta(days=1)
+    return Record(
+        what,
+        str(file),
+        one.name,
+        role=one.role,
+        not_before=one.at,
+        expires=one.not_after,
+        days_left=left,
+        serial=one.serial,
+    )
 
 
 def _certificate_record(text: str, file: str) -> Record:
@@ -328,7 +374,16 @@ def _certificate_record(text: str, file: str) -> Record:
         what, role = "CA certificate", ""
     left = (facts.not_after - datetime.now(timezone.utc)) // timedelta(days=1)
     return Record(
-        what, file, facts.subject, facts.names, role, facts.fingerprint, facts.not_before, facts.not_after, left
+        what,
+        file,
+        facts.subject,
+        facts.names,
+        role,
+        facts.fingerprint,
+        facts.not_before,
+        facts.not_after,
+        left,
+        facts.serial,
     )
 
 
