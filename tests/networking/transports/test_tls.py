@@ -229,18 +229,32 @@ def test_tls_towards_a_plaintext_server_says_what_may_be_the_matter(
     reason = failure(dial(stack, folders["good"], server.port))
     assert "is not TLS: another program uses that port, or one side has network.security null" in str(reason)
     until(lambda: server.refusals.count == 1)
-    assert len(warnings(caplog)) == 1
+    (said,) = warnings(caplog)
+    assert "the peer speaks TLS, and this Server does not (network.security is null here)" in said
 
 
-def test_plaintext_towards_a_tls_server_is_said_once_on_each_side(
+def test_plaintext_towards_a_tls_server_ends_with_the_setting_to_change(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(stack, folders["good"])
-    dial(stack, folders["good"], server.port, security=None)
-    until(lambda: server.refusals.count >= 5)
-    said = warnings(caplog)
-    assert len(said) == 2
-    assert any("is not TLS" in line for line in said if "refused a connection" in line)
+    reason = failure(dial(stack, folders["good"], server.port, security=None))
+    assert isinstance(reason, HandshakeError)
+    assert "speaks TLS, and this side does not. network.security is null here" in str(reason)
+    until(lambda: server.refusals.count == 1)
+    (said,) = warnings(caplog)
+    assert "is not TLS" in said
+    assert "network.security null" in said
+
+
+def test_plaintext_towards_a_port_that_hangs_up_names_the_setting_and_tries_again(
+    folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = Door(stack, read_once)
+    link = dial(stack, folders["good"], door.port, security=None)
+    until(lambda: door.calls >= 3)
+    link.close(drain=False)
+    (said,) = warnings(caplog)
+    assert "closed the connection without a word. network.security is null here" in said
 
 
 # -- what may pass: tried again, said once -----------------------------------------------------------------------------

@@ -28,11 +28,20 @@ _READ_BYTES = 262_144
 _HIGH_WATER_BYTES = 65_536
 _UNSENT_BYTES = 131_072
 _HANDSHAKE_S = 10.0
+_ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
+_PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
+"""What a Server says to who does not speak TLS: OpenSSL closes without a word, and the client would try for ever."""
 
 IdentityOf = Callable[[Mapping[str, Any] | None], "tuple[str, str] | None"]
 """Role and name in a peer's certificate, as `ssl` returns it."""
 Explain = Callable[[Exception], str]
 """What an exception from `ssl` or a socket means, and what to do about it."""
+
+
+_WHICH_SECURITY = (
+    "network.security is null here: if the Server speaks TLS, leave network.security out (or set it to TLS), with "
+    "credentials of that Server on this machine."
+)
 
 
 class TlsTransport(Transport):
@@ -148,6 +157,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._reason: NetworkError | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._handshake_timer: asyncio.TimerHandle | None = None
+        self._first = b""
+        self._view: memoryview | None = None
 
     # --- called by asyncio ---
 
@@ -179,7 +190,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._tls is None and not self._finishing:
-            return self.connection.get_buffer()
+            self._view = self.connection.get_buffer()
+            return self._view
         assert self._raw is not None
         return self._raw
 
@@ -187,7 +199,10 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._finishing:
             return  # lingering: what still comes is read and thrown away
         if self._tls is None:
-            self.connection.received(nbytes, self.loop.time())
+            if len(self._first) < 3 and self._is_tls(nbytes):
+                self._told_tls()
+            else:
+                self.connection.received(nbytes, self.loop.time())
         else:
             assert self._raw is not None
             self._in.write(self._raw[:nbytes])
@@ -202,6 +217,12 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             if self._tls is not None and not self._handshaken:
                 self._in.write_eof()
                 self._handshake()
+            elif self._tls is None and not self._server_side and not self._first:
+                self._give_up(
+                    NetworkError(
+                        f"the Server at {self._address} closed the connection without a word. {_WHICH_SECURITY}"
+                    )
+                )
             else:
                 self.connection.received(0, self.loop.time())
         return False
@@ -223,6 +244,26 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._paused = False
         self.wake()
+
+    # --- plaintext where the other side speaks TLS ---
+
+    def _is_tls(self, nbytes: int) -> bool:
+        """Whether the first bytes begin a record of TLS; a frame cannot begin so, it would be too long."""
+        assert self._view is not None
+        self._first += bytes(self._view[: min(nbytes, 3)])
+        first = self._first
+        return len(first) >= 3 and first[0] in (_ALERT, _HANDSHAKE_RECORD) and first[1] == 3 and 1 <= first[2] <= 4
+
+    def _told_tls(self) -> None:
+        if self._server_side:
+            self.connection.refuse(
+                "misuse",
+                "the peer speaks TLS, and this Server does not (network.security is null here). Set network.security "
+                "to the same on both sides.",
+            )
+        else:
+            text = f"the Server at {self._address} speaks TLS, and this side does not. {_WHICH_SECURITY}"
+            self._give_up(HandshakeError(text))
 
     # --- TLS ---
 
@@ -255,6 +296,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._reason = reason
         if self._server_side:
             self._owner.on_refused(self._address, str(reason))
+        if self._server_side and not self._out.pending and "not TLS" in str(reason) and self._socket is not None:
+            self._socket.write(_PROTOCOL_VERSION_ALERT)
         self._flush()  # the alert tells the other side why
         self.connection.closing = True
         self.connection.reason = reason
