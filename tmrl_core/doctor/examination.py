@@ -14,6 +14,7 @@ from tmrl_core.doctor import machine, way
 from tmrl_core.doctor.steps import FailedStepError, Step, from_text
 from tmrl_core.errors import TmrlError
 from tmrl_core.networking import credentials
+from tmrl_core.networking.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.contexts import ClientRole
 from tmrl_core.networking.handshakes import explain
 from tmrl_core.networking.messages import SUPPORTED_VERSIONS, Diagnosis, Probe
@@ -187,11 +188,7 @@ class _Examiner:
             yield Step(name, "failed", exc.found, exc.todo)
 
     def _plain(self) -> Iterator[Step]:
-        if not is_loopback(self.host) and not self.config.network.allow_insecure_remote:
-            raise FailedStepError(
-                f"network.security is null and the Server is {self.host}: everybody on the way could read and send",
-                'Set network.security: "TLS", or insist with network.allow_insecure_remote: true.',
-            )
+        # Beyond this machine only by `allow_insecure_remote`: the configuration was refused otherwise.
         yield Step("TLS", "skipped", "network.security is null: nothing is encrypted")
         yield Step("Server's certificate", "skipped", "network.security is null")
 
@@ -212,12 +209,15 @@ class _Examiner:
         try:
             context = credentials.client_context(credentials.find(self.config.network.credentials_dir), self.role)
         except TmrlError as exc:
-            raise from_text(str(exc)) from exc
+            raise from_text(str(exc), "Make new credentials, or a new bundle.") from exc
         try:
             secured = way.secure(self._sock, context, self.hostname, self.host, self.timeout_s)
         except ssl.SSLCertVerificationError as exc:
             yield Step("TLS", "ok", "the Server speaks TLS")
-            text = from_text(explain(exc, host=self.host, hostname=self.hostname))
+            text = from_text(
+                explain(exc, host=self.host, hostname=self.hostname),
+                "Look at this machine's clock and at the Server's.",
+            )
             facts = way.certificate_of(addresses, self.timeout_s)
             shown = "" if facts is None else f" It is {_about(facts)}."
             self.why_not = "the Server's certificate is not accepted"
@@ -227,7 +227,7 @@ class _Examiner:
         yield Step("TLS", "ok", secured.words)
         shown_der = secured.sock.getpeercert(binary_form=True)
         assert shown_der is not None  # it was verified
-        facts = machine.read_facts(ssl.DER_cert_to_PEM_cert(shown_der))
+        facts = read_facts(ssl.DER_cert_to_PEM_cert(shown_der))
         yield Step("Server's certificate", "ok", f"for {self.hostname}: {_about(facts)}, of the CA here")
 
     def _ask(self) -> Diagnosis:
@@ -273,6 +273,8 @@ class _Examiner:
         skew = (before + after) / 2 - diagnosis.time_s
         figures = {"skew_s": skew, "uncertain_s": (after - before) / 2}
         words = f"this machine's is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the Server's"
+        if abs(skew) < 0.1:
+            words = "this machine's and the Server's agree"
         if abs(skew) <= MAX_SKEW_S:
             return Step("clock", "ok", words, figures=figures)
         return Step(
@@ -322,7 +324,7 @@ class _Stop(FailedStepError):
         super().__init__("")
 
 
-def _about(facts: machine.CertificateFacts) -> str:
+def _about(facts: CertificateFacts) -> str:
     names = ", ".join(facts.names) or facts.subject
     return f"{names}, valid {facts.not_before:%Y-%m-%d} to {facts.not_after:%Y-%m-%d %H:%M} UTC"
 

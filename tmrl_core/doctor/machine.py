@@ -46,7 +46,7 @@ def code(config: Config, role: ClientRole) -> str:
         check_device(config.trainer.device, "trainer.device")
         return f"{config.agent.cls}, {config.memory.cls} and {environment.cls} can be imported"
     except TmrlError as exc:
-        raise from_text(str(exc)) from exc
+        raise from_text(str(exc), "Correct that key of the configuration.") from exc
     except ImportError as exc:
         raise FailedStepError(
             f"what the configuration names cannot be imported: {exc}", "Install the package that is missing."
@@ -95,7 +95,7 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
         authority = read_facts(ca)
         facts = None if own is None else read_facts(own)
     except CredentialsError as exc:
-        raise from_text(str(exc)) from exc
+        raise from_text(str(exc), f"Make a new bundle (`{BUNDLE} {role} --name NAME`) and install it here.") from exc
     renew = f"Make a new bundle on the machine that holds the CA (`{BUNDLE} {role} --name NAME`) and install it here."
     if authority.not_after <= now:
         raise FailedStepError(

@@ -36,7 +36,7 @@ class FailedStepError(Exception):
         self.todo = todo
 
 
-def from_text(text: str) -> FailedStepError:
-    """Of an error's message, whose first sentence says what is wrong, and what follows what to do."""
-    found, dot, todo = text.partition(". ")
-    return FailedStepError(found + ("." if dot else ""), todo)
+def from_text(text: str, otherwise: str) -> FailedStepError:
+    """Of an error's message: what is wrong in its first sentence, then what to do; else that is `otherwise`."""
+    found, _, todo = text.partition(". ")
+    return FailedStepError(found, todo or otherwise)

@@ -87,8 +87,8 @@ def connect(addresses: list[Address], timeout_s: float) -> tuple[socket.socket, 
     tried = ", ".join(f"{address}: {reason}" for address, reason in failures.items())
     raise FailedStepError(
         f"port {port} cannot be reached ({tried})",
-        "Nothing listens there: start the Server (`python -m tmrl_core --server -c FILE`), or correct server.port; if it "
-        "runs on another machine, server.bind must let it listen there (null with a public server.host)."
+        "Nothing listens there: start the Server (`python -m tmrl_core --server -c FILE`), or correct server.port; if "
+        "it runs on another machine, server.bind must let it listen there (null with a public server.host)."
         if refused
         else "The machine is off, the address is wrong, or a firewall drops the packets: let TCP to that port of the "
         "Server's machine pass, in its own firewall and its provider's.",
@@ -117,7 +117,7 @@ def secure(sock: socket.socket, context: ssl.SSLContext, hostname: str, host: st
     except TimeoutError as exc:
         raise FailedStepError(
             f"{host} took the connection and did not answer the TLS handshake within {timeout_s:g} s",
-            "Another program listens there, the Server hangs, or something on the way swallows packets (a smaller MTU?).",
+            "Another program listens there, the Server hangs, or something on the way swallows packets (MTU?).",
         ) from exc
     except OSError as exc:
         text = explain(exc, host=host, hostname=hostname)
@@ -213,7 +213,9 @@ class Conversation:
 
     def _broken(self, exc: OSError) -> FailedStepError:
         # What was said last may lie there unread: with TLS 1.3 a refused certificate shows only now.
-        return from_text(explain(exc, host=self._host, hostname=self._hostname))
+        return from_text(
+            explain(exc, host=self._host, hostname=self._hostname), "Look at the Server's log: it says why."
+        )
 
     def ask(self, message: Control) -> Diagnosis:
         """Introduce ourselves; the Server's answer.
