@@ -1,8 +1,8 @@
 """Peers that only ask whether they would be let in, and how good the way is. Sans-I/O.
 
-Who asks is judged as if it said `Hello`, and takes nobody's place: it is no worker, no trainer and no stream. What it may
-measure with is bounded, so that asking is no way to burden the Server: a few at once, for a short time each, with bytes
-out of one allowance for all of them that fills up slowly. Answers are made one at a time, as the link takes them.
+Who asks is judged as if it said `Hello`, and takes nobody's place: it is no worker, no trainer and no stream. What it
+may measure with is bounded, so that asking is no way to burden the Server: a few at once, for a short time each, with
+bytes out of one allowance for all of them that fills up slowly. Answers are made one at a time, as the link takes them.
 """
 
 from __future__ import annotations
