@@ -330,7 +330,7 @@ def test_an_observer_shows_what_its_machine_has(keys: Path, tmp_path: Path) -> N
         for role in ("server", "trainer", "worker")
     )
     assert token(server) == token(keys), "a Server's machine needs nothing but its bundle"
-    assert token(trainer) == (keys / "trainer.token").read_text().strip()
+    assert token(trainer) == client_transport(LinkSettings(credentials_dir=str(trainer)), "trainer")[1]
     installed = tmp_path / "installed"
     credentials.install(trainer, installed)
     assert token(installed) == token(trainer)

@@ -286,6 +286,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def _handshake_failed(self, exc: Exception) -> None:
         text = self._owner.explain(exc)
+        if self._server_side and getattr(exc, "reason", None) == "WRONG_VERSION_NUMBER" and self._socket is not None:
+            self._socket.write(_PROTOCOL_VERSION_ALERT)
         self._give_up(HandshakeError(text) if _is_about_credentials(exc) else NetworkError(text))
 
     def _handshake_late(self) -> None:
@@ -296,8 +298,6 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._reason = reason
         if self._server_side:
             self._owner.on_refused(self._address, str(reason))
-        if self._server_side and not self._out.pending and "not TLS" in str(reason) and self._socket is not None:
-            self._socket.write(_PROTOCOL_VERSION_ALERT)
         self._flush()  # the alert tells the other side why
         self.connection.closing = True
         self.connection.reason = reason
