@@ -23,6 +23,11 @@ class Process:
         assert self.pipe.poll(ANSWER_S), "a process of the benchmark does not answer"
         return self.pipe.recv()
 
+    def ask(self, command: Any) -> Any:
+        """Send a command, and what the process answers."""
+        self.pipe.send(command)
+        return self.recv()
+
     def end(self) -> None:
         """Wait a little for its end, then end it."""
         self.process.join(10)
