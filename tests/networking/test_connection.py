@@ -37,6 +37,7 @@ from tmrl_core.networking.messages import (
     Directive,
     Echo,
     Halt,
+    HandOver,
     Have,
     Hello,
     Incarnation,
@@ -49,6 +50,7 @@ from tmrl_core.networking.messages import (
     Refused,
     Report,
     Resume,
+    Stored,
     Waits,
     Want,
     Welcome,
@@ -56,7 +58,7 @@ from tmrl_core.networking.messages import (
     encode_body,
 )
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
-from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
+from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings
 
 WELCOME = Welcome(1, 3, 1 << 20, 1 << 20, 1 << 20, 3.0)
 
@@ -369,6 +371,8 @@ MESSAGES: dict[type, Control] = {
     Halt: Halt(0),
     Ack: Ack(0, 0),
     Waits: Waits(0, "40 updates"),
+    HandOver: HandOver(0),
+    Stored: Stored(0, 0),
     Want: Want(0, 0, 10),
     Credit: Credit(0, 0, 1 << 20),
     Have: Have(1, 1),
@@ -391,17 +395,22 @@ def trainer() -> TrainerConnection:
 
 
 def relay_end() -> Connection:
-    return Relay().connection()
+    return Relay(spool=MemorySpool(1 << 20)).connection()
 
 
 # (end, what is said before, state, what is legal then): written out, not taken from the code
 STATES = [
     ("relay", (), "greeting", {Hello, Probe}),
     ("relay", (PROBE,), "probe", {Echo}),
-    ("relay", (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")), "worker", {OpenStream, CloseStream, Want, Waits, Have}),
+    (
+        "relay",
+        (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")),
+        "worker",
+        {OpenStream, CloseStream, HandOver, Want, Waits, Have},
+    ),
     ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Credit, Direct, Report}),
     ("worker", (), "greeting", {Welcome}),
-    ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Credit, Direct, Report}),
+    ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Credit, Direct, Report}),
     ("trainer", (), "greeting", {Welcome}),
     ("trainer", (WELCOME,), "open", {Joined, Left, Incarnation, Have, Waits, Notice}),
 ]

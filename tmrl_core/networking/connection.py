@@ -205,6 +205,10 @@ class Connection:
         self._slots[key] = message
         self.wake()
 
+    def withdraw(self, key: Hashable) -> None:
+        """Take back what `put` has queued under a key and has not left yet."""
+        self._slots.pop(key, None)
+
     def hasten(self, key: Hashable) -> None:
         """Have what `put` left under `key` leave before what is sent from now on."""
         message = self._slots.pop(key, None)

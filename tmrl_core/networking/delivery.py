@@ -81,6 +81,8 @@ class StreamSender:
         self.drop_oldest = drop_oldest
         self.held_bytes = 0
         self.held_samples = 0
+        self._held = 0  # a number of its own: other threads look, also while a message moves from one queue to another
+        self._newest = -1
         self.samples_offered = 0
         self.samples_acked = 0
         self.samples_refused = 0
@@ -94,6 +96,7 @@ class StreamSender:
         self.unsent_bytes = 0
         """Bytes of the bodies in the queue: of messages that have not begun to leave."""
         self._gone: deque[_Gone] = deque()
+        self._stored = 0
         self._next_floor: int | None = None
         self._current: _Message | None = None
         self._cutter: Iterator[bytearray] | None = None
@@ -117,7 +120,7 @@ class StreamSender:
     @property
     def held_messages(self) -> int:
         """Messages that are not acknowledged yet."""
-        return len(self._sent) + len(self._queue) + (self._current is not None)
+        return self._held
 
     def fits(self, body_bytes: int) -> bool:
         """Whether a message of that size can be offered without dropping another."""
@@ -143,6 +146,8 @@ class StreamSender:
         self.samples_offered += samples
         self.held_bytes += body_bytes
         self.held_samples += samples
+        self._newest = message.number
+        self._held += 1
         self._queue.append(message)
         self.unsent_bytes += body_bytes
         return True
@@ -189,13 +194,37 @@ class StreamSender:
     def _let_go(self, message: _Message) -> None:
         self.held_bytes -= message.body_bytes
         self.held_samples -= message.samples
+        self._held -= 1
 
     @property
     def samples_unresolved(self) -> int:
         """Samples that were dropped after they had been sent: whether they arrived shows at the next resume."""
         return sum(gone.samples for gone in self._gone)
 
-    # --- what the trainer says ---
+    @property
+    def samples_stored(self) -> int:
+        """Samples that the Server keeps until a trainer has acknowledged them. Not while another thread sends."""
+        held: list[_Message | _Gone] = [*self._sent, *self._queue, *self._gone]
+        return sum(message.samples for message in held if message.number < self._stored)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every message is acknowledged, or stored by the Server."""
+        return self._held == 0 or self._newest < self._stored
+
+    # --- what the trainer says, or the Server in its place ---
+
+    def stored(self, next_number: int) -> None:
+        """The Server keeps every message below `next_number`. They are held on, should it go before this side does.
+
+        Raises:
+            RemoteProtocolError: it keeps a message that was never made.
+        """
+        if next_number > self._next_number:
+            raise RemoteProtocolError(
+                f"message {next_number - 1} was stored; this stream has made {self._next_number} messages"
+            )
+        self._stored = max(self._stored, next_number)
 
     def resume(self, *, channel: int, epoch: int, next_number: int, credit: int) -> None:
         """Send from `next_number` on, as `epoch`, with `credit` bytes to begin with.
@@ -208,6 +237,7 @@ class StreamSender:
                 f"the trainer asks for message {next_number} of a stream that has made {self._next_number}"
             )
         self._stop_sending()
+        self._stored = min(self._stored, next_number)  # what is asked for is not kept, by this Server or any more
         while self._sent and self._sent[-1].number >= next_number:
             self._requeue(self._sent.pop())
         # What it does not ask for has arrived and will be acknowledged.

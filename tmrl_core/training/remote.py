@@ -313,7 +313,7 @@ class RemoteInterface(TrainingInterface):
             self.reached_target = True
 
     def _streams(self) -> list[bytes]:
-        return [member.stream for member in sorted(self.link.members, key=lambda member: member.since_s)]
+        return [member.stream for member in sorted(self.link.members, key=lambda member: member.since_s) if member.live]
 
     def _tick(self) -> None:
         """What is looked at now and then: who is there, evaluations, the network's numbers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -289,16 +288,28 @@ class WorkerLink(Link):
     def close(self, drain: bool = True) -> DrainReport:
         """End in order: wait up to `drain_timeout_s` for what is not acknowledged, then close the link."""
         if drain and not self.closed and self._thread is not None:
-            deadline = time.monotonic() + self.drain_timeout_s
+            self._worker.ending = True
+            self._call(self._hand_over)
             with contextlib.suppress(TmrlError):
-                self._wait(lambda: not self._handed and not self._sender.held_messages, deadline - time.monotonic())
-            if not self._sender.held_messages:
+                self._wait(self._drained, self.drain_timeout_s)
+            if self._drained():
                 self._call(self._end_streams)
         self._stop_thread()
         counts = self.counts
-        report = DrainReport(counts.samples_acked, 0, counts.queued_samples + self._sender.samples_unresolved)
+        stored = self._sender.samples_stored
+        left = counts.queued_samples + self._sender.samples_unresolved - stored
+        report = DrainReport(counts.samples_acked, stored, left)
+        if left and self._worker.hand_over_refusal:
+            logger.warning("%d samples were not handed over: %s", left, self._worker.hand_over_refusal)
         logger.debug("samples acknowledged: %d, handed over: %d, neither: %d", *report)
         return report
+
+    def _drained(self) -> bool:
+        return not self._handed and self._sender.settled
+
+    def _hand_over(self) -> None:
+        if isinstance(self._connection, WorkerConnection):
+            self._connection.hand_over()
 
     def _end_streams(self) -> None:
         if isinstance(self._connection, WorkerConnection) and self.connected:

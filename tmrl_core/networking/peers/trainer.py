@@ -58,6 +58,8 @@ class Member(msgspec.Struct, frozen=True):
     name: str
     signature: bytes
     since_s: float
+    live: bool = True
+    """False: its worker has ended, and the Server stands in for it."""
 
 
 class TrainerState(ClientState):
@@ -274,7 +276,9 @@ class TrainerConnection(Connection):
             receiver = state.receiver(message.stream)
             self._channels[message.channel] = receiver
             self._stream_channels[message.stream] = message.channel
-            state.members[message.stream] = Member(message.stream, message.name, message.signature, self._now)
+            state.members[message.stream] = Member(
+                message.stream, message.name, message.signature, self._now, message.live
+            )
             state.names[message.stream] = message.name
             self.send(Resume(message.channel, receiver.attach()))
             state.to_acknowledge[message.stream] = None
@@ -329,7 +333,8 @@ class TrainerConnection(Connection):
         channel = ALL_CHANNELS if stream is None else self._stream_channels.get(stream)
         directive = self.trainer.directives.get(stream)
         if channel is not None and directive is not None and self.state == "open":
-            self.put(("direct", channel), Direct(channel, directive.revision, encode_body(directive)))
+            lasting = stream is None and directive.finish  # also for workers that hear of it when this trainer has gone
+            self.put(("direct", channel), Direct(channel, directive.revision, encode_body(directive), lasting))
 
     def report(self) -> None:
         """Send the trainer's progress."""

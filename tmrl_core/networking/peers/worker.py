@@ -28,12 +28,14 @@ from tmrl_core.networking.messages import (
     Direct,
     Directive,
     Halt,
+    HandOver,
     Have,
     Hello,
     OpenStream,
     Progress,
     Report,
     Resume,
+    Stored,
     Version,
     Waits,
     Welcome,
@@ -100,6 +102,10 @@ class WorkerState(ClientState):
         self.waits = ""
         """What this worker waits for, with which numbers; empty while it collects."""
         self.halt_reason = ""
+        self.ending = False
+        """Whether this worker ends, and hands over to the Server what no trainer takes."""
+        self.hand_over_refusal = ""
+        """Why the Server took no more of what was handed over."""
 
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
         """One more stream; known to the Server from the next connection on.
@@ -154,7 +160,7 @@ class WorkerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Resume, Halt, Ack, Credit, Direct, Report}),
+        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Direct, Report}),
     }
 
     def __init__(
@@ -169,7 +175,10 @@ class WorkerConnection(Connection):
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
         self.worker = state
         self.window_bytes = 0
+        self.spool_bytes = 0
         self._ended = False
+        self._halted: set[int] = set()
+        """Channels that were told to halt, and have not asked the Server to stand in."""
         self._policy = PolicyReceiver(max_policy_bytes)
         self._turn = 0
 
@@ -195,6 +204,7 @@ class WorkerConnection(Connection):
                 state.agreed(message.version)
                 self.state = "open"
                 self.window_bytes = message.window_bytes
+                self.spool_bytes = message.spool_bytes
                 state.connections += 1
                 state.incarnation = max(state.incarnation, message.incarnation)
                 for channel, (sender, signature) in enumerate(state.senders):
@@ -205,6 +215,7 @@ class WorkerConnection(Connection):
             case Resume():
                 state.halt_reason = ""
                 state.trainer_there()
+                self._halted.discard(message.channel)
                 self._sender(message.channel).resume(
                     channel=message.channel,
                     epoch=message.epoch,
@@ -216,6 +227,16 @@ class WorkerConnection(Connection):
                 state.halt_reason = message.reason
                 state.trainer_gone()
                 self._sender(message.channel).halt()
+                self._halted.add(message.channel)
+                if state.ending:
+                    self.hand_over()
+                state.on_change()
+            case Stored():
+                sender = self._sender(message.channel)
+                sender.stored(message.next)
+                if message.refusal:
+                    sender.halt()
+                    state.hand_over_refusal = message.refusal
                 state.on_change()
             case Ack():
                 self._sender(message.channel).ack(message)
@@ -257,6 +278,8 @@ class WorkerConnection(Connection):
                 self._slots[("want", channel)] = want
 
     def _next_frame(self) -> bytearray | None:
+        if self._ended:
+            return None  # what is still asked for, is stored or acknowledged
         senders = self.worker.senders
         for _ in range(len(senders)):
             frame = senders[self._turn][0].next_frame()
@@ -270,6 +293,13 @@ class WorkerConnection(Connection):
         if self.state == "open" and not self._ended:
             for channel in range(len(self.worker.senders)):
                 self.put(("waits", channel), Waits(channel, self.worker.waits))
+
+    def hand_over(self) -> None:
+        """Ask the Server to take what no trainer takes; called once this worker ends (`WorkerState.ending`)."""
+        if self.state == "open" and self.spool_bytes and not self._ended:
+            for channel in sorted(self._halted):
+                self.send(HandOver(channel))
+            self._halted.clear()
 
     def end_streams(self) -> None:
         """Tell the Server that the streams have ended in order; nothing more is said of them."""

@@ -116,7 +116,7 @@ class RelayConnection(Connection):
             case Want():
                 relay.want(self, message)
             case HandOver():
-                relay.hand_over(self, message.channel)
+                relay.hand_overs.begin(self, message.channel)
             case Waits():
                 relay.waits(self, message)
             case Have():

@@ -53,8 +53,10 @@ from tmrl_core.networking.messages import (
     negotiate,
 )
 from tmrl_core.networking.relay.connection import RelayConnection
+from tmrl_core.networking.relay.handover import HandOvers
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.settings import RelaySettings
+from tmrl_core.networking.relay.spool import Spool
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
 from tmrl_core.networking.relay.streams import Policy, RelayStream
 
@@ -64,6 +66,8 @@ _MAX_UNREAD_BYTES = 16 << 20
 """Of what a worker's streams make the relay say; a worker that opens more of them meanwhile loses its link."""
 _MAX_NUMBER = 1 << 62
 """No stream comes to so many messages or samples; past it they would not fit where trainers and checkpoints count."""
+_MAX_RUNS = 64
+"""Runs whose lasting directive is kept."""
 _MAX_LEAP = 1 << 32
 """By how much a peer's incarnation may exceed the relay's: one peer cannot use all of them up."""
 
@@ -80,6 +84,8 @@ class Relay:
         on_refused: called with (address, reason) for each peer that is refused or breaks the protocol.
         versions: versions of the protocol that it speaks.
         wall_clock: seconds since 1970, for those who compare their clock with the Server's.
+        spool: keeps samples of workers that end while there is no trainer; None: nothing is kept.
+        say: called with what is worth a line in the Server's log.
     """
 
     def __init__(
@@ -89,6 +95,8 @@ class Relay:
         on_refused: Callable[[str, str], None] = lambda address, reason: None,
         versions: tuple[int, ...] = SUPPORTED_VERSIONS,
         wall_clock: Callable[[], float] = time.time,
+        spool: Spool | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.settings = settings or RelaySettings()
         self.authenticate = authenticate
@@ -106,6 +114,7 @@ class Relay:
         self.process: Callable[[], Mapping[str, Any]] = dict
         """What is known of the process, for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
         self.streams: dict[bytes, RelayStream] = {}
+        self.hand_overs = HandOvers(self, spool, say)
         self.reserved_bytes = 0
         self.queued_bytes = 0
         self.discarded_messages = 0
@@ -127,8 +136,11 @@ class Relay:
         self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
         self._report: Report | None = None
         self._direct_all: Direct | None = None
+        self._lasting: OrderedDict[str, Direct] = OrderedDict()
+        """By run: the directive for all that holds on without its trainer."""
         self._sending: tuple[RelayStream, list[bytearray], int] | None = None
         self._sending_index = 0
+        self._sending_spooled = False
 
     def connection(self) -> RelayConnection:
         """A new connection for a transport to drive."""
@@ -189,6 +201,7 @@ class Relay:
                 settings.max_message_bytes,
                 settings.max_policy_bytes,
                 settings.heartbeat_s,
+                self.hand_overs.spool_bytes,
             )
         )
 
@@ -196,7 +209,9 @@ class Relay:
         """Why one more peer of that role would be refused now; empty: it would not."""
         limit = self.settings.max_workers
         if role == "worker" and limit is not None and len(self.workers) >= limit:
-            return f"this Server takes {limit} workers (server.max_workers) and has them; it tries again when one leaves"
+            return (
+                f"this Server takes {limit} workers (server.max_workers) and has them; it tries again when one leaves"
+            )
         older = self.trainer
         if role == "trainer" and older is not None:
             return (
@@ -227,6 +242,8 @@ class Relay:
                 connection.put("report", self._report)
             if self._direct_all is not None:
                 connection.put("direct-all", self._direct_all)
+        elif connection.run in self._lasting:
+            connection.put("direct-all", self._lasting[connection.run])
         self.notice()
 
     def _greet_trainer(self, connection: RelayConnection, hello: Hello) -> None:
@@ -245,6 +262,7 @@ class Relay:
         if self.policy is not None and self.policy_run != hello.run:
             self.policy = None
         self.policy_run = hello.run
+        self._lasting.pop(hello.run, None)
         self.trainer = connection
         self._trainer_peer = hello.peer
         self._trainer_limit = 0
@@ -253,7 +271,8 @@ class Relay:
         self._welcome(connection, self.incarnation)
         for stream in self.streams.values():
             if stream.worker is not None:
-                self._introduce(stream)
+                self.introduce(stream)
+        self.hand_overs.introduce(hello.run)
         self.notice()
 
     def _greet_observer(self, connection: RelayConnection) -> None:
@@ -265,15 +284,26 @@ class Relay:
         connection.state = "observer"
         self._welcome(connection, self.incarnation)
 
-    def _introduce(self, stream: RelayStream) -> None:
+    def introduce(self, stream: RelayStream) -> None:
         """Tell the trainer of a stream, if it is of its run; it answers with a `Resume`."""
         trainer = self.trainer
         worker = stream.worker
-        assert worker is not None
+        if trainer is None or trainer.run != stream.run:
+            if worker is not None and not stream.handing:  # the spool serves as its trainer, and goes on
+                self._halt(worker, stream)
+            return
+        stream.trainer_channel = self._next_trainer_channel
+        self._next_trainer_channel += 1
+        self._by_trainer_channel[stream.trainer_channel] = stream
+        trainer.send(Joined(stream.trainer_channel, stream.id, stream.name, stream.signature, live=worker is not None))
+        if stream.waits:
+            self._tell_waits(stream)
+
+    def _halt(self, worker: RelayConnection, stream: RelayStream) -> None:
+        trainer = self.trainer
         if trainer is None:
             worker.send(Halt(stream.channel))
-            return
-        if trainer.run != stream.run:
+        else:
             worker.send(
                 Halt(
                     stream.channel,
@@ -281,13 +311,6 @@ class Relay:
                     "is sent until the names are the same (run.name)",
                 )
             )
-            return
-        stream.trainer_channel = self._next_trainer_channel
-        self._next_trainer_channel += 1
-        self._by_trainer_channel[stream.trainer_channel] = stream
-        trainer.send(Joined(stream.trainer_channel, stream.id, stream.name, stream.signature))
-        if stream.waits:
-            self._tell_waits(stream)
 
     def open_stream(self, connection: RelayConnection, message: OpenStream) -> None:
         """A worker's link carries a stream from now on."""
@@ -300,24 +323,25 @@ class Relay:
         told = (connection,) if self.trainer is None else (connection, self.trainer)
         if any(end.unread_bytes > _MAX_UNREAD_BYTES for end in told):
             raise RemoteProtocolError("streams are opened faster than they are read of")
-        stream = self.streams.get(message.stream)
-        if stream is not None:
-            self._detach(stream)
-            self._forget(stream)
         stream = RelayStream(message.stream, message.name[:200], connection.run, message.signature)
+        self.hand_overs.kept(stream)  # if it is spooled, then as one of this run
+        older = self.streams.get(message.stream)
+        if older is not None:
+            self._detach(older)
+            self._forget(older)
         stream.worker = connection
         stream.channel = message.channel
         self.streams[stream.id] = stream
         connection.streams[message.channel] = stream
-        self._introduce(stream)
+        self.introduce(stream)
 
     def close_stream(self, connection: RelayConnection, channel: int) -> None:
         """A stream has ended in order."""
         stream = connection.stream(channel)
         self._detach(stream)
         stream.ended = True
-        if not self._stream_queued(stream):  # else what is queued goes to the trainer first
-            self._forget(stream)
+        self.hand_overs.ended(stream)
+        self._forget_if_done(stream)
 
     def _detach(self, stream: RelayStream) -> None:
         """The stream has no link any more: what is half received is void."""
@@ -331,13 +355,24 @@ class Relay:
         stream.limit = stream.forwarded + kept
 
     def _stream_queued(self, stream: RelayStream) -> int:
-        return sum(size for _, size in stream.queue) + (
-            self._sending[2] if self._sending is not None and self._sending[0] is stream else 0
-        )
+        """Bytes of the pool that whole messages of a stream occupy."""
+        sending = self._sending
+        sent = sending[2] if sending is not None and sending[0] is stream and not self._sending_spooled else 0
+        return sum(size for _, size in stream.queue) + sum(size for _, size in stream.handed) + sent
+
+    def _forget_if_done(self, stream: RelayStream) -> None:
+        """A stream without a link is gone when all that was queued is with the trainer, and all that was spooled, too.
+
+        Of a spooled stream the trainer is told until it has acknowledged it.
+        """
+        if stream.worker is not None or self._stream_queued(stream):
+            return
+        if not stream.trainer_channel or self.hand_overs.kept(stream) is None:
+            self._forget(stream)
 
     def _forget(self, stream: RelayStream) -> None:
         """The stream is gone, with what is queued of it."""
-        self._void(stream)
+        self.void(stream)
         self.streams.pop(stream.id, None)
         if stream.trainer_channel:
             self._by_trainer_channel.pop(stream.trainer_channel, None)
@@ -345,13 +380,16 @@ class Relay:
                 self.trainer.send(Left(stream.trainer_channel, stream.ended))
             stream.trainer_channel = 0
 
-    def _void(self, stream: RelayStream) -> None:
-        """Drop everything that is held of a stream and give its reserve back."""
-        for _, size in stream.queue:
+    def void(self, stream: RelayStream) -> None:
+        """Drop everything that is held of a stream and give its reserve back; what is spooled stays."""
+        for _, size in (*stream.queue, *stream.handed):
             self.queued_bytes -= size
         stream.queue.clear()
+        stream.handed.clear()
+        stream.replay = None
         if self._sending is not None and self._sending[0] is stream:
-            self.queued_bytes -= self._sending[2]
+            if not self._sending_spooled:
+                self.queued_bytes -= self._sending[2]
             self._sending = None
         stream.partial = []
         self.reserved_bytes -= stream.reserved
@@ -366,8 +404,7 @@ class Relay:
             del self.workers[connection.peer]
         for stream in list(connection.streams.values()):
             self._detach(stream)
-            if not self._stream_queued(stream):
-                self._forget(stream)
+            self._forget_if_done(stream)
         self.grant()
         self.notice()
 
@@ -375,15 +412,21 @@ class Relay:
         """The trainer's link is gone: workers keep everything until the next resume."""
         if self.trainer is not connection:
             return
+        if self._direct_all is not None and self._direct_all.lasting:
+            self._lasting[connection.run] = self._direct_all
+            if len(self._lasting) > _MAX_RUNS:
+                self._lasting.popitem(last=False)
         self.trainer = None
         self._by_trainer_channel.clear()
         self._report = None
         self._direct_all = None
         for stream in list(self.streams.values()):
-            self._void(stream)
             stream.trainer_channel = 0
             stream.in_turn = False
             stream.deficit = 0
+            if stream.handing:
+                continue  # the spool serves as its trainer, and goes on
+            self.void(stream)
             if stream.worker is None:
                 del self.streams[stream.id]
             else:
@@ -396,18 +439,36 @@ class Relay:
     def resume(self, message: Resume) -> None:
         """The trainer says from where it wants a stream."""
         stream = self._by_trainer_channel.get(message.channel)
-        if stream is None or stream.worker is None:
+        if stream is None or (stream.worker is None and self.hand_overs.kept(stream) is None):
             return  # it has left meanwhile; the trainer is told so
-        self._void(stream)
-        stream.epoch = (stream.epoch + 1) & 0xFFFF
+        self.void(stream)
+        stream.handing = False
         stream.next_number = message.next
+        following = self.hand_overs.replay(stream, message.next)
+        self.activate(stream)
+        if stream.worker is not None:
+            stream.worker.send(Resume(stream.channel, following, stream.epoch, stream.limit))
+        if stream.replay is not None:
+            self._take_turns(stream)
+
+    def activate(self, stream: RelayStream) -> None:
+        """Begin a new epoch of a stream that was voided, with its standing credit."""
+        stream.epoch = (stream.epoch + 1) & 0xFFFF
+        if stream.worker is None:
+            return
         stream.active = True
         room = self.settings.budget_bytes // 2 - len(self.streams) * self.settings.standing_bytes
         stream.standing = self.settings.standing_bytes if room >= 0 else 0
         free = self.settings.budget_bytes - self.reserved_bytes
         stream.limit = stream.told_limit = min(stream.standing, max(0, free))
         self.reserved_bytes += stream.limit
-        stream.worker.send(Resume(stream.channel, message.next, stream.epoch, stream.limit))
+
+    def _take_turns(self, stream: RelayStream) -> None:
+        if not stream.in_turn:
+            stream.in_turn = True
+            self._turns.append(stream)
+        if self.trainer is not None:
+            self.trainer.wake()
 
     def samples_frame(self, connection: RelayConnection, frame: Frame) -> None:
         """A DATA frame from a worker."""
@@ -443,14 +504,13 @@ class Relay:
         if frame.flags & LAST:
             if stream.partial_bytes != stream.partial_length:
                 raise RemoteProtocolError("a message's frames and its head say different lengths")
-            stream.queue.append((stream.partial, stream.partial_bytes))
+            frames, stream.partial = stream.partial, []
+            if stream.handing:
+                self.hand_overs.take(stream, frames, stream.partial_bytes)
+                return
+            stream.queue.append((frames, stream.partial_bytes))
             self.queued_bytes += stream.partial_bytes
-            stream.partial = []
-            if not stream.in_turn:
-                stream.in_turn = True
-                self._turns.append(stream)
-            if self.trainer is not None:
-                self.trainer.wake()
+            self._take_turns(stream)
         elif stream.partial_bytes >= stream.partial_length:
             raise RemoteProtocolError("a message's frames and its head say different lengths")
         elif size != MAX_FRAME_BYTES:  # a frame costs more memory than its bytes: many small ones would pass the budget
@@ -492,7 +552,7 @@ class Relay:
                     return  # those behind wait too, so that a large want is not passed over for ever
                 stream.limit += need
                 self.reserved_bytes += need
-                self._tell_limit(stream)
+            self._tell_limit(stream)  # it may have had that much already as standing credit, and not known it
             del self._wants[stream.id]
 
     def _tell_limit(self, stream: RelayStream) -> None:
@@ -512,32 +572,41 @@ class Relay:
         self._trainer_sent += len(frame)
         if self._sending_index == len(frames):
             self._sending = None
-            self.queued_bytes -= size
             self.relayed_messages += 1
             self.relayed_bytes += size
             stream.relayed_messages += 1
             stream.relayed_bytes += size
-            self._forwarded(stream, size)
+            if not self._sending_spooled:  # what is spooled is not of the pool
+                self.queued_bytes -= size
+                self.forwarded(stream, size)
         return frame
 
     def _next_message(self) -> bool:
         turns = self._turns
         while turns:
             stream = turns[0]
-            if not stream.queue:
+            spooled = self.hand_overs.upcoming(stream)
+            if spooled is None and not stream.queue:
                 turns.popleft()
                 stream.in_turn = False
                 stream.deficit = 0
                 continue
-            size = stream.queue[0][1]
+            size = stream.queue[0][1] if spooled is None else spooled
             if stream.deficit <= 0:
                 stream.deficit += _QUANTUM_BYTES
                 turns.rotate(-1)
                 continue
             if self._trainer_sent + size > self._trainer_limit:
                 return False
-            frames, size = stream.queue.popleft()
+            if spooled is None:
+                frames, size = stream.queue.popleft()
+            else:
+                replayed = self.hand_overs.frames(stream)
+                if replayed is None:
+                    continue
+                frames = replayed
             stream.deficit -= size
+            self._sending_spooled = spooled is not None
             self._sending = (stream, frames, size)
             self._sending_index = 0
             self._count(stream, frames[0])
@@ -555,12 +624,12 @@ class Relay:
         self.relayed_samples += samples
         self.dropped_messages += passed_over
 
-    def _forwarded(self, stream: RelayStream, size: int) -> None:
+    def forwarded(self, stream: RelayStream, size: int) -> None:
+        """A message is with the trainer, or stored in the spool: its bytes are the pool's again."""
         stream.forwarded += size
         self.reserved_bytes -= size
         if stream.worker is None:
-            if not stream.queue:
-                self._forget(stream)
+            self._forget_if_done(stream)
         else:
             # Keep the standing credit standing.
             lacking = stream.standing - stream.reserved
@@ -577,8 +646,13 @@ class Relay:
     def ack(self, message: Ack) -> None:
         """The trainer has committed messages of a stream."""
         stream = self._by_trainer_channel.get(message.channel)
-        if stream is not None and stream.worker is not None:
+        if stream is None:
+            return
+        self.hand_overs.acknowledged(stream, message.next)
+        if stream.worker is not None:
             stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused))
+        else:
+            self._forget_if_done(stream)
 
     def trainer_credit(self, message: Credit) -> None:
         """The trainer has room for more samples."""

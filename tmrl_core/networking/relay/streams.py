@@ -49,6 +49,12 @@ class RelayStream:
         self.queue: deque[tuple[list[bytearray], int]] = deque()
         self.deficit = 0
         self.in_turn = False
+        self.handing = False
+        """Whether its worker hands it over: whole messages go to the spool."""
+        self.handed: deque[tuple[int, int]] = deque()
+        """(number, bytes) of the messages that the spool has taken and not stored yet."""
+        self.replay: int | None = None
+        """The number from which spooled messages go to the trainer, before those in the queue; None: there are none."""
 
     @property
     def reserved(self) -> int:
