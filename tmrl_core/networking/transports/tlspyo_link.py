@@ -1,0 +1,155 @@
+"""What travels inside tlspyo's messages: numbered pieces of one link's bytes, with a window. Sans-I/O.
+
+tlspyo delivers messages, not a stream, and promises less than a link needs: it repeats a group's last broadcast to
+whoever (re)joins, loses what is in flight when a connection breaks, and never says that a receiver is slow. So each
+piece has a number: a repeat is discarded, a gap ends the link (delivery then resumes on a new one), and at most
+`WINDOW_BYTES` travel that the other side has not said to have read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+from tmrl_core.errors import RemoteProtocolError
+
+MAX_MESSAGE_BYTES = 65_536
+"""The longest message of tlspyo that is sent or taken, its header and password included.
+
+tlspyo appends to its receive buffer chunk by chunk, copying it each time: its time grows with the square of a message.
+"""
+WINDOW_BYTES = 2 << 20
+"""Bytes on the way to the other side that it has not said to have read: what a slow reader costs in buffers."""
+
+_HEAD = struct.Struct("<QB")
+_COUNT = struct.Struct("<Q")
+_ENVELOPE_BYTES = 40
+"""What MessagePack, a stamp, the command and the destination add to a piece, rounded up."""
+
+
+class PieceKind(IntEnum):
+    """What a piece says."""
+
+    OPEN = 0
+    """From the Server: the link stands."""
+    DATA = 1
+    """Bytes of the link, in order."""
+    READ = 2
+    """How many bytes of the link this side has read so far."""
+    END = 3
+    """No more bytes come."""
+    REFUSED = 4
+    """From the Server, before the link stands: why it will not."""
+
+
+_KINDS = frozenset(int(kind) for kind in PieceKind)
+
+
+def piece_bytes(header_size: int, password: str) -> int:
+    """How long a piece can be that fits one message of tlspyo."""
+    return MAX_MESSAGE_BYTES - header_size - len(password.encode()) - _ENVELOPE_BYTES
+
+
+def refusal(code: str, text: str) -> bytes:
+    """The piece with which a Server refuses a peer that has no link yet."""
+    return _HEAD.pack(0, PieceKind.REFUSED) + f"{code}\n{text}".encode()
+
+
+class LinkPieces:
+    """Both directions of one link.
+
+    Args:
+        limit: bytes of one piece, at most: `piece_bytes`.
+        window_bytes: bytes on the way that have not been read yet, at most (and one `data` call's more).
+    """
+
+    def __init__(self, limit: int, window_bytes: int = WINDOW_BYTES) -> None:
+        self._limit = limit
+        self._window_bytes = window_bytes
+        self._filling: bytearray | None = None
+        self._number = 0
+        self._expected = 0
+        self._sent = 0
+        self._sent_read = 0
+        self._read = 0
+        self._read_said = 0
+
+    @property
+    def room(self) -> bool:
+        """Whether the window has room for more bytes."""
+        return self._sent - self._sent_read < self._window_bytes
+
+    def data(self, buffers: Sequence[bytes | bytearray]) -> Iterator[bytearray]:
+        """The full pieces that these buffers, after what is left of earlier ones, make; `rest` has what is left now."""
+        for buffer in buffers:
+            self._sent += len(buffer)
+            view = memoryview(buffer)
+            while view:
+                if self._filling is None:
+                    self._filling = bytearray(_HEAD.pack(self._next(), PieceKind.DATA))
+                part = view[: self._limit - len(self._filling)]
+                self._filling += part
+                view = view[len(part) :]
+                if len(self._filling) == self._limit:
+                    piece, self._filling = self._filling, None
+                    yield piece
+
+    def rest(self) -> bytearray | None:
+        """The piece that is not full yet; None: there is none. It must leave before any other piece."""
+        piece, self._filling = self._filling, None
+        return piece
+
+    def open(self) -> bytes:
+        """The piece that says that the link stands."""
+        return _HEAD.pack(self._next(), PieceKind.OPEN)
+
+    def end(self) -> bytes:
+        """The piece after which none with bytes comes."""
+        return _HEAD.pack(self._next(), PieceKind.END)
+
+    @property
+    def report_due(self) -> bool:
+        """Whether so much was read that the other side should hear of it."""
+        return self._read - self._read_said >= self._window_bytes // 4
+
+    def read_report(self) -> bytes:
+        """The piece that says how much was read, and so makes room in the other side's window."""
+        self._read_said = self._read
+        return _HEAD.pack(self._next(), PieceKind.READ) + _COUNT.pack(self._read)
+
+    def received(self, message: bytes | memoryview) -> tuple[PieceKind, memoryview] | None:
+        """What a message carries: its kind and content; None: it is a repeat.
+
+        Raises:
+            RemoteProtocolError: a gap in the numbers, or no piece of a link at all.
+        """
+        if len(message) < _HEAD.size:
+            raise RemoteProtocolError(f"a message of {len(message)} bytes holds no piece of a link")
+        number, kind = _HEAD.unpack_from(message)
+        if kind not in _KINDS:
+            raise RemoteProtocolError(f"unknown kind of piece: {kind}")
+        if number < self._expected:
+            return None
+        if number > self._expected:
+            raise RemoteProtocolError(f"{number - self._expected} messages of the link were lost on the way")
+        self._expected += 1
+        content = memoryview(message)[_HEAD.size :]
+        if kind == PieceKind.DATA:
+            self._read += len(content)
+        elif kind == PieceKind.READ:
+            self._was_read(content)
+        return PieceKind(kind), content
+
+    def _was_read(self, content: memoryview) -> None:
+        if len(content) != _COUNT.size:
+            raise RemoteProtocolError(f"a count of bytes that takes {len(content)} bytes instead of {_COUNT.size}")
+        (count,) = _COUNT.unpack(content)
+        if not self._sent_read <= count <= self._sent:
+            raise RemoteProtocolError(f"the other side has read {count} bytes of {self._sent} that were sent")
+        self._sent_read = count
+
+    def _next(self) -> int:
+        number = self._number
+        self._number += 1
+        return number
