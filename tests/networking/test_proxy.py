@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.proxy import Conditions, Proxy, main
+from tmrl_core.networking.proxy import Conditions, Proxy, main, until_sent_again
 
 DEADLINE_S = 20.0
 
@@ -163,6 +163,24 @@ def test_a_black_hole_holds_all_and_gives_it_back(place: Place) -> None:
     place.proxy.heal()
     assert exactly(sock, 6) == b"during"
     assert said(sock, b"after") == b"after"
+
+
+def test_what_was_held_goes_on_when_tcp_would_send_it_again(place: Place) -> None:
+    sock = place.dial()
+    said(sock, b"before")
+    place.proxy.change(retransmission=True)
+    place.proxy.black_hole()
+    sock.sendall(b"during")
+    assert silent(sock, 0.3)
+    place.proxy.heal()
+    begun = time.monotonic()
+    assert exactly(sock, 6) == b"during"
+    assert time.monotonic() - begun >= 0.2  # sent again after 0.2 and 0.6 s
+
+
+@pytest.mark.parametrize(("waited", "wait"), [(0.0, 0.2), (0.2, 0.0), (0.3, 0.3), (1.0, 0.4), (6.3, 6.3)])
+def test_the_wait_to_be_sent_again_doubles(waited: float, wait: float) -> None:
+    assert until_sent_again(waited, 0.2) == pytest.approx(wait)
 
 
 def test_a_hole_in_one_direction_lets_the_other_through(place: Place) -> None:

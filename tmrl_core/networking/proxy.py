@@ -43,6 +43,9 @@ _READ_BYTES = 65_536
 _UNDER_WAY_BYTES = 262_144
 """What a direction holds at most, as a router's buffer does; past it nothing more is read."""
 _DIAL_S = 10.0
+_RETRANSMIT_S = 0.2
+_CONNECT_AGAIN_S = 1.0
+"""RFC 6298: the first packet of a connection is sent again after 1 s, others after as little as systems choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,9 @@ class Conditions:
     """None: as fast as it goes."""
     slice_bytes: int | None = None
     """Nothing larger is sent at once; None: as it came."""
+    retransmission: bool = False
+    """What was held in a black hole goes on when TCP would send it again, after waits that double, instead of at once.
+    That is what makes a network that has healed look dead for some time."""
 
     def __post_init__(self) -> None:
         if min(self.latency_s, self.jitter_s) < 0:
@@ -216,9 +222,14 @@ class Proxy:
             pair.reset()
         return len(pairs)
 
-    async def wait_open(self, direction: Direction) -> None:
-        """Wait while `direction` is a black hole."""
-        await self._open[direction].wait()
+    async def wait_open(self, direction: Direction, first_s: float = _RETRANSMIT_S) -> None:
+        """Wait while `direction` is a black hole; `first_s`: after that time TCP sends again for the first time."""
+        event = self._open[direction]
+        begun = self._loop.time()
+        while not event.is_set():
+            await event.wait()
+            if self.conditions.retransmission:
+                await asyncio.sleep(until_sent_again(self._loop.time() - begun, first_s))
 
 
 class _Pair:
@@ -260,8 +271,8 @@ class _Pair:
         return task
 
     async def _dial(self) -> socket.socket:
-        await self._proxy.wait_open("up")
-        await self._proxy.wait_open("down")
+        await self._proxy.wait_open("up", _CONNECT_AGAIN_S)
+        await self._proxy.wait_open("down", _CONNECT_AGAIN_S)
         host, port = self._proxy.to
         infos = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         failed: OSError | None = None
@@ -376,6 +387,15 @@ class _Queue:
         await self._changed.wait()
 
 
+def until_sent_again(waited_s: float, first_s: float) -> float:
+    """Seconds until TCP sends something again that it has waited for `waited_s`: the wait doubles each time."""
+    wait, at = first_s, first_s
+    while at < waited_s:
+        wait *= 2
+        at += wait
+    return at - waited_s
+
+
 def _prepared(sock: socket.socket) -> socket.socket:
     sock.setblocking(False)
     with contextlib.suppress(OSError):
@@ -465,6 +485,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
             jitter_s=options.jitter_ms / 1e3,
             bytes_per_s=options.bandwidth_kbps * 125 if options.bandwidth_kbps is not None else None,
             slice_bytes=options.slice_bytes,
+            retransmission=True,
         )
     except ValueError as exc:
         parser.error(str(exc))
