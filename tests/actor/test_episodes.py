@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import logging
+import traceback
 from typing import Any
 
 import gymnasium
@@ -223,7 +225,7 @@ FAULTS = {
 def test_a_failing_step_drops_the_episode_and_resets(
     fault: str, slow: bool, counting_env: Any, constant_actor: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    env = counting_env(length=3, script={(1, 2): FAULTS[fault]})
+    env = counting_env(length=3, script={(1, 2): copy.copy(FAULTS[fault])})
     worker = make(env, constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
     worker.collect_train_episode()
     with caplog.at_level(logging.ERROR):
@@ -236,7 +238,14 @@ def test_a_failing_step_drops_the_episode_and_resets(
     assert [record.end for record in worker.buffer.episodes] == ["truncated", "truncated"]
     (message,) = caplog.records
     assert "2 samples" in message.getMessage()
-    assert message.exc_info
+    if not isinstance(FAULTS[fault], Exception):
+        assert message.exc_info is None, "there is no code to blame but ours"
+        assert "EnvironmentFailedError" not in message.getMessage()
+    else:
+        assert message.exc_info is not None
+        frames = traceback.extract_tb(message.exc_info[2])
+        assert not [frame for frame in frames if frame.filename.endswith("episodes.py")]
+        assert frames[-1].filename.endswith("conftest.py"), "the user's own code is shown"
 
 
 @pytest.mark.parametrize("shape", [(3,), (16,), (17,), (4, 6)])

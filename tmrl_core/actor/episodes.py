@@ -15,6 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,14 @@ _FEW = 16
 
 Hook = Callable[[], int]
 """Asked before each slice of an episode for the longest it may be; 0: end the episode here."""
+
+
+def _users_part(fault: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
+    """The exception with its traceback from where our code called the environment on."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return type(fault), fault, trace if trace is not None else fault.__traceback__
 
 
 class Episode:
@@ -461,15 +470,17 @@ class EpisodePlayer:
                 f"the environment failed {self._failures_in_a_row} times in a row, worker.max_failures is "
                 f"{self.max_failures}. The last failure: {type(fault).__name__}: {fault}"
             ) from fault
+        # Found here, in what it returned, it has no traceback but ours; else the user's, once and not at every try.
+        found_here = isinstance(fault, EnvironmentFailedError)
         logger.error(
-            "the environment failed (%d in a row, at most %d): %s: %s; %d samples of the episode that were not yet "
+            "the environment failed (%d in a row, at most %d): %s%s; %d samples of the episode that were not yet "
             "sent are dropped, a fresh reset follows",
             self._failures_in_a_row,
             self.max_failures,
-            type(fault).__name__,
+            "" if found_here else f"{type(fault).__name__}: ",
             fault,
             dropped,
-            exc_info=fault if self._failures_in_a_row == 1 else None,  # the traceback once, not at every try
+            exc_info=None if found_here or self._failures_in_a_row > 1 else _users_part(fault),
         )
 
     def _renew_env(self) -> None:
