@@ -40,6 +40,29 @@ def test_update_returns_how_many_were_published_skipped_ones_included(make: Any,
     assert worker.update_actor_weights() == 0
 
 
+def test_the_actor_is_told_what_to_explore_with_after_its_weights_are_loaded(
+    make: Any, link: Any, constant_actor: Any
+) -> None:
+    told: list[tuple[float, dict[str, float]]] = []
+
+    class Noisy(constant_actor):  # type: ignore[misc]
+        def set_exploration(self, parameters: Any) -> None:
+            told.append((self.value, dict(parameters)))
+
+    worker = make(actor=Noisy)
+    link.publish(0.5)
+    worker.update_actor_weights()
+    assert told == [], "the trainer said nothing of it"
+    link.publish(0.75)
+    link.policy = PolicyUpdate(link.policy.version, link.policy.policies, {"noise": 0.1})
+    worker.update_actor_weights()
+    assert told == [(0.75, {"noise": 0.1})]
+    make_quiet = make()
+    link.policy = PolicyUpdate((1, 9), {"policy": Blob("file", b"0.5")}, {"noise": 0.1})
+    make_quiet.update_actor_weights()
+    assert make_quiet.actor.value == 0.5, "an actor that does not explore by numbers takes no notice"
+
+
 def test_a_blocking_update_waits_for_a_version(make: Any, link: Any) -> None:
     worker = make()
     link.on_wait = lambda link: link.publish(0.5) if link.waits == 3 else None

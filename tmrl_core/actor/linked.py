@@ -261,6 +261,8 @@ class LinkedPlayer(EpisodePlayer):
         except WeightsError as exc:
             logger.error("version %d.%d of the policy is refused, the old one stays: %s", *update.version, exc)
             return
+        if update.exploration:
+            self.actor.set_exploration(update.exploration)
         self._version = update.version
         episode = self._episode
         if episode is not None and episode.open and episode.collect:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,6 +51,19 @@ class ActorModule(ABC):
 
     def seed(self, seed: int) -> None:  # noqa: B027  # not abstract: a policy may have nothing random
         """Seed the exploration of this actor; nothing by default."""
+
+    def exploration(self) -> dict[str, float]:
+        """What workers are to explore with, besides the weights: a trainer sends it with each version.
+
+        Numbers by name, such as an epsilon or the scale of a noise that training lowers; nothing by default.
+        """
+        return {}
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:  # noqa: B027  # not abstract: few need it
+        """Explore with these from now on: what the trainer's actor said in `exploration` for the version just loaded.
+
+        Called after its weights are loaded, and not where it said nothing. Does nothing by default.
+        """
 
     def save(self, path: str | Path) -> None:
         """Write the weights to one file of any format.

@@ -181,7 +181,8 @@ class RemoteInterface(TrainingInterface):
     def broadcast_model(self, actor: Any) -> Version:
         """Publish a policy as the latest."""
         tag, data = actor.to_blob()
-        version = self.link.publish({POLICY: Blob(tag, data)})
+        exploration = getattr(actor, "exploration", None)
+        version = self.link.publish({POLICY: Blob(tag, data)}, exploration() if callable(exploration) else None)
         if self._on_publish is not None:
             self._on_publish(actor)
         return version
