@@ -258,7 +258,7 @@ def test_what_is_not_tls_is_closed_counted_and_said_once(
 @pytest.mark.parametrize(
     ("wire", "words"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "bytes was announced; at most 65524"),
+        (b"GET / HTTP/1.1\r\n\r\n", "bytes was announced; at most 8192"),
         (HEADER.pack(0xFFFF_FFFF, Kind.DATA, FIRST, 0, 0), "4294967295 bytes was announced"),
         (HEADER.pack(4, 77, 0, 0, 0) + b"what", "unknown kind of frame: 77"),
         (HEADER.pack(4, Kind.CONTROL, 0, 0, 0) + b"what", "could not be decoded"),

@@ -34,6 +34,8 @@ class Identity(NamedTuple):
     """The role in its client certificate, if it showed one."""
     name: str | None = None
     """The name in its client certificate, if it showed one."""
+    serial: str | None = None
+    """The serial number of that certificate, as `certificates.clean_serial` writes it."""
 
 
 class Connection:
@@ -63,6 +65,8 @@ class Connection:
         self.reason: NetworkError | None = None
         """Why the link was closed; None while it is open, and when it was closed in order."""
         self.wake: Callable[[], None] = lambda: None
+        self.on_let_in: Callable[[], None] = lambda: None
+        """Called once, when the other side has proved who it is."""
         self.bytes_in = 0
         self.bytes_out = 0
         self._reader = FrameReader()

@@ -125,6 +125,8 @@ class FrameReader:
         self._direct_view: memoryview | None = None
         self._filled = 0
         self._frames: list[Frame] = []
+        self.max_payload_bytes = MAX_PAYLOAD_BYTES
+        """Frames that announce more are an error."""
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -150,9 +152,9 @@ class FrameReader:
         scratch = self._scratch
         while end - start >= HEADER_BYTES:
             length, kind, flags, epoch, channel = HEADER.unpack_from(scratch, start)
-            if length > MAX_PAYLOAD_BYTES:
+            if length > self.max_payload_bytes:
                 raise RemoteProtocolError(
-                    f"a frame of {length} bytes was announced; at most {MAX_PAYLOAD_BYTES} are allowed "
+                    f"a frame of {length} bytes was announced; at most {self.max_payload_bytes} are allowed "
                     "(is this peer speaking another protocol?)"
                 )
             if kind not in _KINDS:

@@ -10,6 +10,7 @@ from tmrl_core.networking.framing import (
     FIRST,
     LAST,
     MAX_FRAME_BYTES,
+    MAX_PAYLOAD_BYTES,
     POLICY_HEAD,
     Frame,
     Kind,
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from tmrl_core.networking.relay.core import Relay
 
 
+GREETING_PAYLOAD_BYTES = 8_192
+"""Longest frame of a peer that has not been let in."""
+
+
 class RelayConnection(Connection):
     """The Server's end of one link."""
 
@@ -60,6 +65,11 @@ class RelayConnection(Connection):
         settings = relay.settings
         super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
         self.relay = relay
+        self._reader.max_payload_bytes = GREETING_PAYLOAD_BYTES
+        self._held: tuple[float, str, str] | None = None
+        self.principal = ""
+        """Whom its streams and its id belong to, once it is let in: the holder of a certificate's name, or of a token.
+        """
         self.version = 0
         """Of the protocol, once it is agreed upon."""
         self.run = ""
@@ -102,10 +112,14 @@ class RelayConnection(Connection):
     def _on_control(self, message: Control) -> None:
         relay = self.relay
         match message:
+            case Hello() | Probe() if self._held is not None:
+                raise RemoteProtocolError("it has said who it is already")
             case Hello():
                 relay.greet(self, message)
+                self._let_in()
             case Probe():
                 relay.probes.greet(self, message, self._now)
+                self._let_in()
             case Echo():
                 self.echoes.take(message)
                 self.wake()
@@ -223,9 +237,22 @@ class RelayConnection(Connection):
         self._policy_index += 1
         return frame
 
+    def _let_in(self) -> None:
+        if self.state != "greeting" and not self.closing:
+            self._reader.max_payload_bytes = MAX_PAYLOAD_BYTES
+            self.on_let_in()
+
+    def refuse_later(self, code: str, reason: str, delay_s: float) -> None:
+        """Tell the other side why after a while, but within the time that it has to say who it is."""
+        left_s = max(0.0, self.greeting_s - self.linked_s(self._now))
+        self._held = (self._now + min(delay_s, 0.5 * left_s), code, reason)
+        self.wake()
+
     def tick(self, now: float) -> None:
         """Time has passed: also tell a trainer what is queued here."""
         super().tick(now)
+        if self._held is not None and not self.closing and now >= self._held[0]:
+            self.refuse(*self._held[1:])
         if self.state == "probe" and not self.closing and now - self._connected_at >= PROBE_S:
             self.refuse("misuse", f"whoever only asks does so within {PROBE_S:g} s")
         if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
@@ -235,6 +262,8 @@ class RelayConnection(Connection):
     def deadline(self) -> float:
         """When `tick` wants to be called next, at the latest."""
         deadline = super().deadline()
+        if self._held is not None:
+            deadline = min(deadline, self._held[0])
         return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
 
     def leave(self) -> None:

@@ -54,6 +54,7 @@ from tmrl_core.networking.messages import (
 )
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.handover import HandOvers
+from tmrl_core.networking.relay.owners import Owners
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spool import Spool
@@ -71,8 +72,9 @@ _MAX_RUNS = 64
 _MAX_LEAP = 1 << 32
 """By how much a peer's incarnation may exceed the relay's: one peer cannot use all of them up."""
 
-Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | None"]
-"""Says whether a peer is who it says it is: None, or (refusal code, reason)."""
+Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | tuple[str, str, float] | None"]
+"""Says whether a peer is who it says it is: None, or (refusal code, reason, and for how many seconds to hold it back).
+"""
 
 
 class Relay:
@@ -114,6 +116,8 @@ class Relay:
         self.process: Callable[[], Mapping[str, Any]] = dict
         """What is known of the process, for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
         self.streams: dict[bytes, RelayStream] = {}
+        self._stream_owners = Owners()
+        self._peer_owners = Owners()
         self.hand_overs = HandOvers(self, spool, say)
         self.reserved_bytes = 0
         self.queued_bytes = 0
@@ -163,6 +167,20 @@ class Relay:
             return
         if hello.incarnation > self.incarnation + _MAX_LEAP:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
+        identity = connection.identity
+        connection.principal = (
+            f"certificate {identity.role} {identity.name}" if identity.role else f"token {hello.role}"
+        )
+        link = self.workers.get(hello.peer)
+        taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
+        if hello.role != "observer" and (taken or not self._peer_owners.claim(hello.peer, connection.principal)):
+            self.refuse_peer(
+                connection,
+                "name",
+                "this peer's id was first used with other credentials, and belongs to them. If these are new, start "
+                "this process again, which gives it a new id",
+            )
+            return
         connection.run = hello.run
         connection.name = hello.name[:200]
         connection.peer = hello.peer
@@ -185,11 +203,14 @@ class Relay:
             f"both sides ({older} is the older one)",
         )
 
-    def refuse_peer(self, connection: RelayConnection, code: str, reason: str) -> None:
-        """Tell a peer why it may not do what it asks for; it is counted, and the Server's log says so."""
+    def refuse_peer(self, connection: RelayConnection, code: str, reason: str, delay_s: float = 0.0) -> None:
+        """Tell a peer why it may not do what it asks for; it is counted, and the Server's log says so at once."""
         self.refused_peers += 1
         self.on_refused(connection.identity.address, f"{connection.identity.name or 'it'} was told: {reason}")
-        connection.refuse(code, reason)
+        if delay_s > 0:
+            connection.refuse_later(code, reason, delay_s)
+        else:
+            connection.refuse(code, reason)
 
     def _welcome(self, connection: RelayConnection, incarnation: int) -> None:
         settings = self.settings
@@ -323,6 +344,17 @@ class Relay:
         told = (connection,) if self.trainer is None else (connection, self.trainer)
         if any(end.unread_bytes > _MAX_UNREAD_BYTES for end in told):
             raise RemoteProtocolError("streams are opened faster than they are read of")
+        older = self.streams.get(message.stream)
+        link = older.worker if older is not None else None
+        taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
+        if taken or not self._stream_owners.claim(message.stream, connection.principal):
+            self.refuse_peer(
+                connection,
+                "name",
+                "this stream was first opened with other credentials, and belongs to them. If these are new, start "
+                "this process again, which gives it a new stream",
+            )
+            return
         stream = RelayStream(message.stream, message.name[:200], connection.run, message.signature)
         self.hand_overs.kept(stream)  # if it is spooled, then as one of this run
         older = self.streams.get(message.stream)
