@@ -204,6 +204,7 @@ class TrainerConnection(Connection):
         self._stream_channels: dict[bytes, int] = {}
         self._data_bytes = 0
         self._partial_bytes = 0
+        self._partial_channel = 0
         self._granted = 0
         self._inbox_bytes = state.inbox_bytes
         self._max_message_bytes = 0
@@ -286,6 +287,8 @@ class TrainerConnection(Connection):
             self.direct(message.stream)
 
     def _left(self, message: Left) -> None:
+        if message.channel == self._partial_channel:
+            self._partial_bytes = 0  # the rest of its message does not come any more
         receiver = self._channels.pop(message.channel, None)
         if receiver is None:
             return
@@ -304,6 +307,7 @@ class TrainerConnection(Connection):
         # The relay sends one message at a time: what an abandoned one had used up is free again.
         self._data_bytes += len(frame.buffer)
         self._partial_bytes = len(frame.buffer) + (0 if frame.flags & FIRST else self._partial_bytes)
+        self._partial_channel = frame.channel
         if frame.flags & LAST:
             self._partial_bytes = 0
         receiver = self._channels.get(frame.channel)
@@ -353,7 +357,10 @@ class TrainerConnection(Connection):
                     while channel is not None and (ack := state.receivers[stream].ack(channel)) is not None:
                         self._control.append(control_frame(ack))
         limit = self._data_bytes - self._partial_bytes - state.inbox_held + self._inbox_bytes
-        if limit - self._granted >= self._inbox_bytes // 8:
+        largest = message_bytes(SAMPLES_HEAD, self._max_message_bytes)
+        next_fits = self._partial_bytes or self._granted - self._data_bytes >= largest
+        # Not for each message, unless the next one may not fit what is left.
+        if limit - self._granted >= (self._inbox_bytes // 8 if next_fits else 1):
             self._granted = limit
             self._slots["credit"] = Credit(0, 0, limit)
 

@@ -1,0 +1,285 @@
+"""Simulated processes: a worker and a trainer, each with the real state and the real connections of its role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tmrl_core.errors import NetworkError, RefusedError
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.delivery import Mark, Received, StreamSender
+from tmrl_core.networking.framing import SAMPLES_HEAD, message_bytes
+from tmrl_core.networking.messages import RETRYABLE, Blob, Directive, PolicyUpdate, Progress
+from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tests.networking.simulation.memory import Memory, content, parse
+from tests.networking.simulation.network import End, Network, Route, Violation
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 4.0
+
+
+class Client:
+    """A process that keeps one connection to the Server alive, as `links/base.py` does."""
+
+    def __init__(self, network: Network, route: Route) -> None:
+        self.network = network
+        self.route = route
+        self.alive = True
+        self.end: End | None = None
+        self.connection: Connection | None = None
+        self.state: WorkerState | TrainerState
+        self._delay = BACKOFF_MIN_S
+        self._begun = 0.0
+        self._welcomes = 0
+
+    def make_connection(self) -> Connection:
+        raise NotImplementedError
+
+    @property
+    def linked(self) -> bool:
+        """Whether the Server has welcomed it, as far as it knows."""
+        return self.end is not None and self.end.up and self.end.connection.state == "open"
+
+    def connect(self) -> None:
+        """Dial, and again whenever the connection has ended."""
+        if not self.alive:
+            return
+        self._begun = self.network.now
+        self._welcomes = self.state.connections
+        self.connection = self.make_connection()
+        self.network.dial(self, self.connection)
+
+    def connected(self, end: End) -> None:
+        """Its connection stands."""
+        self.end = end
+        if not self.alive:
+            end.up = False
+            end.peer.reset()
+
+    def over(self, end: End) -> None:
+        """Its connection has ended: try again after a while, longer each time."""
+        if not self.alive:
+            return
+        reason = end.connection.reason
+        if isinstance(reason, RefusedError) and reason.code not in (*RETRYABLE, "superseded"):
+            raise Violation(f"an honest peer was refused: {reason}")
+        if reason is not None and not isinstance(reason, NetworkError):
+            raise Violation(f"an honest Server was taken for another: {reason!r}")
+        network = self.network
+        if self.state.connections > self._welcomes and network.now - self._begun >= network.settings.silent_s:
+            self._delay = BACKOFF_MIN_S
+        wait = self._delay
+        self._delay = min(2 * wait, BACKOFF_MAX_S)
+        network.at(wait * (0.5 + 0.5 * network.random.random()), self.connect)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.alive = False
+        if self.end is not None:
+            self.end.kill()
+
+    def close(self) -> None:
+        """The link is closed in order."""
+        self.alive = False
+        if self.end is not None and self.end.up:
+            self.end.connection.close()
+            self.end.pump()
+
+
+class Worker(Client):
+    """A worker process with one stream.
+
+    Args:
+        uid: who it is among all of a run.
+        peer: its peer id; None: a random one.
+    """
+
+    state: WorkerState
+
+    def __init__(
+        self,
+        network: Network,
+        route: Route,
+        uid: int,
+        *,
+        name: str,
+        queue_bytes: int,
+        drop_oldest: bool,
+        peer: bytes | None = None,
+        sender: Callable[..., StreamSender] = StreamSender,
+        run: str = "run",
+    ) -> None:
+        super().__init__(network, route)
+        self.uid = uid
+        self.stream = uid.to_bytes(2, "big") + network.random.randbytes(14)
+        self.state = WorkerState(run=run, name=name, peer=peer or network.random.randbytes(16))
+        self.sender = sender(self.stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest)
+        self.state.add_stream(self.sender, b"")
+        self.samples: list[int] = []
+        """Samples of each message that was taken over, by its number."""
+        self.bad: set[int] = set()
+        """Numbers of messages that the memory refuses."""
+        self.largest = 0
+        self.version = (0, 0)
+        self.published = 0
+        self.policy = b""
+        self.ended = False
+        """Whether its stream has ended in order, with everything acknowledged."""
+
+    def make_connection(self) -> Connection:
+        settings = self.network.settings
+        return WorkerConnection(
+            self.state,
+            silent_s=settings.silent_s,
+            heartbeat_s=settings.heartbeat_s,
+            greeting_s=settings.greeting_s,
+        )
+
+    def make(self, samples: int, size: int, bad: bool) -> bool:
+        """Hand one message over; False: there was no room."""
+        number = len(self.samples)
+        body = content(number, samples, bad, size)
+        if not self.sender.offer(body, samples):
+            return False
+        self.samples.append(samples)
+        if bad:
+            self.bad.add(number)
+        self.largest = max(self.largest, size, len(body[0]))
+        if self.end is not None:
+            self.end.wake()
+        return True
+
+    def drained(self) -> bool:
+        """Whether nothing is left to be acknowledged."""
+        return not self.sender.held_messages
+
+    def end_in_order(self) -> None:
+        """Close, as `WorkerLink.close` does after it has waited."""
+        if self.drained() and self.linked and self.end is not None:
+            assert isinstance(self.end.connection, WorkerConnection)
+            self.end.connection.end_streams()
+            self.end.pump()
+            self.ended = True
+        self.close()
+
+
+class Trainer(Client):
+    """A trainer process.
+
+    Args:
+        memory: what it appends to; it outlives the process as far as it is durable.
+    """
+
+    state: TrainerState
+
+    def __init__(
+        self,
+        network: Network,
+        route: Route,
+        memory: Memory,
+        *,
+        inbox_bytes: int,
+        run: str = "run",
+        state: Callable[..., TrainerState] = TrainerState,
+        connection: Callable[..., TrainerConnection] = TrainerConnection,
+        marks: Mapping[bytes, Mark] | None = None,
+    ) -> None:
+        super().__init__(network, route)
+        self.memory = memory
+        self.state = state(
+            run=run,
+            name="trainer",
+            peer=network.random.randbytes(16),
+            inbox_bytes=inbox_bytes,
+            incarnation=memory.incarnation,
+            counter=memory.counter,
+            marks=memory.marks if marks is None else marks,
+        )
+        self.known = memory.incarnation
+        """The highest incarnation that it knew of when it began."""
+        self.holding = 0
+        self.idle = False
+        """Whether it takes nothing now."""
+        self.policy = b""
+        self.revision = 0
+        self._make_connection = connection
+        self._taken: list[Received] = []
+        self._next = {stream: mark.next_number for stream, mark in self.state.marks.items()}
+        self.gaps = 0
+        """Messages that were missing between those that were taken."""
+
+    def make_connection(self) -> Connection:
+        settings = self.network.settings
+        return self._make_connection(
+            self.state,
+            silent_s=settings.silent_s,
+            heartbeat_s=settings.heartbeat_s,
+            greeting_s=settings.greeting_s,
+        )
+
+    @property
+    def inbox_limit(self) -> int:
+        """Most bytes that may wait for it."""
+        return max(self.state.inbox_bytes, message_bytes(SAMPLES_HEAD, self.network.settings.max_message_bytes))
+
+    def work(self) -> None:
+        """What a training loop does now and then: commit what was taken before, then take what has arrived."""
+        if not self.alive or self.idle:
+            return
+        for received in self._taken:
+            refused = self.memory.append(received)
+            self.state.commit(received, refused)
+            self.memory.rows(received.stream).mark = self.state.receivers[received.stream].mark
+        self._taken = self.state.take()
+        for received in self._taken:
+            self.gaps += received.number - self._next.get(received.stream, 0)
+            self._next[received.stream] = received.number + 1
+        if self.state.gap_messages != self.gaps:
+            raise Violation(f"{self.gaps} messages are missing, {self.state.gap_messages} were counted as gaps")
+        if self.end is not None:
+            self.end.wake()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something has arrived that is not committed."""
+        return bool(self._taken or self.state.inbox)
+
+    def publish(self, body: bytes) -> None:
+        """Make a policy the latest."""
+        self.state.publish(PolicyUpdate((0, 0), {"policy": Blob("sim", body)}))
+        assert self.state.policy is not None
+        self.policy = self.state.policy[1]
+        if self.end is not None:
+            self.end.wake()
+
+    def report(self, progress: Progress) -> None:
+        """Tell the workers how far training is."""
+        if progress != self.state.progress:
+            self.state.progress = progress
+            if self.end is not None and isinstance(self.end.connection, TrainerConnection):
+                self.end.connection.report()
+
+    def direct(self) -> None:
+        """Give all workers a new directive."""
+        self.revision += 1
+        self.state.directives[None] = Directive(revision=self.revision)
+        if self.end is not None and isinstance(self.end.connection, TrainerConnection):
+            self.end.connection.direct(None)
+
+    def checkpoint(self) -> None:
+        """Write memory and marks to disk, as of now."""
+        self.memory.checkpoint(self.state.incarnation, self.state.counter)
+
+    def kill(self) -> None:
+        """SIGKILL: the memory keeps what it can."""
+        if self.alive:
+            super().kill()
+            self.memory.crash()
+
+
+def held(sender: StreamSender) -> dict[int, Any]:
+    """The messages that a sender holds, by number."""
+    messages = [*sender._sent, *([sender._current] if sender._current is not None else []), *sender._queue]
+    return {message.number: message for message in messages}
+
+
+__all__ = ["Client", "Trainer", "Worker", "held", "parse"]

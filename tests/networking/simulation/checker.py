@@ -1,0 +1,158 @@
+"""What must hold: at every step, now and then, and in the end."""
+
+from __future__ import annotations
+
+from tmrl_core.networking.relay import Relay
+from tests.networking.simulation.actors import Trainer, Worker, held
+from tests.networking.simulation.memory import Memory
+from tests.networking.simulation.network import End, Network, Violation
+
+
+class Checker:
+    """Compares what was promised with what happens."""
+
+    def __init__(self) -> None:
+        self.network: Network
+        self.policies: dict[tuple[int, int], bytes] = {}
+        """The body under which each version was first seen anywhere."""
+        self._given: dict[int, tuple[Trainer, Relay]] = {}
+        self._given_again: set[int] = set()
+
+    # --- at every step ---
+
+    def look(self, end: End) -> None:
+        """Something has happened at this end.
+
+        Raises:
+            Violation: a budget is passed, or weights went back.
+        """
+        relay, owner = self.network.relay, end.owner
+        if not 0 <= relay.queued_bytes <= relay.reserved_bytes <= relay.settings.budget_bytes:
+            raise Violation(
+                f"the relay's budget: {relay.queued_bytes} bytes queued, {relay.reserved_bytes} reserved, "
+                f"{relay.settings.budget_bytes} allowed"
+            )
+        if isinstance(owner, Worker):
+            state = owner.state
+            if state.policy_version < owner.version or state.versions_published < owner.published:
+                raise Violation(f"worker {owner.uid}: weights went back from {owner.version} to {state.policy_version}")
+            owner.version, owner.published = state.policy_version, state.versions_published
+            if state.policy is not None:
+                self._policy(owner)
+        elif isinstance(owner, Trainer):
+            if owner.state.inbox_held > owner.inbox_limit:
+                raise Violation(f"the trainer's inbox holds {owner.state.inbox_held} bytes of {owner.inbox_limit}")
+            if owner.state.holding != owner.holding:
+                self._incarnation(owner, relay)
+
+    def _incarnation(self, trainer: Trainer, relay: Relay) -> None:
+        number = trainer.holding = trainer.state.holding
+        before = self._given.setdefault(number, (trainer, relay))
+        if before[0] is trainer:
+            return
+        # Only a Server and a trainer that have both lost everything may begin from the same number again.
+        if before[1] is relay or trainer.known >= number:
+            raise Violation(f"incarnation {number} was given twice")
+        self._given_again.add(number)
+
+    def _policy(self, worker: Worker) -> None:
+        assert worker.state.policy is not None
+        version, body = worker.state.policy
+        worker.state.policy = None
+        worker.policy = body
+        if version[0] not in self._given_again and self.policies.setdefault(version, body) != body:
+            raise Violation(f"version {version} has two different weights")
+        if b"<" + worker.state.run.encode() + b">" not in body:
+            raise Violation(f"worker {worker.uid} of run {worker.state.run} has weights of another run")
+
+    # --- now and then ---
+
+    def audit(self, relay: Relay, workers: list[Worker]) -> None:
+        """Sums that are kept up to date must be the sums that they are.
+
+        Raises:
+            Violation: they are not.
+        """
+        if relay.protocol_errors:
+            raise Violation("an honest peer was taken to have broken the protocol")
+        reserved = sum(stream.reserved for stream in relay.streams.values())
+        queued = sum(size for stream in relay.streams.values() for _, size in stream.queue)
+        queued += relay._sending[2] if relay._sending is not None else 0
+        if reserved != relay.reserved_bytes or queued != relay.queued_bytes:
+            raise Violation(
+                f"the relay counts {relay.reserved_bytes} bytes reserved and {relay.queued_bytes} queued; there are "
+                f"{reserved} and {queued}"
+            )
+        for worker in workers:
+            self.accounts(worker)
+
+    def accounts(self, worker: Worker) -> None:
+        """A worker's counters add up, and its bound is kept.
+
+        Raises:
+            Violation: they do not, or it is not.
+        """
+        sender = worker.sender
+        told = sender.samples_acked + sender.samples_refused + sender.samples_dropped + sender.samples_unresolved
+        if told + sender.held_samples != sum(worker.samples):
+            raise Violation(
+                f"worker {worker.uid} made {sum(worker.samples)} samples; {sender.samples_acked} acknowledged, "
+                f"{sender.samples_refused} refused, {sender.samples_dropped} dropped, {sender.samples_unresolved} "
+                f"unresolved and {sender.held_samples} held do not add up to them"
+            )
+        if sender.held_bytes > max(sender.queue_bytes, worker.largest):
+            raise Violation(f"worker {worker.uid} holds {sender.held_bytes} bytes of {sender.queue_bytes}")
+
+    # --- when a worker is gone, and in the end ---
+
+    def finished(self, worker: Worker, memory: Memory, elsewhere: list[Memory]) -> None:
+        """Everything that a worker handed over is where it should be.
+
+        Nothing may be missing but what the worker holds or dropped and counted, and what was in the memory of a trainer
+        that lost it (what was acknowledged since its last checkpoint) or in another memory.
+
+        Raises:
+            Violation: something is missing, or counted wrongly.
+        """
+        self.accounts(worker)
+        sender, rows = worker.sender, memory.rows(worker.stream)
+        here = {*rows.numbers, *rows.refused}
+        forgiven = set(memory.lost.get(worker.stream, ()))
+        for other in elsewhere:
+            forgiven.update(other.lost.get(worker.stream, ()), *other_rows(other, worker.stream))
+        holding = held(sender)
+        samples = worker.samples
+        missing = [n for n in range(len(samples)) if n not in here and n not in forgiven and n not in holding]
+        lost = sum(samples[n] for n in missing)
+        counted = sender.samples_dropped + sender.samples_unresolved
+        if lost > counted:
+            raise Violation(
+                f"worker {worker.uid}: {lost} samples are missing, {counted} were dropped; messages {missing[:5]} of "
+                f"{len(samples)}"
+            )
+        if not wrong_refusals(worker, rows.numbers, rows.refused):
+            raise Violation(f"worker {worker.uid}: messages {rows.refused[:5]} should not have been refused")
+        if holding or forgiven or elsewhere or not worker.alive:
+            return
+        refused = sum(samples[n] for n in rows.refused)
+        present = sum(samples[n] for n in rows.numbers)
+        if counted != lost:
+            raise Violation(f"worker {worker.uid} counts {counted} samples as dropped, {lost} are missing")
+        if sender.samples_acked + sender.samples_refused != present + refused or sender.samples_refused > refused:
+            raise Violation(
+                f"worker {worker.uid} counts {sender.samples_acked} samples as acknowledged and "
+                f"{sender.samples_refused} as refused; {present} and {refused} are"
+            )
+        if sender.samples_refused != refused and not memory.processes_lost:
+            raise Violation(f"worker {worker.uid} heard of {sender.samples_refused} of {refused} refused samples")
+
+
+def other_rows(memory: Memory, stream: bytes) -> tuple[list[int], list[int]]:
+    """What a memory holds of a stream and has refused of it."""
+    rows = memory.streams.get(stream)
+    return (rows.numbers, rows.refused) if rows is not None else ([], [])
+
+
+def wrong_refusals(worker: Worker, numbers: list[int], refused: list[int]) -> bool:
+    """Whether exactly the bad messages were refused."""
+    return worker.bad.isdisjoint(numbers) and worker.bad.issuperset(refused)

@@ -1,0 +1,606 @@
+"""One seed: a profile drawn from it, a while of faults, a while of peace, and the checks."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tmrl_core.networking.delivery import StreamSender
+from tmrl_core.networking.messages import Progress
+from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tmrl_core.networking.relay import Relay, RelaySettings
+from tests.networking.simulation.actors import Client, Trainer, Worker
+from tests.networking.simulation.checker import Checker
+from tests.networking.simulation.memory import Memory
+from tests.networking.simulation.network import Network, Route, Violation
+
+EVENTS = 1_000
+"""A seed has at least so many."""
+KINDS = 5
+"""A seed has at least so many kinds of fault."""
+CAUGHT_UP_S = 45.0
+"""Simulated seconds after the last fault within which everybody has caught up.
+
+A dial that went into a black hole takes 10 s to fail and the longest back-off is 4 s; silence is noticed after 10 s.
+"""
+_AUDIT_EVENTS = 100
+
+
+@dataclass(frozen=True)
+class Core:
+    """The parts under test; a mutation replaces one of them."""
+
+    relay: Callable[[RelaySettings], Relay] = Relay
+    sender: Callable[..., StreamSender] = StreamSender
+    trainer_state: Callable[..., TrainerState] = TrainerState
+    trainer_connection: Callable[..., TrainerConnection] = TrainerConnection
+
+
+@dataclass
+class Result:
+    """What came of a seed."""
+
+    seed: int
+    events: int = 0
+    digest: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    workers: int = 0
+    messages: int = 0
+    samples: int = 0
+    dropped: int = 0
+    simulated_s: float = 0.0
+    caught_up_s: float = 0.0
+    failure: str = ""
+
+
+class Scenario:
+    """The profile of a seed and what it does.
+
+    Args:
+        seed: decides everything.
+        core: what is simulated.
+    """
+
+    def __init__(self, seed: int, core: Core | None = None) -> None:
+        self.random = random = Random(seed)
+        self.core = core or Core()
+        self.result = Result(seed)
+        self.checker = Checker()
+        big = random.random() < 0.06
+        self.sizes = (10, 40_000, 150_000) if big else random.choice([(10, 60, 300), (10, 200, 1_500)])
+        most = self.sizes[-1] + 100
+        budget = 2 * most + 400 + random.choice((0, most, 8 * most, 40 * most))
+        settings = RelaySettings(
+            budget_bytes=budget,
+            max_message_bytes=most,
+            max_policy_bytes=1 << 20,
+            standing_bytes=random.choice((0, 64, 512, 4_096)),
+            silent_s=10.0,
+            heartbeat_s=3.0,
+            greeting_s=10.0,
+        )
+        self.network = Network(random, settings, self.core.relay, self.checker.look)
+        self.checker.network = self.network
+        self.durable = random.random() < 0.5
+        self.bad = random.choice((0.0, 0.0, 0.05, 0.3))
+        self.drops = random.choice((0.0, 0.5, 1.0))
+        self.queue_bytes = random.choice((2, 5, 30)) * most
+        self.inbox_bytes = random.choice((1, 4, 40)) * most
+        self.pace_s = random.choice((0.05, 0.1, 0.2))
+        """Between two messages of all workers together."""
+        self.memories: list[Memory] = []
+        self.workers: list[Worker] = []
+        """Alive and dead."""
+        self.trainers: list[Trainer] = []
+        self.peace = False
+        self.published = 0
+        everything = list(FAULTS)
+        random.shuffle(everything)
+        self.kinds = everything[: random.randint(KINDS, 9)]
+        self._pending = list(self.kinds)
+        self._next_uid = 0
+        self._sequence = 0
+
+    # --- processes ---
+
+    def route(self) -> Route:
+        """A way to the Server."""
+        random = self.random
+        return Route(
+            latency_s=random.choice((0.001, 0.01, 0.1)),
+            jitter_s=random.choice((0.0005, 0.01, 0.1)),
+            slicing=random.choice((0.0, 0.05, 0.3)),
+            window_bytes=random.choice((400, 4_000, 131_072)),
+        )
+
+    def new_worker(self, name: str | None = None, peer: bytes | None = None) -> Worker:
+        """Start a worker process."""
+        uid = self._next_uid
+        self._next_uid += 1
+        worker = Worker(
+            self.network,
+            self.route(),
+            uid,
+            name=name or f"worker{uid}",
+            queue_bytes=self.queue_bytes,
+            drop_oldest=self.random.random() < self.drops,
+            peer=peer,
+            sender=self.core.sender,
+        )
+        self.workers.append(worker)
+        worker.connect()
+        return worker
+
+    def new_trainer(self, memory: Memory, run: str = "run") -> Trainer:
+        """Start a trainer process."""
+        if memory not in self.memories:
+            self.memories.append(memory)
+        trainer = Trainer(
+            self.network,
+            self.route(),
+            memory,
+            inbox_bytes=self.inbox_bytes,
+            run=run,
+            state=self.core.trainer_state,
+            connection=self.core.trainer_connection,
+        )
+        self.trainers.append(trainer)
+        self._work(trainer)
+        self.publish(trainer)
+        trainer.connect()
+        return trainer
+
+    def living(self) -> list[Worker]:
+        """The workers whose process lives."""
+        return [worker for worker in self.workers if worker.alive]
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the run: the first that lives."""
+        return next(trainer for trainer in self.trainers if trainer.alive and trainer.state.run == "run")
+
+    @property
+    def any_trainer(self) -> bool:
+        return any(trainer.alive and trainer.state.run == "run" for trainer in self.trainers)
+
+    # --- what they do ---
+
+    def _work(self, trainer: Trainer) -> None:
+        """A trainer's loop, which goes on until its process ends."""
+        if not trainer.alive:
+            return
+        trainer.work()
+        self.network.note(4, trainer.memory.samples)
+        random = self.random
+        if trainer.memory.samples:
+            chance = random.random()
+            if chance < 0.1:
+                self.publish(trainer)
+            elif chance < 0.15:
+                trainer.direct()
+            elif chance < 0.2:
+                trainer.report(Progress(samples=trainer.memory.samples, updates=trainer.memory.updates))
+            elif chance < 0.25:
+                trainer.checkpoint()
+        self.network.at(0.05 if self.peace else 0.1 + 0.4 * random.random(), self._work, trainer)
+
+    def publish(self, trainer: Trainer) -> None:
+        """A policy of its own."""
+        self.published += 1
+        size = self.random.choice((10, 500, 3_000)) if self.random.random() < 0.95 else 70_000
+        trainer.publish(b"<%b>%d" % (trainer.state.run.encode(), self.published) + bytes(size))
+
+    def _make(self) -> None:
+        """One worker hands over a message; again and again until there is peace."""
+        if self.peace:
+            return
+        living = self.living()
+        if living:
+            self.make(self.random.choice(living))
+        self.network.at(2 * self.pace_s * self.random.random(), self._make)
+
+    def make(self, worker: Worker) -> None:
+        """Hand one message over."""
+        random = self.random
+        small, middle, large = self.sizes
+        chance = random.random()
+        size = (
+            small if chance < 0.5 else random.randint(small, middle) if chance < 0.9 else random.randint(small, large)
+        )
+        worker.make(random.randint(0, 3) if random.random() < 0.9 else 50, size, random.random() < self.bad)
+        self.network.note(5, worker.uid)
+
+    def _fault(self) -> None:
+        """One fault; again and again until there is peace."""
+        if self.peace:
+            return
+        random = self.random
+        kind = self._pending[-1] if self._pending else random.choice(self.kinds)
+        if FAULTS[kind](self):
+            self.network.note(6, len(kind))
+            self.result.faults[kind] += 1
+            if self._pending and kind == self._pending[-1]:
+                self._pending.pop()
+        elif self._pending:
+            self._pending.insert(0, self._pending.pop())
+        self.network.at(self.random.random() * 2.0, self._fault)
+
+    # --- the whole ---
+
+    def run(self) -> Result:
+        """Play it.
+
+        Raises:
+            Violation: a promise was broken; the message says which.
+        """
+        network, random = self.network, self.random
+        result = self.result
+        self.new_trainer(Memory(self.durable))
+        for _ in range(random.randint(2, 8)):
+            self.new_worker()
+        self._make()
+        network.at(1.0, self._fault)
+        audit = _AUDIT_EVENTS
+        while network.events < EVENTS or len(result.faults) < KINDS:
+            network.step()
+            if network.events >= audit:
+                audit += _AUDIT_EVENTS
+                self.checker.audit(network.relay, self.workers)
+            if network.now > 1_000:
+                raise Violation("the scenario does not come to an end")
+        self.make_peace()
+        began = network.now
+        caught_up = network.run(self.caught_up, CAUGHT_UP_S)
+        result.caught_up_s = network.now - began
+        self._fill(result)
+        if not caught_up:
+            raise Violation(f"not caught up {CAUGHT_UP_S:g} s after the last fault: {self.lagging()}")
+        self.checker.audit(network.relay, self.workers)
+        memory = self.trainer.memory
+        elsewhere = [other for other in self.memories if other is not memory]
+        for worker in self.workers:
+            self.checker.finished(worker, memory, elsewhere)
+        if network.relay.queued_bytes:
+            raise Violation(f"{network.relay.queued_bytes} bytes are left at the relay")
+        return result
+
+    def _fill(self, result: Result) -> None:
+        network = self.network
+        result.events = network.events
+        result.digest = network.digest
+        result.workers = len(self.workers)
+        result.messages = sum(len(worker.samples) for worker in self.workers)
+        result.samples = sum(sum(worker.samples) for worker in self.workers)
+        result.dropped = sum(worker.sender.samples_dropped for worker in self.workers)
+        result.simulated_s = network.now
+
+    def make_peace(self) -> None:
+        """No more faults: what was broken is mended, and each worker says one last thing."""
+        self.peace = True
+        network = self.network
+        if not network.server_up:
+            network.start_server()
+        for client in (*self.workers, *self.trainers):
+            client.route.mend()
+            client.route.heal()
+        ours = [trainer for trainer in self.trainers if trainer.alive and trainer.state.run == "run"]
+        stays = next((trainer for trainer in ours if trainer.linked), ours[0] if ours else None)
+        for trainer in list(self.trainers):
+            trainer.idle = False
+            if trainer is not stays:
+                trainer.kill()
+        if stays is None:
+            self.new_trainer(self.memories[0])
+        seen: set[bytes] = set()
+        for worker in self.living():
+            if worker.state.peer in seen:  # two that supersede each other never come to rest
+                worker.kill()
+            seen.add(worker.state.peer)
+        while not self.living():
+            self.new_worker()
+        for worker in self.living():
+            worker.make(1, 10, False)
+
+    def caught_up(self) -> bool:
+        """Whether nothing is on its way any more, and everybody knows the latest."""
+        trainer = self.trainer
+        state = trainer.state
+        if trainer.busy or not trainer.linked or state.to_acknowledge:
+            return False
+        for worker in self.workers:
+            if worker.alive and not (
+                worker.linked
+                and worker.drained()
+                and not worker.sender.samples_unresolved
+                and worker.policy == trainer.policy
+                and worker.state.directive.revision == trainer.revision
+                and worker.state.progress == (state.progress or Progress())
+            ):
+                return False
+        return True
+
+    def lagging(self) -> str:
+        """Who has not caught up, and how."""
+        trainer = self.trainer
+        words = [] if trainer.linked else ["the trainer is not linked"]
+        if trainer.busy:
+            words.append("the trainer has not committed everything")
+        for worker in self.living():
+            if not worker.linked:
+                words.append(f"worker {worker.uid} is not linked")
+            elif not worker.drained() or worker.sender.samples_unresolved:
+                words.append(f"worker {worker.uid} holds {worker.sender.held_messages} messages")
+            elif worker.policy != trainer.policy:
+                words.append(f"worker {worker.uid} has version {worker.version}, {trainer.state.version} is the latest")
+            elif worker.state.directive.revision != trainer.revision:
+                words.append(f"worker {worker.uid} has an old directive")
+            elif worker.state.progress != (trainer.state.progress or Progress()):
+                words.append(f"worker {worker.uid} has an old report")
+        return "; ".join(words) or "acknowledgements are left"
+
+
+# --- faults: each says whether it could be done ---
+
+
+def some_worker(scenario: Scenario) -> Worker | None:
+    """One whose process lives."""
+    living = scenario.living()
+    return scenario.random.choice(living) if living else None
+
+
+def cut_worker(scenario: Scenario) -> bool:
+    """A worker's connection breaks."""
+    worker = some_worker(scenario)
+    if worker is None or worker.end is None or not worker.end.up:
+        return False
+    worker.end.cut()
+    return True
+
+
+def cut_trainer(scenario: Scenario) -> bool:
+    """Only the trainer's connection breaks."""
+    if not scenario.any_trainer:
+        return False
+    end = scenario.trainer.end
+    if end is None or not end.up:
+        return False
+    end.cut()
+    return True
+
+
+def _swallow(scenario: Scenario, route: Route) -> bool:
+    if not (route.up and route.down):
+        return False
+    way = scenario.random.randrange(3)
+    route.up = way == 1
+    route.down = way == 2
+    seconds = scenario.random.choice((1.0, 6.0, 14.0)) * scenario.random.random()
+    scenario.network.at(seconds, route.heal)
+    return True
+
+
+def swallow_worker(scenario: Scenario) -> bool:
+    """A worker's link swallows everything, in one direction or both, for a while."""
+    worker = some_worker(scenario)
+    return worker is not None and _swallow(scenario, worker.route)
+
+
+def swallow_trainer(scenario: Scenario) -> bool:
+    """The trainer's link swallows everything."""
+    return scenario.any_trainer and _swallow(scenario, scenario.trainer.route)
+
+
+def restart_server(scenario: Scenario) -> bool:
+    """The Server ends, in order or not, and comes again with nothing."""
+    network = scenario.network
+    if not network.server_up:
+        return False
+    network.stop_server(in_order=scenario.random.random() < 0.3)
+    network.at(2.0 * scenario.random.random(), _start_server, scenario)
+    return True
+
+
+def _start_server(scenario: Scenario) -> None:
+    if not scenario.network.server_up:
+        scenario.network.start_server()
+
+
+def restart_trainer(scenario: Scenario) -> bool:
+    """The trainer is killed and comes again with what its memory kept."""
+    if not scenario.any_trainer:
+        return False
+    trainer = scenario.trainer
+    trainer.kill()
+    scenario.network.at(3.0 * scenario.random.random(), _start_trainer, scenario, trainer.memory)
+    return True
+
+
+def _start_trainer(scenario: Scenario, memory: Memory) -> None:
+    if not any(trainer.alive and trainer.memory is memory for trainer in scenario.trainers) and not scenario.peace:
+        scenario.new_trainer(memory)
+
+
+def forget_trainer(scenario: Scenario) -> bool:
+    """The trainer is killed, and another begins from nothing."""
+    if not scenario.any_trainer or len(scenario.memories) > 2:
+        return False
+    scenario.trainer.kill()
+    scenario.network.at(3.0 * scenario.random.random(), _start_trainer, scenario, Memory(scenario.durable))
+    return True
+
+
+def second_trainer(scenario: Scenario) -> bool:
+    """A second trainer of the run wants in; it is let in only while the first is away."""
+    ours = [trainer for trainer in scenario.trainers if trainer.alive and trainer.state.run == "run"]
+    if len(ours) != 1 or len(scenario.memories) > 2:
+        return False
+    second = scenario.new_trainer(Memory(scenario.durable))
+    scenario.network.at(5.0 * scenario.random.random(), _end, scenario, second)
+    return True
+
+
+def _end(scenario: Scenario, client: Client) -> None:
+    if not scenario.peace:
+        client.kill()
+
+
+def foreign_trainer(scenario: Scenario) -> bool:
+    """A trainer of another run wants in."""
+    if any(trainer.alive and trainer.state.run != "run" for trainer in scenario.trainers):
+        return False
+    other = scenario.new_trainer(Memory(True), "other")
+    scenario.network.at(5.0 * scenario.random.random(), _end, scenario, other)
+    return True
+
+
+def idle_trainer(scenario: Scenario) -> bool:
+    """The trainer takes nothing for a while, as when it compiles."""
+    if not scenario.any_trainer or scenario.trainer.idle:
+        return False
+    trainer = scenario.trainer
+    trainer.idle = True
+    scenario.network.at(8.0 * scenario.random.random(), _end_idling, trainer)
+    return True
+
+
+def _end_idling(trainer: Trainer) -> None:
+    trainer.idle = False
+
+
+def kill_worker(scenario: Scenario) -> bool:
+    """A worker is killed, and another process takes its place after a while."""
+    worker = some_worker(scenario)
+    if worker is None:
+        return False
+    worker.kill()
+    scenario.network.at(3.0 * scenario.random.random(), _replace, scenario, worker.state.name)
+    return True
+
+
+def _replace(scenario: Scenario, name: str) -> None:
+    if not scenario.peace:
+        scenario.new_worker(name)
+
+
+def end_worker(scenario: Scenario) -> bool:
+    """A worker ends in order: it waits for acknowledgements, but not for ever."""
+    worker = some_worker(scenario)
+    if worker is None:
+        return False
+    _drain(scenario, worker, scenario.network.now + 5.0 * scenario.random.random())
+    return True
+
+
+def _drain(scenario: Scenario, worker: Worker, deadline: float) -> None:
+    if not worker.alive:
+        return
+    if worker.drained() or scenario.network.now >= deadline:
+        worker.end_in_order()
+        _replace(scenario, worker.state.name)
+    else:
+        scenario.network.at(0.2, _drain, scenario, worker, deadline)
+
+
+def join_worker(scenario: Scenario) -> bool:
+    """One more worker."""
+    if len(scenario.living()) >= 12:
+        return False
+    scenario.new_worker()
+    return True
+
+
+def copy_worker(scenario: Scenario) -> bool:
+    """A worker's bundle is used on a second machine: the same name, or even the same peer id."""
+    worker = some_worker(scenario)
+    if worker is None or len(scenario.living()) >= 12:
+        return False
+    same = scenario.random.random() < 0.5
+    copy = scenario.new_worker(worker.state.name, worker.state.peer if same else None)
+    if same:
+        scenario.network.at(6.0 * scenario.random.random(), _end, scenario, copy)
+    return True
+
+
+def burst(scenario: Scenario) -> bool:
+    """One worker hands over more than the queues hold."""
+    worker = some_worker(scenario)
+    if worker is None:
+        return False
+    for _ in range(30):
+        scenario.make(worker)
+    return True
+
+
+def slow_down(scenario: Scenario) -> bool:
+    """A link becomes slow and ragged."""
+    worker = some_worker(scenario)
+    if worker is None:
+        return False
+    route = worker.route
+    route.latency_s, route.jitter_s, route.slicing, route.window_bytes = 0.3, 0.3, 0.5, 300
+    return True
+
+
+def publish_much(scenario: Scenario) -> bool:
+    """Policies come faster than they can be sent."""
+    if not scenario.any_trainer:
+        return False
+    for _ in range(10):
+        scenario.network.at(0.2 * scenario.random.random(), _publish, scenario, scenario.trainer)
+    return True
+
+
+def _publish(scenario: Scenario, trainer: Trainer) -> None:
+    if trainer.alive:
+        scenario.publish(trainer)
+
+
+FAULTS: dict[str, Callable[[Scenario], bool]] = {
+    "worker's link cut": cut_worker,
+    "trainer's link cut": cut_trainer,
+    "worker's link silent": swallow_worker,
+    "trainer's link silent": swallow_trainer,
+    "Server restarted": restart_server,
+    "trainer restarted": restart_trainer,
+    "trainer without its state": forget_trainer,
+    "second trainer": second_trainer,
+    "trainer of another run": foreign_trainer,
+    "trainer takes nothing": idle_trainer,
+    "worker killed": kill_worker,
+    "worker ended": end_worker,
+    "worker joined": join_worker,
+    "worker copied": copy_worker,
+    "queues filled": burst,
+    "link slow": slow_down,
+    "policies published": publish_much,
+}
+
+
+def simulate(seed: int, core: Core | None = None) -> Result:
+    """Play one seed; a violation is in the result's `failure`."""
+    scenario = Scenario(seed, core)
+    try:
+        return scenario.run()
+    except Violation as exc:
+        scenario._fill(scenario.result)
+        scenario.result.failure = str(exc)
+        return scenario.result
+
+
+def trace(seed: int, core: Core | None = None) -> tuple[Result, list[tuple[float, int, int]]]:
+    """Play one seed and keep every event."""
+    scenario = Scenario(seed, core)
+    scenario.network.trace = []
+    try:
+        scenario.run()
+    except Violation as exc:
+        scenario.result.failure = str(exc)
+    scenario._fill(scenario.result)
+    return scenario.result, scenario.network.trace
+
+
+__all__ = ["FAULTS", "Any", "Core", "Result", "Scenario", "os", "simulate", "trace"]
