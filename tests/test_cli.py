@@ -321,6 +321,36 @@ def test_credentials_that_are_not_there_are_one_message(run: Run) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_after_the_end_changes_nothing(
+    tmp_path: Path, environ: dict[str, str], number: signal.Signals
+) -> None:
+    program = (
+        "import atexit, sys; from tmrl_core import cli\n"
+        "atexit.register(lambda: (print('at the end', flush=True), sys.stdin.read()))\n"
+        "sys.argv[1:] = ['--benchmark', '--steps', '1']\n"
+        "sys.exit(cli.main())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "at the end\n" in iter(process.stdout.readline, "")
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (0, "")
+
+
 def test_local_s_children_get_the_options_that_are_theirs_too() -> None:
     options = cli.parser().parse_args(["--local", "--wandb", "--set", "run.name=x", "--log-level", "error"])
     passed = cli.parser().parse_args(["--trainer", *cli.passed_on(options)])

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return run_doctor(given)
         options = parser().parse_args(given)
-        return run(options)
+        return run(options, own_process=arguments is None)
     except TmrlError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
@@ -147,8 +147,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def run(options: argparse.Namespace) -> int:
-    """Do what the parsed command line asks for."""
+def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
+    """Do what the parsed command line asks for; `own_process`: nothing follows but this process's end."""
     if options.role == "version":
         print(f"tmrl_core {__version__}")
         return 0
@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options)
     use(config)
-    with Ending(control=options.control) as ending:
+    with Ending(control=options.control, last=own_process) as ending:
         return ROLES[options.role](config, options, ending)
 
 

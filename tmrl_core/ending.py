@@ -31,11 +31,16 @@ class Ending:
 
     Args:
         control: also obey standard input: the word `stop`, or its end.
+        last: nothing but the process's own end follows: requests that come after are ignored. The interpreter takes up
+            to a second to end, and would die of the signal with an exit status that says so.
         now: ends the process at once; for tests.
     """
 
-    def __init__(self, *, control: bool = False, now: Callable[[int], Any] = os._exit) -> None:
+    def __init__(
+        self, *, control: bool = False, last: bool = False, now: Callable[[int], Any] = os._exit
+    ) -> None:
         self._control = control
+        self._last = last
         self._now = now
         self._asked = threading.Event()
         self._first = threading.Lock()
@@ -96,7 +101,8 @@ class Ending:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, before in self._before.items():
-            signal.signal(number, before)
+            # Ignored by the system: a handler in Python is taken away while the interpreter ends.
+            signal.signal(number, signal.SIG_IGN if self._last else before)
         self._before.clear()
         if self._pipe is not None:
             os.close(self._pipe[1])  # ends the thread, which closes its own end
