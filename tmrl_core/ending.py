@@ -36,9 +36,7 @@ class Ending:
         now: ends the process at once; for tests.
     """
 
-    def __init__(
-        self, *, control: bool = False, last: bool = False, now: Callable[[int], Any] = os._exit
-    ) -> None:
+    def __init__(self, *, control: bool = False, last: bool = False, now: Callable[[int], Any] = os._exit) -> None:
         self._control = control
         self._last = last
         self._now = now
