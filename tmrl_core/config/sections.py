@@ -192,6 +192,28 @@ class ServerSection(Section, frozen=True, kw_only=True):
     budget_bytes: Annotated[
         Annotated[int, Meta(ge=2 * MIB)], doc("Bytes of samples that may wait in the Server, all workers together.")
     ] = 64 * MIB
+    spool_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        doc(
+            "Bytes of samples that the Server keeps for workers that end while there is no trainer, until a trainer of "
+            "their run has acknowledged them. null: 64 MiB in memory, 256 MiB in `spool_dir`. 0: it keeps none."
+        ),
+    ] = None
+    spool_dir: Annotated[
+        Text | None,
+        doc("Folder of one Server in which it keeps them, so that they outlive it. null: in memory."),
+    ] = None
+    spool_sync: Annotated[
+        Literal["os", "fsync"],
+        doc("What the files in `spool_dir` survive: os: the Server's end, however sudden. fsync: the machine's too."),
+    ] = "os"
+
+    @property
+    def spool_limit_bytes(self) -> int:
+        """`spool_bytes`, or what null means."""
+        if self.spool_bytes is not None:
+            return self.spool_bytes
+        return 64 * MIB if self.spool_dir is None else 256 * MIB
 
     @property
     def bind_address(self) -> str:
