@@ -173,6 +173,11 @@ class Connection:
         """How long ago the last byte came, in seconds."""
         return max(0.0, now - self._last_in)
 
+    def stood_still(self, seconds: float) -> None:
+        """Nobody has driven this connection for so long: what has arrived meanwhile is unread, which is no silence."""
+        self._last_in += seconds
+        self._connected_at += seconds
+
     def deadline(self) -> float:
         """When `tick` wants to be called next, at the latest."""
         if self.closing or not self.started:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -250,6 +251,35 @@ def test_heartbeats_keep_an_idle_link_and_silence_ends_one(ends: Ends, loop: asy
             await until(lambda: mute.closing)
             assert not alive.closing
             assert not driver.ended.done()
+
+    loop.run_until_complete(main())
+
+
+def test_a_deadline_that_is_past_already_is_met_at_once(ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
+    async def main() -> None:
+        async with Session(ends) as session:
+            connection, driver = await session.worker(make_worker()[0])
+            await until(lambda: connection.state == "open")
+            connection._last_out -= 100.0
+            driver._pump()
+            driver._pump()
+            sent = connection.bytes_out
+            await until(lambda: connection.bytes_out > sent)
+
+    loop.run_until_complete(main())
+
+
+def test_a_process_that_stood_still_takes_nobody_for_silent(ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
+    async def main() -> None:
+        async with Session(ends, silent_s=0.6, heartbeat_s=0.1) as session:
+            connection, driver = await session.worker(make_worker()[0], silent_s=0.6, heartbeat_s=0.1)
+            await until(lambda: len(session.relay.workers) == 1)
+            time.sleep(1.0)  # as a suspended laptop, a stopped process, or one that gets no processor
+            heard = connection.bytes_in
+            await until(lambda: connection.bytes_in > heard or connection.closing)
+            assert not connection.closing
+            assert not driver.ended.done()
+            assert len(session.relay.workers) == 1
 
     loop.run_until_complete(main())
 

@@ -14,6 +14,8 @@ from tmrl_core.networking.connection import Connection
 
 LINGER_S = 1.0
 """How long a closed link still waits for the other side to read the last words."""
+_LATE_S = 0.25
+"""A timer that comes later than this was held up: the process was stopped, suspended, or got no processor."""
 
 
 class Transport(ABC):
@@ -58,7 +60,8 @@ class Driver(ABC):
         self.ended: asyncio.Future[None] = loop.create_future()
         self._scheduled = False
         self._finishing = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
         connection.wake = self.wake
 
     def wake(self) -> None:
@@ -80,13 +83,18 @@ class Driver(ABC):
         elif connection.started:
             # A deadline that has moved later is looked at when the timer fires; one that is sooner needs a new timer.
             deadline = connection.deadline()
-            if self._timer is None or deadline < self._timer.when():
+            if self._timer is None or deadline < self._timer_at:
                 self._cancel_timer()
+                # Not asked of the handle: uvloop's for a time that is past has no `when`.
+                self._timer_at = deadline
                 self._timer = self.loop.call_at(deadline, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self.connection.tick(self.loop.time())
+        now = self.loop.time()
+        if now - self._timer_at > _LATE_S:
+            self.connection.stood_still(now - self._timer_at)
+        self.connection.tick(now)
         self._pump()
 
     def _finish_once(self) -> None:
