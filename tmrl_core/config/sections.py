@@ -308,6 +308,23 @@ class MemorySection(Section, frozen=True, kw_only=True):
             "each transition of a batch."
         ),
     ] = None
+    storage: Annotated[
+        Literal["ram", "disk"],
+        doc(
+            "disk: transitions lie in `memory.folder` and survive the trainer's death, with how far each worker's "
+            "samples are; only indices and what the system caches take RAM. For the ReplayMemory."
+        ),
+    ] = "ram"
+    folder: Annotated[
+        str | None, doc("Folder of a memory on disk. null: memory/ in the run's folder. One trainer at a time uses it.")
+    ] = None
+    sync: Annotated[
+        Literal["os", "fsync"],
+        doc(
+            "What samples on disk survive once they are acknowledged. os: the sudden end of the trainer; fsync: that "
+            "of its machine too, at the cost of a flush for each look at new samples."
+        ),
+    ] = "os"
 
 
 class AgentSection(Section, frozen=True, kw_only=True):
@@ -429,6 +446,11 @@ class Config(Section, frozen=True, kw_only=True):
     def trainer_model_path(self) -> Path:
         """File of the trainer's current weights."""
         return Path(self.trainer.model_path or self.run_folder / "policy.tmod")
+
+    @property
+    def memory_path(self) -> Path:
+        """Folder of a memory on disk."""
+        return Path(self.memory.folder or self.run_folder / "memory")
 
     @property
     def checkpoint_path(self) -> Path | None:
