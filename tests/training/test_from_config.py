@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,27 @@ def test_every_key_reaches_its_parameter() -> None:
     assert agent.gamma == 0.5
     # What describes the workers' policy describes the agent's.
     assert agent.model.actor.mu.in_features == 14
+
+
+def test_a_memory_on_disk_lies_in_its_folder(tmp_path: Path) -> None:
+    for memory, folder in (({}, tmp_path / "main" / "memory"), ({"folder": str(tmp_path / "else")}, tmp_path / "else")):
+        settings = config(
+            run={"folder": str(tmp_path), "name": "main"},
+            memory={"storage": "disk", "sync": "fsync", **memory},
+            trainer={"device": "cpu"},
+        )
+        training = training_from_config(settings)()
+        assert training.memory.disk.folder == folder
+        training.memory.close()
+
+
+@pytest.mark.parametrize("memory_cls", ["GenericTorchMemory", "TorchMemory"])
+def test_a_memory_of_rows_is_not_on_disk(memory_cls: str, tmp_path: Path) -> None:
+    settings = config(
+        run={"folder": str(tmp_path)}, memory={"storage": "disk", "cls": f"tmrl_core.training:{memory_cls}"}
+    )
+    with pytest.raises(ConfigError, match=rf"memory\.storage: disk, but .*{memory_cls} .*ReplayMemory"):
+        training_from_config(settings)
 
 
 def test_a_model_may_be_named() -> None:

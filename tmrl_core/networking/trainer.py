@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import CheckpointError, ConfigError
+from tmrl_core.errors import CheckpointError, ConfigError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -184,6 +184,12 @@ class Trainer:
             self._store.close(60.0)
         if self._link is not None:
             self._link.close()
+        self._close_memory(self.training)
+
+    def _close_memory(self, training: Any) -> None:
+        close = getattr(getattr(training, "memory", None), "close", None)
+        if close is not None:
+            close()
 
     def __enter__(self) -> Trainer:
         return self
@@ -241,7 +247,7 @@ class Trainer:
                     self._checkpoint(training, recorder)
             why = self._why(interface)
             if interface.asked_to_stop:
-                interface.commit()
+                self._commit(training, interface)
             else:
                 self._finish(training, interface)
             self._checkpoint(training, recorder, wait=True)
@@ -309,6 +315,7 @@ class Trainer:
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def _connect(self, training: Any, recorder: Recorder) -> RemoteInterface:
+        from tmrl_core.training.delivery_log import DeliveryLog
         from tmrl_core.training.evaluation import Evaluator
         from tmrl_core.training.remote import RemoteInterface
 
@@ -322,6 +329,7 @@ class Trainer:
             incarnation=delivery.get("incarnation", 0),
             counter=delivery.get("counter", 0),
             marks=delivery.get("marks", {}),
+            gaps=(delivery.get("gap_messages", 0), delivery.get("gap_samples", 0)),
         )
         settings = config.trainer.evaluation
         wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
@@ -349,6 +357,8 @@ class Trainer:
                 done = getattr(training, "total_updates", 0)
                 evaluator.due_updates = done - done % settings.every_updates + settings.every_updates
             interface.evaluator = evaluator
+        if getattr(getattr(training, "memory", None), "disk", None) is not None:
+            interface.keep = DeliveryLog(training, link).keep
         self._interface, self._link = interface, link
         if self._stopping:
             interface.stop()
@@ -383,12 +393,14 @@ class Trainer:
         interface = self._interface
         score = None
         if interface is not None:
-            interface.commit()
+            self._commit(training, interface)
             link = interface.link
             training.delivery = {
                 "incarnation": link.incarnation,
                 "counter": link.version[1],
                 "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
+                "gap_messages": link.counts.gap_messages,
+                "gap_samples": link.counts.gap_samples,
             }
             latest = interface.evaluator.latest if interface.evaluator is not None else None
             score = latest.mean if latest is not None else None
@@ -410,6 +422,17 @@ class Trainer:
         else:
             training.save(self.checkpoint_path)
         written()
+
+    def _commit(self, training: Any, interface: RemoteInterface) -> None:
+        """Acknowledge what was taken, as far as the memory's disk takes it; what it does not stays with its workers."""
+        commit = getattr(training, "commit", None)
+        if commit is not None:
+            commit(interface)
+            return
+        try:
+            interface.commit()
+        except StorageError as exc:
+            logger.error("samples cannot be kept: %s. They are not acknowledged, so their workers keep them.", exc)
 
     def _save_to_store(
         self, training: Any, score: float | None, wait: bool, on_written: Callable[[], None], first: bool
@@ -442,7 +465,7 @@ class Trainer:
     def _make_or_load(self) -> tuple[Any, bool]:
         """The training object, and whether it is new."""
         path = self.checkpoint_path
-        loaded = None
+        loaded = made = None
         if path is not None and path.exists():
             if self._load is not None:
                 loaded = self._load(path)
@@ -451,14 +474,27 @@ class Trainer:
                 loaded.load(path)
             else:
                 loaded = self._the_store().restore(self._make)
-                if loaded is None and self._has_own_format(candidate := self._make()):
-                    candidate.load(path)
-                    loaded = candidate
+                if loaded is None:
+                    made = self._make()
+                    if self._has_own_format(made):
+                        made.load(path)
+                        loaded = made
         if loaded is None:
-            return self._make(), True
+            made = made or self._make()
+            self._say_what_is_kept(made)
+            return made, True
         if self._updater is not None:
             loaded = self._updater(loaded, self.training_cls)
         return loaded, False
+
+    def _say_what_is_kept(self, training: Any) -> None:
+        memory: Any = getattr(training, "memory", None)
+        if getattr(memory, "recorded", None) is not None:
+            logger.info(
+                "there is no checkpoint; training begins anew, with %d transitions of the memory on disk (%d samples)",
+                len(memory),
+                training.total_samples,
+            )
 
     def _make(self) -> Any:
         seed = self._config.run.seed

@@ -84,6 +84,7 @@ class RecordLog:
         self._calls = calls
         self._file: SegmentFile | None = None
         self._sealed = False
+        self._closed = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._numbers = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
@@ -204,6 +205,8 @@ class RecordLog:
             StorageFullError: there is no room. The log is as before, and the same record may be tried again.
             StorageError: it cannot be written for another reason, or is too long. The log is as before.
         """
+        if self._closed:
+            raise StorageError(f"the log in {self.folder} is closed")
         file = self._file
         if file is None or self._sealed or file.bytes >= self.segment_bytes:
             file = self._begin()
@@ -262,7 +265,8 @@ class RecordLog:
                 raise storage_error(f"{self.folder} cannot be flushed", exc) from exc
 
     def close(self) -> None:
-        """Let go of the files; a second call does nothing."""
+        """Let go of the files; a second call does nothing. Nothing can be appended after it."""
+        self._closed = True
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -148,7 +148,17 @@ def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
         raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
+    follow_memory = getattr(training, "follow_memory", None)
+    if follow_memory is not None:
+        follow_memory()
     return body
+
+
+def _let_go(training: Any) -> None:
+    """Have a training object that is not used give back what only one can hold: its memory's folder."""
+    close = getattr(getattr(training, "memory", None), "close", None)
+    if close is not None:
+        close()
 
 
 def save_training(training: Any, folder: Path) -> None:
@@ -429,6 +439,7 @@ class CheckpointStore:
             except CheckpointError as exc:
                 logger.warning("checkpoint %d cannot be used: %s", counter, exc)
                 reasons.append(f"{counter}: {exc}")
+                _let_go(training)
                 continue
             rows = body["rows"]
             self._segments = [dict(entry) for entry in rows["segments"]] if rows is not None else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
 from tmrl_core.config.references import check_kwargs
-from tmrl_core.errors import MissingExtraError
+from tmrl_core.errors import ConfigError, MissingExtraError
 
 
 def prepare_torch(config: Config) -> None:
@@ -26,11 +26,34 @@ def prepare_torch(config: Config) -> None:
         torch.set_num_threads(config.trainer.threads)
 
 
+def _storage(config: Config) -> dict[str, Any]:
+    """Keyword arguments of a memory on disk.
+
+    Raises:
+        ConfigError: the memory keeps its samples in RAM only.
+    """
+    memory = config.memory
+    if memory.storage == "ram":
+        return {}
+    found = resolve(memory.cls, "memory.cls")
+    try:
+        accepted = inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        accepted = inspect.signature(lambda: None).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+    if not takes_any and not {"storage", "folder", "sync"} <= accepted.keys():
+        raise ConfigError(
+            f"memory.storage: disk, but {memory.cls} keeps its samples in RAM. Take memory.cls: "
+            "tmrl_core.training:ReplayMemory (numeric arrays of fixed shapes), or memory.storage: ram."
+        )
+    return {"storage": memory.storage, "folder": config.memory_path, "sync": memory.sync}
+
+
 def training_from_config(config: Config) -> Callable[[], Any]:
     """What makes the training object that the configuration describes.
 
     Raises:
-        ConfigError: a reference names nothing.
+        ConfigError: a reference names nothing, or the memory cannot be on disk.
     """
     trainer, memory = config.trainer, config.memory
     memory_cls = resolve_with(
@@ -40,6 +63,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
             "batch_size": memory.batch_size,
             "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
             "crc_debug": config.worker.crc_debug,
+            **_storage(config),
             **memory.kwargs,
         },
         "memory.cls",

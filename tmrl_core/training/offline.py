@@ -12,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tmrl_core.errors import StorageError
 from tmrl_core.networking.messages import Progress
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.interface import TrainingInterface
 
 logger = logging.getLogger(__name__)
 
+NOT_KEPT_S = 30.0
+"""Seconds between two lines in the log that say that samples cannot be written to the disk."""
 
 _SETTINGS = (
     "env_cls",
@@ -95,7 +98,9 @@ class TrainingOffline:
             None: none are.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"published", "statistics", "_waits_for", *_SETTINGS})
+    transient: ClassVar[frozenset[str]] = frozenset(
+        {"published", "statistics", "_waits_for", "_not_kept", "_not_kept_said", *_SETTINGS}
+    )
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
     def __init__(
@@ -150,6 +155,9 @@ class TrainingOffline:
         """Where each worker's stream of samples stands: what this memory holds and what it does not."""
         self.published = False
         self._waits_for = ""
+        self._not_kept = ""
+        """Why samples that have arrived cannot be written to the disk, and so are not acknowledged."""
+        self._not_kept_said = -math.inf
         self.statistics = _RoundStatistics()
 
         if isinstance(env_cls, tuple):
@@ -162,6 +170,23 @@ class TrainingOffline:
                 env.close()
         self.memory = memory_cls(nb_steps=steps, device=device)
         self.agent = training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
+        self.follow_memory()
+
+    def follow_memory(self) -> None:
+        """Take over what a memory on disk says of the samples that it holds: it is never older than a checkpoint."""
+        recorded = getattr(self.memory, "recorded", None)
+        if recorded is None:
+            return
+        marks, values = recorded
+        self.delivery = {
+            **self.delivery,
+            "incarnation": max(self.delivery["incarnation"], values.get("incarnation", 0)),
+            "counter": max(self.delivery["counter"], values.get("counter", 0)),
+            "marks": {**self.delivery["marks"], **marks},
+            **{name: values[name] for name in ("gap_messages", "gap_samples") if name in values},
+        }
+        self.total_samples = values.get("samples", self.total_samples)
+        self.samples_stale = values.get("stale", self.samples_stale)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -238,8 +263,16 @@ class TrainingOffline:
         return True
 
     def update_buffer(self, interface: TrainingInterface) -> None:
-        """Take what has arrived, append it to the memory, commit it."""
-        buffer = interface.retrieve_buffer()
+        """Take what has arrived, append it to the memory, commit it.
+
+        What a memory on disk cannot write is not acknowledged, and nothing more is taken until it can: its workers keep
+        it meanwhile.
+        """
+        try:
+            buffer = interface.retrieve_buffer()
+        except StorageError as exc:
+            self._say_not_kept(exc)
+            return
         if len(buffer) or buffer.episodes:
             kept, originals = self._without_stale(buffer, interface)
             refused_rows = 0
@@ -249,10 +282,34 @@ class TrainingOffline:
             received = len(buffer) - refused_rows
             self.total_samples += received
             self.statistics.samples += received
-        interface.commit()
+        self.commit(interface)
         if self._waits_for:
             self._waits_for = self._lack()
         interface.report(self._progress())
+
+    def commit(self, interface: TrainingInterface) -> bool:
+        """Have what was taken acknowledged. False: the disk does not take it; that was said, and is tried again."""
+        try:
+            interface.commit()
+        except StorageError as exc:
+            self._say_not_kept(exc)
+            return False
+        if self._not_kept:
+            logger.warning("the replay memory can be written again")
+            self._not_kept = ""
+        return True
+
+    def _say_not_kept(self, exc: StorageError) -> None:
+        self._not_kept = str(exc)
+        now = time.monotonic()
+        if now - self._not_kept_said >= NOT_KEPT_S:
+            self._not_kept_said = now
+            logger.error(
+                "samples cannot be kept: %s. They are not acknowledged, so their workers keep them; no more are taken "
+                "until they can be written, which is tried again and again. Training goes on with what there is, as "
+                "far as its ratio allows.",
+                exc,
+            )
 
     def _without_stale(self, buffer: Buffer, interface: TrainingInterface) -> tuple[Buffer, dict[int, Chunk]]:
         """`buffer` without rows whose policy is too old, and for each chunk that was cut out of one, that one."""
@@ -288,6 +345,10 @@ class TrainingOffline:
 
     def _lack(self) -> str:
         """What training waits for, in words; empty when it may go on."""
+        lack = self._lacking()
+        return f"{lack}, and the replay memory cannot be written: {self._not_kept}" if lack and self._not_kept else lack
+
+    def _lacking(self) -> str:
         if self.total_samples == 0:
             return "no sample has arrived yet"
         if self.total_samples < self.start_training:

@@ -67,6 +67,8 @@ class RemoteInterface(TrainingInterface):
         self.recorder = recorder
         self.progress = Progress()
         self.reached_target = False
+        self.keep: Callable[[list[Received]], None] | None = None
+        """Called with messages before they are acknowledged; raises StorageError where they cannot be kept."""
         self.ending = False
         """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
         self._max_message_bytes = max_message_bytes
@@ -91,7 +93,11 @@ class RemoteInterface(TrainingInterface):
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def retrieve_buffer(self) -> Buffer:
-        """Everything that has arrived; what the call before returned is committed."""
+        """Everything that has arrived; what the call before returned is committed.
+
+        Raises:
+            StorageError: as `commit`; nothing was taken.
+        """
         self.commit()
         buffer = Buffer(maxlen=None)
         received = self.link.receive()
@@ -125,7 +131,13 @@ class RemoteInterface(TrainingInterface):
             )
 
     def commit(self) -> None:
-        """Acknowledge what the last `retrieve_buffer` returned."""
+        """Acknowledge what the last `retrieve_buffer` returned.
+
+        Raises:
+            StorageError: the memory's disk does not take it. Nothing is acknowledged, nor taken, until a later call.
+        """
+        if self._outstanding and self.keep is not None:
+            self.keep([received for received, _, _ in self._outstanding])
         for received, chunk, reason in self._outstanding:
             reason = reason or self._refusals.get(id(chunk), "")
             if reason:

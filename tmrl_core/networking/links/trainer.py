@@ -53,6 +53,7 @@ class TrainerLink(Link):
         run: name of the run.
         inbox_bytes: most bytes of samples that wait for the training thread (at least one message).
         incarnation, counter, marks: from the checkpoint that training goes on from.
+        gaps: messages and samples that were counted as dropped by their workers up to there.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TrainerLink(Link):
         incarnation: int = 0,
         counter: int = 0,
         marks: Mapping[bytes, tuple[int, int]] | None = None,
+        gaps: tuple[int, int] = (0, 0),
     ) -> None:
         self._trainer = TrainerState(
             run=run,
@@ -75,6 +77,7 @@ class TrainerLink(Link):
             counter=counter,
             marks={stream: Mark(*mark) for stream, mark in (marks or {}).items()},
         )
+        self._trainer.gap_messages, self._trainer.gap_samples = gaps
         super().__init__(settings, self._trainer)
 
     # --- samples ---

@@ -1,0 +1,502 @@
+"""Rows of a replay memory on disk: append-only files, sampled where they lie.
+
+Theory of operation
+-------------------
+What is put is staged in RAM; `commit` writes it as one record, whose note says how far the streams of samples are with
+it. A record is on the disk whole or not at all, so samples and marks never disagree, and what has been acknowledged is
+in the file. `sync` "os" hands it to the operating system (it survives the end of this process), "fsync" flushes it (it
+survives the machine).
+
+Files are mapped, and a batch is one gather out of the mappings: the operating system's page cache decides what is in
+RAM. What this process holds itself is a table with 16 bytes a record, which says where the rows of each begin, and the
+state of the streams. Each file begins with all of that state, so that the files before it may go: they do when all of
+their rows have left the memory. A file takes an eighth of the capacity, so the folder holds up to nine eighths of it.
+
+Opening reads every byte of the last file, the only one in which a record may be cut short, and of the older ones the
+records' headers and notes, which have a checksum of their own. Rows of an older file are trusted as the disk returns
+them; `verify` checks all. Where an older file is damaged or missing, the rows up to the damage are let go: the memory
+then holds fewer, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tmrl_core.errors import CheckpointError, CodecError, StorageError
+from tmrl_core.samples import decode_value, encode_value
+from tmrl_core.storage import MAX_NOTE_BYTES, OS, FileCalls, FolderLock, Record, RecordLog, SegmentReader
+from tmrl_core.training.layout import Array, Column, RowLayout
+from tmrl_core.training.rows import Rows
+from tmrl_core.training.segments import RowFormat, parse_rows_note, rows_note
+
+logger = logging.getLogger(__name__)
+
+FORMAT_NAME = "replay memory"
+MAX_STREAMS = 4096
+"""Streams whose state is kept; the longest silent one is forgotten first."""
+MAX_TAILS_BYTES = 32 << 20
+"""Last rows of streams that one note holds; beyond it the longest silent stream's open episode will have a gap."""
+MIN_SEGMENT_BYTES = 1 << 20
+MAX_SEGMENT_BYTES = 256 << 20
+_UNIT = 8
+_NUMBER_SHIFT = 32
+"""An address is a file's number and, in the lower bits, a place in it in units of 8 bytes."""
+
+Changes = dict[str, dict[Any, Any]]
+
+
+class StreamStates:
+    """What the log says beside rows: where streams of samples stand, and a few values.
+
+    Attributes:
+        marks: per stream, its next message's number and position.
+        tails: per stream whose episode is open: episode, step and observation (a tree of arrays [1, ...]) of its last
+            row.
+        values: counters and the like.
+    """
+
+    def __init__(self) -> None:
+        self.marks: dict[bytes, list[int]] = {}
+        self.tails: dict[bytes, list[Any]] = {}
+        self.values: dict[str, Any] = {}
+
+    def apply(self, changes: Mapping[str, Mapping[Any, Any]]) -> None:
+        """Take over what has changed; a tail that is None has ended."""
+        for name, held in (("marks", self.marks), ("tails", self.tails)):
+            for stream, value in changes.get(name, {}).items():
+                held.pop(stream, None)  # the one that changed last stands last
+                if value is not None:
+                    held[stream] = list(value)
+            while len(held) > MAX_STREAMS:
+                del held[next(iter(held))]
+        self.values.update(changes.get("values", {}))
+
+    def whole(self) -> Changes:
+        """All of it, as changes."""
+        return {"marks": self.marks, "tails": self.tails, "values": self.values}
+
+
+def _encoded(changes: Changes) -> bytes:
+    """As bytes that fit a note."""
+    tails = changes.get("tails", {})
+    size = 0
+    kept = {}
+    for stream, tail in reversed(list(tails.items())):
+        size += 0 if tail is None else _tree_bytes(tail[2])
+        kept[stream] = tail if size <= MAX_TAILS_BYTES else None
+    return encode_value({**changes, "tails": dict(reversed(kept.items()))})
+
+
+def _tree_bytes(tree: Any) -> int:
+    if isinstance(tree, dict):
+        return sum(map(_tree_bytes, tree.values()))
+    if isinstance(tree, tuple):
+        return sum(map(_tree_bytes, tree))
+    return int(tree.nbytes)
+
+
+def _decoded(data: bytes) -> Changes:
+    try:
+        changes = decode_value(data, max_bytes=MAX_NOTE_BYTES) if data else {}
+    except CodecError as exc:
+        raise StorageError(f"a note of the replay memory cannot be read: {exc}") from exc
+    if not isinstance(changes, dict) or not all(isinstance(value, dict) for value in changes.values()):
+        raise StorageError("a note of the replay memory is not what this version writes")
+    return changes
+
+
+class _Table:
+    """Where the rows of each record begin: 16 bytes a record."""
+
+    def __init__(self) -> None:
+        self._arrays = np.zeros((2, 64), np.int64)
+        self._start = self._stop = 0
+
+    def add(self, first_row: int, base: int) -> None:
+        if self._stop == self._arrays.shape[1]:
+            kept = self._stop - self._start
+            arrays = np.zeros((2, max(64, 2 * kept)), np.int64)
+            arrays[:, :kept] = self._arrays[:, self._start : self._stop]
+            self._arrays, self._start, self._stop = arrays, 0, kept
+        self._arrays[:, self._stop] = first_row, base
+        self._stop += 1
+
+    def clear(self) -> None:
+        self._start = self._stop = 0
+
+    def drop_before(self, first_row: int) -> None:
+        """Forget records that begin before a row."""
+        self._start += int(np.searchsorted(self.first_rows, first_row))
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @property
+    def first_rows(self) -> Array:
+        return self._arrays[0, self._start : self._stop]
+
+    def addresses(self, index: Array, row_units: int) -> Array:
+        """Of absolute indices that are there."""
+        record = np.searchsorted(self.first_rows, index, "right") - 1
+        address: Array = self._arrays[1, self._start + record] + index * row_units
+        return address
+
+
+class _Segment:
+    """What is known of a file."""
+
+    def __init__(self, first_row: int) -> None:
+        self.first_row = first_row
+        self.stop = first_row
+        self.end = 0
+        """Where its last record ends, in bytes."""
+        self.reader: SegmentReader | None = None
+        self.rows: Array | None = None
+        """A view in which element `i` is the row that begins at byte `8 * i`."""
+
+
+class DiskRows(Rows):
+    """Rows in the files of one folder, which this process locks.
+
+    Args:
+        capacity: how many rows are kept.
+        folder: made if it is not there; what it holds is taken over.
+        sync: what a commit survives: "os" the end of this process, "fsync" that of the machine.
+        calls: how files are written.
+
+    Raises:
+        FolderLockedError: another process uses the folder.
+        StorageError: it cannot be read or written.
+
+    Attributes:
+        folder: see above.
+        states: where streams of samples stand with what is committed.
+        lost_rows: rows of the capacity that opening did not find again, through damage.
+        torn_bytes: bytes of records that were cut short, which opening cut off.
+    """
+
+    def __init__(
+        self, capacity: int, folder: Path, sync: Literal["os", "fsync"] = "os", *, calls: FileCalls = OS
+    ) -> None:
+        super().__init__(capacity)
+        self.folder = folder
+        self.states = StreamStates()
+        self.lost_rows = 0
+        self._began: int | None = None
+        self._format: RowFormat | None = None
+        self._table = _Table()
+        self._segments: dict[int, _Segment] = {}
+        self._staged: list[tuple[int, Array, list[Array]]] = []
+        self._lock = FolderLock(folder, "the replay memory")
+        try:
+            self._log = RecordLog(folder, FORMAT_NAME, None, sync=sync, first_note=self._snapshot, calls=calls)
+            self._read()
+        except BaseException:
+            self._lock.close()
+            raise
+        self.torn_bytes = self._log.torn_bytes
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        numbers = self._log.numbers
+        damaged = 0
+        for number in numbers:
+            try:
+                self._read_segment(number, newest=number == numbers[-1])
+            except StorageError as exc:
+                if number == numbers[-1]:
+                    raise
+                damaged += 1
+                logger.warning("%s; the rows up to there are let go", exc)
+        self.lost_rows = min(self.readable - (self._began or 0), self.capacity) - len(self)
+        if damaged or self.lost_rows:
+            logger.warning(
+                "the replay memory in %s is damaged in %d of %d files and holds %d transitions, %d fewer than before",
+                self.folder,
+                damaged,
+                len(numbers),
+                len(self),
+                self.lost_rows,
+            )
+        if self.layout is not None:
+            self._describe(self.layout)
+
+    def _read_segment(self, number: int, newest: bool) -> None:
+        reader = self._log.reader(number)
+        layout = self._layout_of(reader)
+        segment: _Segment | None = None
+        for record in reader.records(check_payloads=False):
+            first_row, rows, rest = parse_rows_note(record.note)
+            if len(record.payload) != (rows * self._row_bytes if rows else 0):
+                raise StorageError(f"{reader.path} has a record of {len(record.payload)} bytes that are no {rows} rows")
+            if first_row != self.readable:
+                # What came before is missing here: rows are one run, the newest.
+                self._table.clear()
+                self.oldest = self.readable = first_row
+            if self._began is None:
+                self._began = first_row
+            if segment is None:
+                segment = self._segments[number] = _Segment(first_row)
+            if newest:
+                self.states.apply(_decoded(rest))
+            self._note_record(number, segment, record, rows)
+        if segment is not None:
+            segment.reader = reader
+        if layout is not None:
+            self.layout = layout
+        if reader.torn_bytes:
+            raise StorageError(
+                f"{reader.path} is damaged after byte {reader.good_bytes} of {reader.size}: {reader.torn_bytes} bytes"
+            )
+
+    def _layout_of(self, reader: SegmentReader) -> RowLayout | None:
+        if reader.description is None:
+            return None
+        try:
+            layout = RowLayout.from_description(reader.description["layout"])
+            row_format = RowFormat.from_description(reader.description, str(reader.path))
+        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise StorageError(f"the head of {reader.path} describes no replay rows: {exc}") from exc
+        if row_format != _format_of(layout):
+            raise StorageError(f"the head of {reader.path} contradicts itself: {row_format}")
+        self._format = row_format
+        return layout
+
+    def _note_record(self, number: int, segment: _Segment, record: Record, rows: int) -> None:
+        segment.end = record.end
+        self._add(number, segment, record.payload_offset, rows)
+
+    def _add(self, number: int, segment: _Segment, payload_offset: int, rows: int) -> None:
+        if rows:
+            units = payload_offset // _UNIT - self.readable * self._row_units
+            self._table.add(self.readable, (number << _NUMBER_SHIFT) + units)
+            self.readable += rows
+        segment.stop = self.readable
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._format.row_bytes if self._format is not None else 0
+
+    @property
+    def _row_units(self) -> int:
+        return self._row_bytes // _UNIT
+
+    def allocate(self, layout: RowLayout) -> None:
+        """The next file will say so in its head."""
+        self.layout = layout
+        self._format = _format_of(layout)
+        self._describe(layout)
+        self._log.seal()
+
+    def _describe(self, layout: RowLayout) -> None:
+        assert self._format is not None
+        self._log.description = {"layout": layout.describe(), **self._format.describe()}
+        self._log.segment_bytes = min(max(self.capacity * self._row_bytes // 8, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
+
+    def _snapshot(self) -> bytes:
+        return rows_note(self.readable, 0, _encoded(self.states.whole()))
+
+    @property
+    def staged(self) -> int:
+        """Rows that are put and not committed."""
+        return sum(len(rows) for _, rows, _ in self._staged)
+
+    def prepare(self, start: int, count: int) -> None:
+        """Make room for them in RAM."""
+        assert self._format is not None
+        rows = self._format.empty(count)
+        self._staged.append((start, rows, self._format.columns(rows)))
+
+    def put(self, column: Column, start: int, values: Array) -> None:
+        """Fill staged rows."""
+        begin, _, columns = self._staged[-1]
+        columns[column.group][start - begin : start - begin + len(values), column.start : column.stop] = values
+
+    def put_versions(self, start: int, values: Array) -> None:
+        """Fill staged rows."""
+        begin, _, columns = self._staged[-1]
+        columns[-1][start - begin : start - begin + len(values)] = values
+
+    def publish(self, stop: int) -> None:
+        """They can be read after the next `commit`."""
+
+    def commit(self, changes: Changes) -> None:
+        """Write the staged rows and what has changed beside them, as one record.
+
+        Raises:
+            StorageFullError: there is no room. Nothing was written; the rows are still staged.
+            StorageError: it cannot be written for another reason; likewise.
+        """
+        rows = self.staged
+        note = rows_note(self.readable, rows, _encoded(changes))
+        place = self._log.append(note, [block.data for _, block, _ in self._staged])
+        segment = self._segments.setdefault(place.number, _Segment(self.readable))
+        segment.end = place.end
+        self._staged = []
+        self.states.apply(changes)
+        self._add(place.number, segment, place.payload_offset, rows)
+        self._drop_old()
+
+    def adopt(self, layout: RowLayout, written: int, rows: Sequence[Array]) -> None:
+        """Stage the rows of a memory that was in RAM; this one is empty.
+
+        Args:
+            layout: where columns stand.
+            written: index after the last of them.
+            rows: of each dtype group and of the versions, oldest first.
+        """
+        self.allocate(layout)
+        self.oldest = self.readable = written - len(rows[0])
+        self.prepare(self.oldest, len(rows[0]))
+        for column, values in zip(self._staged[-1][2], rows, strict=True):
+            column[:] = values
+
+    def discard(self) -> None:
+        """Forget the staged rows."""
+        self._staged = []
+
+    def _drop_old(self) -> None:
+        limit = self.readable - self.capacity
+        if limit <= 0:
+            return
+        needed = next((n for n, segment in self._segments.items() if segment.stop > limit), 0)
+        for number in [n for n in self._segments if n < needed]:
+            segment = self._segments.pop(number)
+            if segment.reader is not None:
+                segment.rows = None
+                segment.reader.close()
+            self._table.drop_before(segment.stop)
+            self.oldest = max(self.oldest, segment.stop)
+        self._log.remove_before(needed)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def index_of(self, draw: int) -> int:
+        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        return int(self._indices(np.array([draw]))[0])
+
+    def _indices(self, draws: Array) -> Array:
+        if self.readable - self.oldest < self.capacity:
+            return self.oldest + draws
+        newest = self.readable - 1
+        indices: Array = newest - (newest - draws) % self.capacity
+        return indices
+
+    def gather(self, draws: Array) -> list[torch.Tensor]:
+        """One gather for each file that a draw fell into."""
+        assert self._format is not None
+        rows = self._rows_at(self._indices(draws))
+        return [torch.from_numpy(column) for column in self._format.columns(rows)[:-1]]
+
+    def _rows_at(self, indices: Array) -> Array:
+        """[n, row_bytes] uint8."""
+        address = self._table.addresses(indices, self._row_units)
+        number, unit = address >> _NUMBER_SHIFT, address & ((1 << _NUMBER_SHIFT) - 1)
+        first, last = int(number.min()), int(number.max())
+        if first == last:
+            picked = self._mapped(first)[unit]
+        else:
+            picked = np.empty(len(indices), self._void)
+            order = np.argsort((number - first).astype(np.uint16), kind="stable")
+            number, unit = number[order], unit[order]
+            start = 0
+            while start < len(order):
+                stop = int(np.searchsorted(number, number[start], "right"))
+                picked[order[start:stop]] = self._mapped(int(number[start]))[unit[start:stop]]
+                start = stop
+        rows: Array = picked.view(np.uint8).reshape(len(indices), self._row_bytes)
+        return rows
+
+    @property
+    def _void(self) -> np.dtype[Any]:
+        return np.dtype((np.void, self._row_bytes))
+
+    def _mapped(self, number: int) -> Array:
+        segment = self._segments[number]
+        reader = segment.reader
+        if reader is None or reader.size < segment.end:
+            if reader is not None:
+                segment.rows = None
+                reader.close()
+            reader = segment.reader = self._log.reader(number)
+            segment.rows = None
+        if segment.rows is None:
+            length = max(0, (reader.size - self._row_bytes) // _UNIT + 1)
+            segment.rows = np.ndarray((length,), self._void, reader.view, 0, (_UNIT,))
+        return segment.rows
+
+    def row(self, index: int) -> list[Array]:
+        """A copy of it; it may be staged still."""
+        assert self._format is not None
+        for start, rows, columns in reversed(self._staged):
+            if start <= index < start + len(rows):
+                return [column[index - start] for column in columns[:-1]]
+        return [column[0] for column in self._format.columns(self._rows_at(np.array([index])))[:-1]]
+
+    def versions(self) -> Any:
+        """Reads every row."""
+        if self._format is None or len(self) == 0:
+            return np.zeros((0, 2), np.int64)
+        parts = []
+        at_once = 65_536
+        for start in range(self.readable - len(self), self.readable, at_once):
+            rows = self._rows_at(np.arange(start, min(start + at_once, self.readable)))
+            parts.append(self._format.columns(rows)[-1].copy())
+        return np.concatenate(parts)
+
+    def verify(self) -> list[str]:
+        """Read every byte of every file; what is damaged, in words.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
+        found = []
+        for number in self._log.numbers:
+            reader = self._log.reader(number)
+            for _ in reader.records():
+                pass
+            if reader.torn_bytes:
+                found.append(f"{reader.path}: damaged after byte {reader.good_bytes} of {reader.size}")
+            reader.close()
+        return found
+
+    def read_back(self, start: int, stop: int) -> Sequence[Array]:
+        """Rows [start, stop), which can all be read, of each dtype group and of the versions."""
+        assert self._format is not None
+        return self._format.columns(self._rows_at(np.arange(start, stop)))
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of all files."""
+        return self._log.bytes
+
+    def flush(self) -> None:
+        """Return when all that is committed survives the machine.
+
+        Raises:
+            StorageError: it may not.
+        """
+        self._log.flush()
+
+    def close(self) -> None:
+        """Let go of the files and of the folder's lock; what is staged is forgotten. A second call does nothing."""
+        self._staged = []
+        self._log.close()
+        self._lock.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_log"):
+            self.close()
+
+
+def _format_of(layout: RowLayout) -> RowFormat:
+    return RowFormat.from_columns([*layout.dtypes, np.dtype(np.int64)], [*layout.widths, 2])
