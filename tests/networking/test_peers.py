@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tmrl_core.networking.connection import Connection, Identity
-from tmrl_core.networking.delivery import StreamSender
+from tmrl_core.networking.delivery import Mark, StreamReceiver, StreamSender
 from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.relay import Relay
@@ -118,6 +118,37 @@ def test_what_the_next_trainer_lacks_is_believed(place: Place) -> None:
     place.report(second[0], LACK)
     place.run()
     assert place.worker.progress == LACK
+
+
+def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_too(place: Place) -> None:
+    sender, _ = place.worker.senders[0]
+    for _ in range(3):
+        sender.offer([b"x"], 10)
+    client, server = place.trainer()
+    state = client.trainer
+    taken = state.take()
+    assert len(taken) == 3
+    state.commit(taken[0])
+    state.commit(taken[1], "shape (3,) where (4,) is held")
+    place.kill((client, server))  # before it has told anybody
+    assert state.refusals == {sender.stream: ((1, "shape (3,) where (4,) is held"),)}
+    restored = TrainerState(
+        run="run", name="hpc", peer=b"u" * 16, inbox_bytes=1 << 20, marks=state.marks, refusals=state.refusals
+    )
+    place.connect(TrainerConnection(restored, silent_s=10, heartbeat_s=3))
+    assert (sender.samples_acked, sender.samples_refused) == (0, 0), "nothing new was committed since"
+    for one in restored.take():
+        restored.commit(one)
+    place.pairs[-1][0].wake()
+    place.run()
+    assert (sender.samples_acked, sender.samples_refused) == (20, 10)
+    assert list(sender.refusals) == [(1, "shape (3,) where (4,) is held")]
+
+
+def test_of_refusals_the_latest_are_remembered_and_none_beyond_the_mark(place: Place) -> None:
+    receiver = StreamReceiver(b"s" * 16, Mark(30, 30))
+    receiver.remember((number, "no") for number in range(40))
+    assert [number for number, _ in receiver.refusals] == list(range(10, 30))
 
 
 def test_without_a_server_nobody_lacks_anything(place: Place) -> None:

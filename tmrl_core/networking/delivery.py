@@ -378,6 +378,10 @@ class Mark(NamedTuple):
 _START = Mark(0, 0)
 
 
+_REMEMBERED_REFUSALS = 20
+"""Of each stream, in a checkpoint: more than what one acknowledgement can lose on its way, seldom written at all."""
+
+
 class StreamReceiver:
     """The trainer's end of one stream.
 
@@ -409,6 +413,17 @@ class StreamReceiver:
         self._skip_body = False
         self._in_message = False
         self._ignored_epoch: int | None = None
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The latest refusals, which the worker may not have heard of: what a checkpoint remembers beside the mark."""
+        return (*self._refused_lately, *self._refused)[-_REMEMBERED_REFUSALS:]
+
+    def remember(self, refusals: Iterable[Refusal]) -> None:
+        """Repeat these with the next acknowledgement: without it those messages would count as committed."""
+        self._refused_lately.extend(
+            (number, reason) for number, reason in refusals if number < self.mark.next_number
+        )
 
     def attach(self) -> int:
         """The stream has come (back) on a link: what was half received is void. Returns the number to resume from."""

@@ -329,6 +329,7 @@ class Trainer:
             incarnation=delivery.get("incarnation", 0),
             counter=delivery.get("counter", 0),
             marks=delivery.get("marks", {}),
+            refusals=delivery.get("refusals", {}),
             gaps=(delivery.get("gap_messages", 0), delivery.get("gap_samples", 0)),
         )
         settings = config.trainer.evaluation
@@ -399,6 +400,7 @@ class Trainer:
                 "incarnation": link.incarnation,
                 "counter": link.version[1],
                 "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
+                "refusals": link.refusals,
                 "gap_messages": link.counts.gap_messages,
                 "gap_samples": link.counts.gap_samples,
             }

@@ -52,7 +52,7 @@ class TrainerLink(Link):
         name: label for people.
         run: name of the run.
         inbox_bytes: most bytes of samples that wait for the training thread (at least one message).
-        incarnation, counter, marks: from the checkpoint that training goes on from.
+        incarnation, counter, marks, refusals: from the checkpoint that training goes on from.
         gaps: messages and samples that were counted as dropped by their workers up to there.
     """
 
@@ -66,6 +66,7 @@ class TrainerLink(Link):
         incarnation: int = 0,
         counter: int = 0,
         marks: Mapping[bytes, tuple[int, int]] | None = None,
+        refusals: Mapping[bytes, Iterable[tuple[int, str]]] | None = None,
         gaps: tuple[int, int] = (0, 0),
     ) -> None:
         self._trainer = TrainerState(
@@ -76,6 +77,7 @@ class TrainerLink(Link):
             incarnation=incarnation,
             counter=counter,
             marks={stream: Mark(*mark) for stream, mark in (marks or {}).items()},
+            refusals=refusals,
         )
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         super().__init__(settings, self._trainer)
@@ -113,6 +115,11 @@ class TrainerLink(Link):
     def marks(self) -> dict[bytes, Mark]:
         """How far each stream is committed: part of the checkpoint."""
         return self._trainer.marks
+
+    @property
+    def refusals(self) -> dict[bytes, tuple[tuple[int, str], ...]]:
+        """What was refused lately of each stream: part of the checkpoint too."""
+        return self._trainer.refusals
 
     def worker_name(self, stream: bytes) -> str:
         """The label of the worker that a stream is or was of."""

@@ -39,6 +39,7 @@ from tmrl_core.networking.messages import (
     Notice,
     PolicyUpdate,
     Progress,
+    Refusal,
     Report,
     Resume,
     Waits,
@@ -69,6 +70,7 @@ class TrainerState(ClientState):
         inbox_bytes: most bytes of samples that wait for the training thread.
         incarnation: the highest one in the checkpoint that this trainer goes on from.
         marks: how far each stream was committed in that checkpoint.
+        refusals: what was refused lately of each, according to it.
     """
 
     role = "trainer"
@@ -84,6 +86,7 @@ class TrainerState(ClientState):
         incarnation: int = 0,
         counter: int = 0,
         marks: Mapping[bytes, Mark] | None = None,
+        refusals: Mapping[bytes, Iterable[Refusal]] | None = None,
     ) -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
         self.incarnation = incarnation
@@ -99,6 +102,9 @@ class TrainerState(ClientState):
         self.receivers: OrderedDict[bytes, StreamReceiver] = OrderedDict()
         for stream, mark in (marks or {}).items():
             self.receivers[stream] = StreamReceiver(stream, Mark(*mark), self._bodies)
+        for stream, told in (refusals or {}).items():
+            if stream in self.receivers:
+                self.receivers[stream].remember(told)
         self.members: dict[bytes, Member] = {}
         self.names: dict[bytes, str] = {}
         self.waits: dict[bytes, str] = {}
@@ -180,6 +186,12 @@ class TrainerState(ClientState):
         """How far each stream is committed: goes into the checkpoint, with the memory that it speaks of."""
         with self.lock:
             return {stream: receiver.mark for stream, receiver in self.receivers.items()}
+
+    @property
+    def refusals(self) -> dict[bytes, tuple[Refusal, ...]]:
+        """What was refused lately of each stream, if something was: goes into the checkpoint beside the marks."""
+        with self.lock:
+            return {stream: told for stream, receiver in self.receivers.items() if (told := receiver.refusals)}
 
 
 class TrainerConnection(Connection):
