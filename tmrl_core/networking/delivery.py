@@ -18,7 +18,7 @@ then dropped counts as dropped when a later resume asks for it, as acknowledged 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
@@ -421,9 +421,7 @@ class StreamReceiver:
 
     def remember(self, refusals: Iterable[Refusal]) -> None:
         """Repeat these with the next acknowledgement: without it those messages would count as committed."""
-        self._refused_lately.extend(
-            (number, reason) for number, reason in refusals if number < self.mark.next_number
-        )
+        self._refused_lately.extend((number, reason) for number, reason in refusals if number < self.mark.next_number)
 
     def attach(self) -> int:
         """The stream has come (back) on a link: what was half received is void. Returns the number to resume from."""
