@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tests.networking.simulation.memory import Memory, content
+from tests.networking.simulation.network import End, Network, Route, Violation
 from tmrl_core.errors import NetworkError, RefusedError
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import Mark, Received, StreamSender
 from tmrl_core.networking.framing import SAMPLES_HEAD, message_bytes
 from tmrl_core.networking.messages import RETRYABLE, Blob, Directive, PolicyUpdate, Progress
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
-from tests.networking.simulation.memory import Memory, content, parse
-from tests.networking.simulation.network import End, Network, Route, Violation
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 4.0
 
@@ -24,6 +24,7 @@ class Client:
         self.network = network
         self.route = route
         self.alive = True
+        self.killed = False
         self.end: End | None = None
         self.connection: Connection | None = None
         self.state: WorkerState | TrainerState
@@ -74,6 +75,7 @@ class Client:
     def kill(self) -> None:
         """SIGKILL."""
         self.alive = False
+        self.killed = True
         if self.end is not None:
             self.end.kill()
 
@@ -122,8 +124,8 @@ class Worker(Client):
         self.version = (0, 0)
         self.published = 0
         self.policy = b""
-        self.ended = False
-        """Whether its stream has ended in order, with everything acknowledged."""
+        self.servers = 0
+        """Which Server process was the latest when it began to end."""
 
     def make_connection(self) -> Connection:
         settings = self.network.settings
@@ -148,17 +150,23 @@ class Worker(Client):
             self.end.wake()
         return True
 
+    def begin_to_end(self) -> None:
+        """What `WorkerLink.close` does first: the Server may take over what no trainer takes."""
+        self.state.ending = True
+        self.servers = self.network.servers
+        if self.end is not None and isinstance(self.end.connection, WorkerConnection):
+            self.end.connection.hand_over()
+
     def drained(self) -> bool:
-        """Whether nothing is left to be acknowledged."""
-        return not self.sender.held_messages
+        """Whether nothing is left to be acknowledged or handed over."""
+        return self.sender.settled
 
     def end_in_order(self) -> None:
-        """Close, as `WorkerLink.close` does after it has waited."""
+        """What `WorkerLink.close` does in the end, whether everything has drained or its time is over."""
         if self.drained() and self.linked and self.end is not None:
             assert isinstance(self.end.connection, WorkerConnection)
             self.end.connection.end_streams()
             self.end.pump()
-            self.ended = True
         self.close()
 
 
@@ -282,4 +290,9 @@ def held(sender: StreamSender) -> dict[int, Any]:
     return {message.number: message for message in messages}
 
 
-__all__ = ["Client", "Trainer", "Worker", "held", "parse"]
+def stored(sender: StreamSender) -> int:
+    """Every message below it is kept by the Server, as far as the worker knows."""
+    return sender._stored
+
+
+__all__ = ["Client", "Trainer", "Worker", "held", "stored"]

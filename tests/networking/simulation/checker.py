@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tmrl_core.networking.relay import Relay
-from tests.networking.simulation.actors import Trainer, Worker, held
+from tests.networking.simulation.actors import Trainer, Worker, held, stored
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import End, Network, Violation
+from tmrl_core.networking.relay import Relay
 
 
 class Checker:
@@ -77,7 +77,8 @@ class Checker:
             raise Violation("an honest peer was taken to have broken the protocol")
         reserved = sum(stream.reserved for stream in relay.streams.values())
         queued = sum(size for stream in relay.streams.values() for _, size in stream.queue)
-        queued += relay._sending[2] if relay._sending is not None else 0
+        queued += sum(size for stream in relay.streams.values() for _, size in stream.handed)
+        queued += relay._sending[2] if relay._sending is not None and not relay._sending_spooled else 0
         if reserved != relay.reserved_bytes or queued != relay.queued_bytes:
             raise Violation(
                 f"the relay counts {relay.reserved_bytes} bytes reserved and {relay.queued_bytes} queued; there are "
@@ -105,11 +106,13 @@ class Checker:
 
     # --- when a worker is gone, and in the end ---
 
-    def finished(self, worker: Worker, memory: Memory, elsewhere: list[Memory]) -> None:
+    def finished(self, worker: Worker, memory: Memory, elsewhere: list[Memory], forgotten: bool) -> None:
         """Everything that a worker handed over is where it should be.
 
         Nothing may be missing but what the worker holds or dropped and counted, and what was in the memory of a trainer
-        that lost it (what was acknowledged since its last checkpoint) or in another memory.
+        that lost it (what was acknowledged since its last checkpoint) or in another memory. What a worker that ended
+        had handed over to the Server is not held by it any more, unless the Server has `forgotten` it: a spool in
+        memory goes with its process.
 
         Raises:
             Violation: something is missing, or counted wrongly.
@@ -120,7 +123,8 @@ class Checker:
         forgiven = set(memory.lost.get(worker.stream, ()))
         for other in elsewhere:
             forgiven.update(other.lost.get(worker.stream, ()), *other_rows(other, worker.stream))
-        holding = held(sender)
+        handed_over = stored(sender) if worker.state.ending and not worker.killed and not forgotten else 0
+        holding = [n for n in held(sender) if n >= handed_over]
         samples = worker.samples
         missing = [n for n in range(len(samples)) if n not in here and n not in forgiven and n not in holding]
         lost = sum(samples[n] for n in missing)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tmrl_core.networking.delivery import Mark, Received
 from tests.networking.simulation.network import Violation
+from tmrl_core.networking.delivery import Mark, Received
+
+_START = Mark(0, 0)
 
 
 @dataclass
@@ -15,7 +17,7 @@ class Rows:
     numbers: list[int] = field(default_factory=list)
     """Messages appended, in the order in which they were."""
     refused: list[int] = field(default_factory=list)
-    mark: Mark = Mark(0, 0)
+    mark: Mark = _START
     last: int = -1
 
 
@@ -89,7 +91,7 @@ class Memory:
         if self.durable:
             return
         for stream, rows in self.streams.items():
-            numbers, refused, mark = self._checkpoint.get(stream, (0, 0, Mark(0, 0)))
+            numbers, refused, mark = self._checkpoint.get(stream, (0, 0, _START))
             self.lost.setdefault(stream, set()).update(rows.numbers[numbers:], rows.refused[refused:])
             del rows.numbers[numbers:], rows.refused[refused:]
             rows.mark = mark

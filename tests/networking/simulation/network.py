@@ -276,7 +276,7 @@ class Network:
         self,
         random: Random,
         settings: RelaySettings,
-        relay: Callable[[RelaySettings], Relay] = Relay,
+        relay: Callable[[Network], Relay] | None = None,
         watch: Callable[[End], None] = lambda end: None,
     ) -> None:
         self.random = random
@@ -291,8 +291,10 @@ class Network:
         self.server_up = True
         self.server_ends: dict[End, None] = {}
         self._heap: list[tuple[float, float, Callable[..., None], tuple[Any, ...]]] = []
-        self._make_relay = relay
-        self.relay = relay(settings)
+        self._make_relay = relay or (lambda network: Relay(settings))
+        self.servers = 1
+        """How many Server processes there were."""
+        self.relay = self._make_relay(self)
 
     def at(self, delay: float, do: Callable[..., None], *args: Any) -> None:
         """Call `do` after `delay` seconds; who goes first at the same time is left to chance."""
@@ -345,6 +347,8 @@ class Network:
     def stop_server(self, *, in_order: bool) -> None:
         """The Server's process ends, with all that it held; in order: it says goodbye."""
         self.server_up = False
+        if self.relay.hand_overs.spool is not None:
+            self.relay.hand_overs.spool.close()
         for end in list(self.server_ends):
             if in_order:
                 end.connection.close()
@@ -354,5 +358,6 @@ class Network:
 
     def start_server(self) -> None:
         """A new Server process listens."""
-        self.relay = self._make_relay(self.settings)
+        self.servers += 1
+        self.relay = self._make_relay(self)
         self.server_up = True

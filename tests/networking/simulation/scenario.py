@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tmrl_core.networking.delivery import StreamSender
-from tmrl_core.networking.messages import Progress
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.relay import Relay, RelaySettings
 from tests.networking.simulation.actors import Client, Trainer, Worker
 from tests.networking.simulation.checker import Checker
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route, Violation
+from tests.networking.simulation.spools import Disk, SimulatedDiskSpool
+from tmrl_core.networking.delivery import StreamSender
+from tmrl_core.networking.messages import Progress
+from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.relay.spool import MemorySpool, Spool
 
 EVENTS = 1_000
 """A seed has at least so many."""
@@ -34,7 +36,7 @@ _AUDIT_EVENTS = 100
 class Core:
     """The parts under test; a mutation replaces one of them."""
 
-    relay: Callable[[RelaySettings], Relay] = Relay
+    relay: Callable[..., Relay] = Relay
     sender: Callable[..., StreamSender] = StreamSender
     trainer_state: Callable[..., TrainerState] = TrainerState
     trainer_connection: Callable[..., TrainerConnection] = TrainerConnection
@@ -83,7 +85,11 @@ class Scenario:
             heartbeat_s=3.0,
             greeting_s=10.0,
         )
-        self.network = Network(random, settings, self.core.relay, self.checker.look)
+        self.spool_bytes = random.choice((4, 20, 200)) * most + 20_000
+        self.spool: str = random.choice(("none", "memory", "disk"))
+        self.disk = Disk()
+        self._settings = settings
+        self.network = Network(random, settings, self._new_relay, self.checker.look)
         self.checker.network = self.network
         self.durable = random.random() < 0.5
         self.bad = random.choice((0.0, 0.0, 0.05, 0.3))
@@ -106,6 +112,15 @@ class Scenario:
         self._sequence = 0
 
     # --- processes ---
+
+    def _new_relay(self, network: Network) -> Relay:
+        """A Server process."""
+        spool: Spool | None = None
+        if self.spool == "disk":
+            spool = SimulatedDiskSpool(self.spool_bytes, self.disk, network)
+        elif self.spool == "memory":
+            spool = MemorySpool(self.spool_bytes)
+        return self.core.relay(self._settings, wall_clock=lambda: 0.0, spool=spool)
 
     def route(self) -> Route:
         """A way to the Server."""
@@ -200,7 +215,9 @@ class Scenario:
             return
         living = self.living()
         if living:
-            self.make(self.random.choice(living))
+            worker = self.random.choice(living)
+            if not worker.state.ending:
+                self.make(worker)
         self.network.at(2 * self.pace_s * self.random.random(), self._make)
 
     def make(self, worker: Worker) -> None:
@@ -220,6 +237,8 @@ class Scenario:
             return
         random = self.random
         kind = self._pending[-1] if self._pending else random.choice(self.kinds)
+        if self.network.events >= EVENTS:
+            kind = random.choice(list(FAULTS))  # what was drawn cannot be done now
         if FAULTS[kind](self):
             self.network.note(6, len(kind))
             self.result.faults[kind] += 1
@@ -263,7 +282,8 @@ class Scenario:
         memory = self.trainer.memory
         elsewhere = [other for other in self.memories if other is not memory]
         for worker in self.workers:
-            self.checker.finished(worker, memory, elsewhere)
+            forgotten = self.spool == "memory" and network.servers > worker.servers
+            self.checker.finished(worker, memory, elsewhere, forgotten)
         if network.relay.queued_bytes:
             raise Violation(f"{network.relay.queued_bytes} bytes are left at the relay")
         return result
@@ -300,6 +320,9 @@ class Scenario:
             if worker.state.peer in seen:  # two that supersede each other never come to rest
                 worker.kill()
             seen.add(worker.state.peer)
+        for worker in self.living():
+            if worker.state.ending:
+                worker.end_in_order()
         while not self.living():
             self.new_worker()
         for worker in self.living():
@@ -309,7 +332,7 @@ class Scenario:
         """Whether nothing is on its way any more, and everybody knows the latest."""
         trainer = self.trainer
         state = trainer.state
-        if trainer.busy or not trainer.linked or state.to_acknowledge:
+        if trainer.busy or not trainer.linked or state.to_acknowledge or self.spooled():
             return False
         for worker in self.workers:
             if worker.alive and not (
@@ -323,10 +346,17 @@ class Scenario:
                 return False
         return True
 
+    def spooled(self) -> int:
+        """How many streams of the run the Server's spool keeps."""
+        spool = self.network.relay.hand_overs.spool
+        return 0 if spool is None else len(spool.of_run("run"))
+
     def lagging(self) -> str:
         """Who has not caught up, and how."""
         trainer = self.trainer
         words = [] if trainer.linked else ["the trainer is not linked"]
+        if self.spooled():
+            words.append(f"the spool keeps {self.spooled()} streams")
         if trainer.busy:
             words.append("the trainer has not committed everything")
         for worker in self.living():
@@ -487,11 +517,24 @@ def _replace(scenario: Scenario, name: str) -> None:
 
 
 def end_worker(scenario: Scenario) -> bool:
-    """A worker ends in order: it waits for acknowledgements, but not for ever."""
+    """A worker ends in order: it waits for acknowledgements, or for the Server to take over, but not for ever."""
     worker = some_worker(scenario)
-    if worker is None:
+    if worker is None or worker.state.ending:
         return False
+    worker.begin_to_end()
     _drain(scenario, worker, scenario.network.now + 5.0 * scenario.random.random())
+    return True
+
+
+def end_without_trainer(scenario: Scenario) -> bool:
+    """The trainer is killed, and stays away while workers end."""
+    if not scenario.any_trainer:
+        return False
+    trainer = scenario.trainer
+    trainer.kill()
+    scenario.network.at(3.0 + 6.0 * scenario.random.random(), _start_trainer, scenario, trainer.memory)
+    for _ in range(2):
+        scenario.network.at(1.0 + scenario.random.random(), end_worker, scenario)
     return True
 
 
@@ -572,6 +615,7 @@ FAULTS: dict[str, Callable[[Scenario], bool]] = {
     "trainer takes nothing": idle_trainer,
     "worker killed": kill_worker,
     "worker ended": end_worker,
+    "workers ended without a trainer": end_without_trainer,
     "worker joined": join_worker,
     "worker copied": copy_worker,
     "queues filled": burst,
