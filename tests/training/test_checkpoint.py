@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import logging
 import math
 import random
 import resource
 import shutil
+import zlib
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +26,8 @@ from tmrl_core.training import (
     SacAgent,
 )
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.checkpoint import load_training
+from tmrl_core.training.checkpoint_files import parse_safetensors, parse_state, read_manifest, write_manifest
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.offline import TrainingOffline
 
@@ -401,3 +405,66 @@ def test_a_folder_that_was_never_finished_is_not_one(tmp_path: Path) -> None:
     assert store.counters() == [1]
     store.save(make_training(), wait=True)
     assert not (tmp_path / ".2-abc.tmp").exists()
+
+
+def test_a_checkpoint_of_a_store_without_any_rows_loads_alone(tmp_path: Path) -> None:
+    training = make_training()
+    CheckpointStore(tmp_path).save(training, wait=True)
+    training.total_updates = 7
+    load_training(training, tmp_path / "1")
+    assert training.total_updates == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": 3},
+        {"rows": {"start": 0, "stop": 5}},
+        {"rows": {"start": 5, "stop": 0, "segments": []}},
+        {"rows": {"start": 0, "stop": 5, "segments": [{"file": "../secrets", "bytes": 5}]}},
+        {"rows": {"start": 0, "stop": 1 << 60, "dtypes": ["<f4"], "widths": [3], "segments": []}},
+        {"files": {}},
+        {"files": {"state.json": {"bytes": -1, "crc32": 0}, "arrays.safetensors": {"bytes": 1, "crc32": 0}}},
+        {"counter": "x"},
+        {"score": "high"},
+    ],
+)
+def test_a_manifest_that_somebody_else_has_written_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    training = make_training()
+    training.save(tmp_path / "alone")
+    write_manifest(tmp_path / "alone", {**read_manifest(tmp_path / "alone"), **change})
+    with pytest.raises(CheckpointError):
+        load_training(training, tmp_path / "alone")
+
+
+@pytest.mark.parametrize("body", [b"3", b"[]", b"null", b"[" * 100_000])
+def test_a_manifest_that_is_something_else_is_refused(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "manifest.json").write_bytes(b'{"body": %s, "crc32": %d}' % (body, zlib.crc32(body)))
+    with pytest.raises(CheckpointError, match="missing, cut short or damaged"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"{", b"[" * 100_000, b"\xff\xff"])
+def test_a_state_that_is_something_else_is_refused(text: bytes) -> None:
+    with pytest.raises(CheckpointError, match=r"does not hold what its manifest says"):
+        parse_state(text, Path("state.json"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets"),
+    [
+        ([2], [0, 1 << 70]),
+        ([1 << 62, 4], [0, 8]),
+        ([-1], [0, 8]),
+        ([2], [-8, 0]),
+        ([2], [8, 16]),
+        ([1.5], [0, "x"]),
+        ([0], [1 << 40, 1 << 40]),
+    ],
+)
+def test_arrays_that_cannot_lie_where_they_are_said_to_are_refused(shape: list[Any], offsets: list[Any]) -> None:
+    text = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
+    with pytest.raises(CheckpointError, match="does not hold"):
+        parse_safetensors(len(text).to_bytes(8, "little") + text + bytes(8), Path("a"))
+    with pytest.raises(CheckpointError, match="does not hold"):
+        parse_safetensors((1 << 63).to_bytes(8, "little") + text, Path("a"))

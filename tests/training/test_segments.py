@@ -41,7 +41,21 @@ def test_a_row_s_columns_are_aligned_and_its_length_is_a_multiple_of_eight() -> 
     assert RowFormat.from_description(row_format.describe(), "here") == row_format
 
 
-@pytest.mark.parametrize("description", [None, {}, {"dtypes": ["rubbish"], "widths": [1]}, {"dtypes": 1, "widths": 2}])
+@pytest.mark.parametrize(
+    "description",
+    [
+        None,
+        {},
+        {"dtypes": ["rubbish"], "widths": [1]},
+        {"dtypes": 1, "widths": 2},
+        {"dtypes": ["<f4"], "widths": []},
+        {"dtypes": ["|O"], "widths": [1]},
+        {"dtypes": ["f4,f4"], "widths": [1]},
+        {"dtypes": ["<f4"], "widths": [-1]},
+        {"dtypes": ["<f4"], "widths": [1 << 60]},
+        {"dtypes": [{}], "widths": [1]},
+    ],
+)
 def test_a_description_of_something_else_is_refused(description: Any) -> None:
     with pytest.raises(CheckpointError, match="here describes no replay rows"):
         RowFormat.from_description(description, "here")

@@ -38,6 +38,7 @@ from tmrl_core.training.checkpoint_files import (
     FORMAT,
     flush_folder,
     parse_safetensors,
+    parse_state,
     read_file,
     read_manifest,
     safetensors_parts,
@@ -122,7 +123,7 @@ def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[
         CheckpointError: something is cut short, damaged, missing, or does not fit `training`.
     """
     body = read_manifest(folder)
-    tree = json.loads(read_file(folder / "state.json", body["files"]["state.json"]))
+    tree = parse_state(read_file(folder / "state.json", body["files"]["state.json"]), folder / "state.json")
     arrays = parse_safetensors(
         read_file(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
     )
@@ -146,7 +147,7 @@ def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[
         restore(training, tree, arrays, rows)
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as exc:
         raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
     follow_memory = getattr(training, "follow_memory", None)
     if follow_memory is not None:
@@ -200,7 +201,8 @@ def load_training(training: Any, folder: Path) -> None:
         CheckpointError: it is missing, damaged or does not fit. Nothing was changed then.
     """
     body = read_manifest(folder)
-    shared = body["rows"] is not None and not (folder / body["rows"]["segments"][0]["file"]).exists()
+    segments = body["rows"]["segments"] if body["rows"] is not None else []
+    shared = bool(segments) and not (folder / segments[0]["file"]).exists()
     _restore_checkpoint(training, folder, folder.parent / "replay" if shared else folder)
 
 

@@ -6,12 +6,14 @@ Arrays are in the safetensors format, which other programs read too; everything 
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from tmrl_core.errors import CheckpointError
@@ -35,6 +37,41 @@ _DTYPES = {
     "bool": "BOOL",
 }
 _NAMES = {tag: np.dtype(name) for name, tag in _DTYPES.items()}
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class _File(msgspec.Struct):
+    bytes: _Count
+    crc32: _Count
+
+
+class _RowsFile(msgspec.Struct):
+    # A plain name: what belongs to a checkpoint lies in its folder.
+    file: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
+    bytes: _Count
+
+
+class _Rows(msgspec.Struct):
+    start: _Count
+    stop: _Count
+    segments: list[_RowsFile]
+
+
+class _Manifest(msgspec.Struct):
+    """What is relied upon in a manifest."""
+
+    files: dict[Literal["state.json", "arrays.safetensors"], _File]
+    rows: _Rows | None
+    counter: _Count
+    score: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.files) != 2:
+            raise ValueError("it names not all files")
+        if self.rows is not None and self.rows.stop < self.rows.start:
+            raise ValueError("its rows end before they begin")
 
 
 def flush_folder(folder: Path) -> None:
@@ -111,16 +148,38 @@ def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
     """
     try:
         length = int.from_bytes(data[:8], "little")
+        if length > len(data) - 8:
+            raise ValueError("it is cut short within its head")
         entries = json.loads(data[8 : 8 + length])
         arrays = {}
         for name, entry in entries.items():
-            begin, end = entry["data_offsets"]
+            begin, end = map(int, entry["data_offsets"])
             dtype = _NAMES[entry["dtype"]]
-            values = np.frombuffer(data, dtype, (end - begin) // dtype.itemsize, 8 + length + begin)
-            arrays[name] = values.reshape(entry["shape"])
+            shape = tuple(map(int, entry["shape"]))
+            size = math.prod(shape)
+            if min(begin, 0, *shape) < 0 or end - begin != size * dtype.itemsize or 8 + length + end > len(data):
+                raise ValueError(f"{name} cannot lie where its entry says")
+            # An empty one may end where the file does, where no view of it begins.
+            values = np.frombuffer(data, dtype, size, 8 + length + begin) if size else np.empty(0, dtype)
+            arrays[name] = values.reshape(shape)
         return arrays
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
+
+
+def parse_state(data: bytes, path: Path) -> dict[str, Any]:
+    """The tree of `tmrl_core.training.state`; `path` is for the message.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} does not hold what its manifest says: it is a {type(tree).__name__}")
+    return tree
 
 
 def write_manifest(folder: Path, body: dict[str, Any]) -> None:
@@ -141,10 +200,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         whole = json.loads(path.read_bytes())
         body: dict[str, Any] = whole["body"]
         crc = whole["crc32"]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        if not isinstance(body, dict):
+            raise TypeError(f"it holds a {type(body).__name__}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise CheckpointError(f"{path} is missing, cut short or damaged: {exc}") from exc
     if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
     if body.get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
+    try:
+        # The checksum tells of damage, not of a manifest that somebody else has written.
+        msgspec.convert(body, _Manifest)
+    except msgspec.ValidationError as exc:
+        raise CheckpointError(f"{path} is no manifest: {exc}") from exc
     return body

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.samples.carriable import DTYPES
 from tmrl_core.storage import SegmentFile, SegmentReader
 from tmrl_core.training.layout import Array
 
@@ -47,6 +49,11 @@ def parse_rows_note(note: bytes) -> tuple[int, int, bytes]:
     return first_row, rows, note[_NOTE.size :]
 
 
+class _Described(msgspec.Struct):
+    dtypes: tuple[str, ...]
+    widths: tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 31)], ...]
+
+
 @dataclass(frozen=True)
 class RowFormat:
     """What one row is: per array its dtype and width."""
@@ -72,9 +79,16 @@ class RowFormat:
             CheckpointError: `where` describes no rows.
         """
         try:
-            return cls(tuple(np.dtype(d).str for d in description["dtypes"]), tuple(map(int, description["widths"])))
-        except (KeyError, TypeError, ValueError) as exc:
+            described = msgspec.convert(description, _Described)
+        except msgspec.ValidationError as exc:
             raise CheckpointError(f"{where} describes no replay rows: {exc}") from exc
+        unknown = [name for name in described.dtypes if name not in DTYPES]
+        if unknown or len(described.dtypes) != len(described.widths):
+            raise CheckpointError(
+                f"{where} describes no replay rows: {len(described.dtypes)} dtypes (unknown: {unknown[:3]}) and "
+                f"{len(described.widths)} widths"
+            )
+        return cls(described.dtypes, described.widths)
 
     def describe(self) -> dict[str, Any]:
         """As JSON-able values."""
@@ -209,6 +223,9 @@ def gather_rows(segments: Sequence[Segment], row_format: RowFormat, start: int, 
     Raises:
         CheckpointError: rows are missing, or are of another format.
     """
+    there = sum(record.rows for segment in segments for record in segment.records)
+    if stop - start > there:  # before memory is taken for them
+        raise CheckpointError(f"of the replay rows {start} to {stop} at least {stop - start - there} are missing")
     gathered = [
         np.empty((stop - start, width), dtype)
         for dtype, width in zip(row_format.dtypes, row_format.widths, strict=True)
