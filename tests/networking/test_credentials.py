@@ -484,7 +484,8 @@ def test_show_tells_fingerprints_and_expiry_and_no_secret(folder: Path) -> None:
     installed_folder = installed(folder, "worker", "robot7")
     records = credentials.show(folder)
     what = [record.what for record in records]
-    assert what == ["CA certificate", "server certificate", "CA key", "token", "token", "handed out"]
+    certificates = ["CA certificate", "server certificate", "tlspyo certificate"]
+    assert what == [*certificates, "CA key", "token", "token", "handed out"]
     assert (records[-1].role, records[-1].subject) == ("worker", "robot7")
     assert records[0].days_left in (credentials.CA_DAYS - 1, credentials.CA_DAYS)
     assert records[1].days_left in (credentials.DAYS - 1, credentials.DAYS)

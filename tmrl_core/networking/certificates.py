@@ -146,19 +146,28 @@ def make_server_certificate(authority: Signed, hosts: Iterable[str], not_after: 
         hosts: DNS names and IP addresses, as `clean_host` returns them.
         not_after: the certificate ends then, or with the CA if that is earlier.
     """
-    from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    names: list[x509.GeneralName] = []
-    for host in hosts:
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
-        except ValueError:
-            names.append(x509.DNSName(host))
+    names = _host_names(hosts)
     # The common name is for people only: clients look at the alternative names.
     return _make_leaf(
         authority, _subject("tmrl_core server", "server"), names, ExtendedKeyUsageOID.SERVER_AUTH, not_after
     )
+
+
+def make_self_signed_certificate(hosts: Iterable[str], not_after: datetime) -> Signed:
+    """A server's certificate that clients trust by having it, as tlspyo's do; no CA has signed it."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = _new_key()
+    subject = _subject("tmrl_core tlspyo server", "server")
+    builder = _builder(subject, subject, key, key, not_after)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_key_usage(sign_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(_host_names(hosts)), critical=False)
+    return _sign(builder, key, key)
 
 
 def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime) -> Signed:
@@ -254,6 +263,18 @@ def _make_leaf(
     builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return _sign(builder, key, signer_key)
+
+
+def _host_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
+    from cryptography import x509
+
+    names: list[x509.GeneralName] = []
+    for host in hosts:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return names
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:

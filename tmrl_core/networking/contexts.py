@@ -57,6 +57,17 @@ class TokenVerifier:
         return hmac.compare_digest(digest, expected.ljust(64, "-"))
 
 
+class TlspyoPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the transport `tlspyo` needs: the Server's certificate, the password, and for a Server the key."""
+
+    certificate: str
+    password: str = ""
+    key: str = ""
+
+    def __repr__(self) -> str:
+        return "TlspyoPart(...)"
+
+
 class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a bundle file holds. A server's has the hashes of both tokens and the revoked certificates.
 
@@ -71,6 +82,7 @@ class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     key: str
     token: str = ""
     token_hashes: dict[str, str] = {}
+    tlspyo: TlspyoPart | None = None
     revoked: tuple[Listed, ...] = ()
 
     def __repr__(self) -> str:

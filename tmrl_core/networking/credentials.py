@@ -8,6 +8,7 @@ A credentials folder holds
     server.tokens.json          SHA-256 of each role's token: all that a Server needs to check one
     worker.token, trainer.token the token of the role, for clients
     worker-NAME.pem, .key       a client certificate of its own (also trainer-NAME), from a bundle
+    certificate.pem, key.pem    what tlspyo looks for, and its password in tlspyo.password: see `tlspyo_files.py`
     issued.json                 which certificates were handed out: beside the CA's key only
     revoked.json                certificates that count no more: what a Server reads
 
@@ -29,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from tmrl_core.errors import CredentialsError
+from tmrl_core.networking import tlspyo_files
 from tmrl_core.networking.certificates import (
     LOOPBACK_HOSTS,
     Signed,
@@ -103,9 +105,9 @@ class Created(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, frozen=True):
     """One line of `show`.
 
-    `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `token`, `handed out`,
-    `revoked`. Certificates have a subject, names and an expiry; the fingerprint of a token is the SHA-256 of its text,
-    which reveals nothing of it.
+    `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `tlspyo certificate`,
+    `token`, `handed out`, `revoked`. Certificates have a subject, names and an expiry; the fingerprint of a token is
+    the SHA-256 of its text, which reveals nothing of it.
     """
 
     what: str
@@ -166,14 +168,20 @@ def create(
         return _create(folder, wanted, days, ca_days, overwrite)
 
 
-def ensure(directory: str | os.PathLike[str]) -> bool:
-    """Make credentials for this machine's loopback unless there are some; whether they were made."""
+def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
+    """Make credentials for this machine's loopback unless there are some; whether they were made.
+
+    With `tlspyo`, what counts is whether that transport has what it needs.
+    """
     folder = Path(directory).expanduser()
-    if folder.is_file() or (folder / "ca.pem").exists():
+    needed = folder / (tlspyo_files.CERTIFICATE if tlspyo else "ca.pem")
+    if folder.is_file() or needed.exists():
         return False
     with writing(folder):
-        if (folder / "ca.pem").exists():  # another process was faster
+        if needed.exists():  # another process was faster
             return False
+        if (folder / "ca.pem").exists():
+            return tlspyo_files.make(folder, (), datetime.now(timezone.utc) + timedelta(days=CA_DAYS))
         _create(folder, (), DAYS, CA_DAYS, overwrite=False)
     return True
 
@@ -199,6 +207,7 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
             wanted = read_facts(read_file(folder / "server.pem")).names
     hosts = tuple(dict.fromkeys((*wanted, *LOOPBACK_HOSTS)))
     server = make_server_certificate(authority, hosts, now + timedelta(days=days))
+    tlspyo_files.make(folder, hosts, now + timedelta(days=ca_days), overwrite=overwrite)
     # The CA's certificate comes last: whoever sees it may count on the rest.
     write_file(folder / "server.key", server.key, private=True)
     write_file(folder / "server.pem", server.certificate)
@@ -230,8 +239,9 @@ def bundle(
     """Write one file with what another machine needs, and no more; return where it is.
 
     A worker's or trainer's has a client certificate of its own, and no token, which could not be taken back from one
-    machine alone. A server's has the server certificate, the hashes of both tokens and the revoked certificates. None
-    has the CA's key.
+    machine alone. A server's has the server certificate, the hashes of both tokens and the revoked certificates. Each
+    has what the transport `tlspyo` needs there, its one password too, which counts on that transport only. None has the
+    CA's key.
 
     Args:
         directory: the folder where `create` ran.
@@ -250,10 +260,12 @@ def bundle(
         raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
     name = check_name(name or "server")
     ca = need(folder / "ca.pem")
+    tlspyo = tlspyo_files.part_of(folder, server=role == "server")
     if role == "server":
         made = Signed(need(folder / "server.pem"), need(folder / "server.key", private=True))
         revoked = read_list(folder / REVOKED_FILE)
-        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=folder_hashes(folder), revoked=revoked)
+        hashes = folder_hashes(folder)
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=hashes, revoked=revoked, tlspyo=tlspyo)
     else:
         if not (folder / "ca.key").exists():
             raise CredentialsError(
@@ -265,7 +277,7 @@ def bundle(
         facts = read_facts(made.certificate)
         with writing(folder):  # noted before it is handed out, so that there is none that cannot be revoked
             note_issued(folder, facts.serial, role, name, facts.not_after)
-        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made)
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, tlspyo=tlspyo)
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():
         target = target / f"{name}.{role}.bundle"
@@ -294,7 +306,7 @@ def install(
             # What another CA signed is of no use beside this one.
             for old in [*folder.glob("*.pem"), *folder.glob("*.key"), *folder.glob("*.token")]:
                 old.unlink()
-            for old_name in ("server.tokens.json", ISSUED_FILE, REVOKED_FILE):
+            for old_name in ("server.tokens.json", ISSUED_FILE, REVOKED_FILE, tlspyo_files.PASSWORD):
                 (folder / old_name).unlink(missing_ok=True)
         stem = "server" if content.role == "server" else f"{content.role}-{content.name}"
         files = [folder / f"{stem}.key", folder / f"{stem}.pem"]
@@ -309,6 +321,8 @@ def install(
         if content.revoked:
             files.append(folder / REVOKED_FILE)
             add_revoked(folder, content.revoked)
+        if content.tlspyo is not None:
+            files += tlspyo_files.install(content.tlspyo, folder)
         files.append(ca_file)
         write_file(ca_file, content.ca)
     return files
@@ -329,7 +343,8 @@ def show(directory: str | os.PathLike[str]) -> list[Record]:
         records += [_token_record(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
         return records
     need(folder / "ca.pem")
-    files = sorted(folder.glob("*.pem"), key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
+    files = [file for file in folder.glob("*.pem") if file.name != tlspyo_files.KEY]
+    files.sort(key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
     records = [_certificate_record(read_file(file), str(file)) for file in files]
     if (folder / "ca.key").exists():
         records.append(Record("CA key", str(folder / "ca.key")))
@@ -369,7 +384,8 @@ def _certificate_record(text: str, file: str) -> Record:
     if identity is not None:
         what, role = "client certificate", identity[0]
     elif facts.names:
-        what, role = "server certificate", "server"
+        what, role = "tlspyo" if Path(file).name == tlspyo_files.CERTIFICATE else "server", "server"
+        what += " certificate"
     else:
         what, role = "CA certificate", ""
     left = (facts.not_after - datetime.now(timezone.utc)) // timedelta(days=1)
