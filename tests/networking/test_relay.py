@@ -433,6 +433,31 @@ def test_workers_take_turns_by_bytes() -> None:
     assert sizes[b"small"] > 0.3 * sizes[b"big"]
 
 
+def test_who_sends_little_is_among_the_next_however_many_send_much() -> None:
+    network = Network()
+    greedy, trainer = [Worker(network, f"greedy{i}") for i in range(20)], Trainer(network, inbox_bytes=4 << 20)
+    little = Worker(network, "little")
+    for worker in (*greedy, little):
+        worker.connect()
+        worker.make(100)
+    trainer.connect()
+    network.settle(until=lambda: len(trainer.memory) == 21, work=trainer)
+    assert trainer.pipe is not None
+    for _ in range(8):
+        for worker in greedy:
+            worker.make(60_000)
+    network.settle(until=lambda: len(trainer.memory) > 50, work=trainer)
+    trainer.pipe.frozen = True
+    network.settle(until=lambda: network.relay.queued_bytes > 60 * 60_000)
+    little.make(100)
+    network.settle(until=lambda: bool(network.relay.streams[little.sender.stream].queue))
+    taken = len(trainer.memory)
+    trainer.pipe.frozen = False
+    network.settle(until=lambda: little.made[-1] in trainer.memory, work=trainer)
+    # A few messages were under way to the trainer already.
+    assert trainer.memory.index(little.made[-1]) - taken < 8
+
+
 def test_the_latest_weights_reach_everyone_and_versions_never_go_back(network: Network) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()

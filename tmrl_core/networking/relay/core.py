@@ -3,8 +3,9 @@
 Theory of operation
 -------------------
 The relay holds whole messages of samples, as the very frames in which they came, in one queue per stream; it rewrites
-each frame's channel and epoch in place and never looks at a payload. Streams take turns by bytes (deficit round robin),
-a message at a time, as the trainer's credit allows.
+each frame's channel and epoch in place and never looks at a payload. Streams take turns by bytes (start-time fair
+queueing, Goyal et al. 1996), a message at a time, as the trainer's credit allows: those that send all the time get
+equal shares, and who sends little need not wait for a round of theirs.
 
 All memory for samples comes out of one pool of `budget_bytes`. A stream reserves from it what it may send and has not
 forwarded: a small standing credit, and what it asked for with `Want`. Wants are granted whole and in the order of their
@@ -18,8 +19,10 @@ value, so a slow worker costs no more than one value of each kind.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from heapq import heappop, heappush, heapreplace
+from itertools import count
 from typing import Any
 
 from tmrl_core.errors import RemoteProtocolError
@@ -61,7 +64,8 @@ from tmrl_core.networking.relay.spool import Spool
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
 from tmrl_core.networking.relay.streams import Policy, RelayStream
 
-_QUANTUM_BYTES = MAX_FRAME_BYTES
+_HEAD_START_BYTES = MAX_FRAME_BYTES
+"""What a stream without anything queued keeps of the turns that it did not use."""
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20
 """Of what a worker's streams make the relay say; a worker that opens more of them meanwhile loses its link."""
@@ -136,7 +140,11 @@ class Relay:
         self._next_trainer_channel = 1
         self._trainer_limit = 0
         self._trainer_sent = 0
-        self._turns: deque[RelayStream] = deque()
+        self._turns: list[tuple[int, int, RelayStream]] = []
+        """A heap of the streams that have something queued: (turn, order among equals, stream)."""
+        self._order = count()
+        self._turn = 0
+        """Of the message that was begun last: so many bytes have been passed on for whoever sent all the time."""
         self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
         self._report: Report | None = None
         self._direct_all: Direct | None = None
@@ -455,7 +463,6 @@ class Relay:
         for stream in list(self.streams.values()):
             stream.trainer_channel = 0
             stream.in_turn = False
-            stream.deficit = 0
             if stream.handing:
                 continue  # the spool serves as its trainer, and goes on
             self.void(stream)
@@ -498,7 +505,9 @@ class Relay:
     def _take_turns(self, stream: RelayStream) -> None:
         if not stream.in_turn:
             stream.in_turn = True
-            self._turns.append(stream)
+            # Nobody saves up much while having nothing to send; who sends little is always the next.
+            stream.turn = max(stream.turn, self._turn - _HEAD_START_BYTES)
+            heappush(self._turns, (stream.turn, next(self._order), stream))
         if self.trainer is not None:
             self.trainer.wake()
 
@@ -616,18 +625,13 @@ class Relay:
     def _next_message(self) -> bool:
         turns = self._turns
         while turns:
-            stream = turns[0]
+            turn, _, stream = turns[0]
             spooled = self.hand_overs.upcoming(stream)
             if spooled is None and not stream.queue:
-                turns.popleft()
+                heappop(turns)
                 stream.in_turn = False
-                stream.deficit = 0
                 continue
             size = stream.queue[0][1] if spooled is None else spooled
-            if stream.deficit <= 0:
-                stream.deficit += _QUANTUM_BYTES
-                turns.rotate(-1)
-                continue
             if self._trainer_sent + size > self._trainer_limit:
                 return False
             if spooled is None:
@@ -637,7 +641,9 @@ class Relay:
                 if replayed is None:
                     continue
                 frames = replayed
-            stream.deficit -= size
+            self._turn = turn
+            stream.turn = turn + size
+            heapreplace(turns, (stream.turn, next(self._order), stream))
             self._sending_spooled = spooled is not None
             self._sending = (stream, frames, size)
             self._sending_index = 0

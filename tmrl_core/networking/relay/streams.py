@@ -47,7 +47,8 @@ class RelayStream:
         self.partial_bytes = 0
         self.partial_length = 0
         self.queue: deque[tuple[list[bytearray], int]] = deque()
-        self.deficit = 0
+        self.turn = 0
+        """When the next message of it is due: bytes that it has had, as far as they count."""
         self.in_turn = False
         self.handing = False
         """Whether its worker hands it over: whole messages go to the spool."""
