@@ -18,7 +18,7 @@ from tmrl_core.config import CFG, Config
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.links.observer import ObserverLink
-from tmrl_core.networking.status import BudgetStatus, PeerStatus, Rates, ServerStatus, StreamStatus, rates
+from tmrl_core.networking.status import BudgetStatus, PeerStatus, Rates, ServerStatus, SpooledStatus, StreamStatus, rates
 from tmrl_core.networking.transports.select import link_settings
 
 RATE_S = 1.0
@@ -109,6 +109,10 @@ def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableTy
         parts.append(_streams(status.streams, rate))
     if status.streams_left_out:
         parts.append(Text(f"... and {status.streams_left_out} more streams"))
+    if status.spooled:
+        parts.append(_spooled(status.spooled))
+    if status.spooled_left_out:
+        parts.append(Text(f"... and {status.spooled_left_out} more spooled streams"))
     waiting = [stream for stream in status.streams if stream.waits]
     for stream in waiting[:10]:
         parts.append(Text(f"worker {plain(stream.worker)} waits: {plain(stream.waits)}"))
@@ -233,6 +237,28 @@ def _streams(streams: Sequence[StreamStatus], rate: Rates | None) -> Table:
                 "" if rate is None else f"{rate.samples_of.get(stream.stream, 0.0):,.0f}",
                 f"{stream.dropped_messages:,}",
                 f"{stream.position:,}",
+            )
+            for stream in streams
+        ],
+    )
+
+
+def _spooled(streams: Sequence[SpooledStatus]) -> Table:
+    return _table(
+        "spooled: kept for the next trainer of the run",
+        [
+            *(("worker", False), ("stream", False), ("run", False), ("samples", True), ("messages", True)),
+            *(("bytes", True), ("state", False)),
+        ],
+        [
+            (
+                plain(stream.worker),
+                plain(stream.stream[:8]),
+                plain(stream.run),
+                f"{stream.samples:,}",
+                f"{stream.messages:,}",
+                size(stream.bytes),
+                "whole" if stream.ended else "being handed over, or cut off",
             )
             for stream in streams
         ],

@@ -37,7 +37,8 @@ from tmrl_core.networking.peers import (
     WorkerState,
 )
 from tmrl_core.networking.peers.observer import explain_refusal
-from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool
+from tmrl_core.networking.relay.spool import About
 from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, snapshot
 from tmrl_core.networking.status import MAX_STATUS_BYTES, ServerStatus, decode_status, encode_status, rates
 
@@ -45,8 +46,8 @@ from tmrl_core.networking.status import MAX_STATUS_BYTES, ServerStatus, decode_s
 class Wires:
     """A relay and its peers; `run` moves bytes until nothing moves."""
 
-    def __init__(self, settings: RelaySettings | None = None) -> None:
-        self.relay = Relay(settings)
+    def __init__(self, settings: RelaySettings | None = None, spool: Spool | None = None) -> None:
+        self.relay = Relay(settings, spool=spool)
         self.pairs: list[tuple[Connection, Connection]] = []
         self.now = 100.0
 
@@ -148,6 +149,21 @@ def test_what_is_queued_is_told_while_the_trainer_takes_nothing(wires: Wires) ->
     assert stream.queued_messages == 1
     assert stream.queued_bytes == wires.relay.queued_bytes > 500
     assert stream.relayed_messages == 0
+
+
+def test_what_is_spooled_is_told() -> None:
+    spool = MemorySpool(1 << 20)
+    wires = Wires(spool=spool)
+    assert wires.look().spooled == ()
+    spool.append(
+        About(b"s" * 16, "run", "robot7", b""), number=0, floor=0, position=0, samples=12, body=[b"x" * 100]
+    )
+    seen = wires.look()
+    (kept,) = seen.spooled
+    assert (kept.worker, kept.run, kept.stream) == ("robot7", "run", (b"s" * 16).hex())
+    assert (kept.messages, kept.samples, kept.bytes, kept.ended) == (1, 12, 100, False)
+    assert (seen.budgets["spool"].used_bytes, seen.budgets["spool"].limit_bytes) == (spool.used_bytes, 1 << 20)
+    assert "spool" not in Wires().look().budgets
 
 
 def test_messages_that_a_worker_dropped_are_counted_once(wires: Wires) -> None:

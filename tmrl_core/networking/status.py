@@ -80,6 +80,24 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     waits: str = ""
 
 
+class SpooledStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Server keeps of a stream whose worker ended while there was no trainer.
+
+    Args:
+        worker, stream, run: as in `StreamStatus`.
+        messages, samples, bytes: kept until a trainer has acknowledged them.
+        ended: its worker has handed over everything.
+    """
+
+    worker: str
+    stream: str
+    run: str
+    messages: int
+    samples: int
+    bytes: int
+    ended: bool
+
+
 class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One bounded store of the Server; `limit` None: it has no bound of its own."""
 
@@ -108,9 +126,9 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
         policy: the latest policy; None: there is none.
         workers, max_workers: linked now, and how many may be; None: no limit.
         trainer: True: one is linked.
-        peers, streams: as many as fit.
-        peers_left_out, streams_left_out: how many did not.
-        budgets: by name: `samples`, `policy`, and what else the Server keeps.
+        peers, streams, spooled: as many as fit.
+        peers_left_out, streams_left_out, spooled_left_out: how many did not.
+        budgets: by name: `samples`, `policy`, and `spool` where there is one.
         relayed_messages, relayed_samples, relayed_bytes: passed on to trainers.
         dropped_messages: dropped by workers before they left, as far as the Server has seen it.
         discarded_messages: arrived for an epoch that was over; their workers send them again.
@@ -133,6 +151,8 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[StreamStatus, ...] = ()
     peers_left_out: int = 0
     streams_left_out: int = 0
+    spooled: tuple[SpooledStatus, ...] = ()
+    spooled_left_out: int = 0
     budgets: dict[str, BudgetStatus] = {}
     relayed_messages: int
     relayed_samples: int

@@ -18,6 +18,7 @@ from tmrl_core.networking.status import (
     PeerStatus,
     PolicyStatus,
     ServerStatus,
+    SpooledStatus,
     StreamStatus,
     encode_status,
 )
@@ -25,6 +26,7 @@ from tmrl_core.networking.status import (
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
     from tmrl_core.networking.relay.core import Relay
+    from tmrl_core.networking.relay.spool import SpooledStream
     from tmrl_core.networking.relay.streams import RelayStream
 
 FRESH_S = 0.2
@@ -34,7 +36,7 @@ MAX_OBSERVERS = 16
 _LABEL_CHARACTERS = 80
 _WAITS_CHARACTERS = 200
 
-_Listed = TypeVar("_Listed", PeerStatus, StreamStatus)
+_Listed = TypeVar("_Listed", PeerStatus, StreamStatus, SpooledStatus)
 
 
 class Snapshots:
@@ -56,10 +58,12 @@ class Snapshots:
 def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> ServerStatus:
     """What the relay sees at `now`; peers and streams beyond `limit_bytes` are left out and counted."""
     connections = [*([relay.trainer] if relay.trainer is not None else []), *relay.workers.values(), *relay.observers]
-    # A half for each, so that a worker with a thousand streams hides no peer.
-    room = limit_bytes // 2 - 4_096
-    peers, peers_left_out = _that_fit((_peer(one, now) for one in connections), room, len(connections))
-    streams, streams_left_out = _that_fit(map(_stream, relay.streams.values()), room, len(relay.streams))
+    # A share for each, so that a worker with a thousand streams hides no peer; the rest is for all else.
+    eighth = limit_bytes // 8 - 1_024
+    kept = relay.hand_overs.spool.streams if relay.hand_overs.spool is not None else {}
+    peers, peers_left_out = _that_fit((_peer(one, now) for one in connections), 3 * eighth, len(connections))
+    streams, streams_left_out = _that_fit(map(_stream, relay.streams.values()), 4 * eighth, len(relay.streams))
+    spooled, spooled_left_out = _that_fit(map(_spooled, kept.values()), eighth, len(kept))
     policy = relay.policy
     policy_bytes = sum(map(len, policy.frames)) if policy is not None else 0
     return ServerStatus(
@@ -81,6 +85,8 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
         streams=tuple(streams),
         peers_left_out=peers_left_out,
         streams_left_out=streams_left_out,
+        spooled=tuple(spooled),
+        spooled_left_out=spooled_left_out,
         budgets=_budgets(relay, policy_bytes),
         relayed_messages=relay.relayed_messages,
         relayed_samples=relay.relayed_samples,
@@ -113,7 +119,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 def _budgets(relay: Relay, policy_bytes: int) -> dict[str, BudgetStatus]:
     """Every bounded store, by the name that people see."""
-    return {
+    budgets = {
         "samples": BudgetStatus(
             used_bytes=relay.queued_bytes,
             reserved_bytes=relay.reserved_bytes,
@@ -121,6 +127,23 @@ def _budgets(relay: Relay, policy_bytes: int) -> dict[str, BudgetStatus]:
         ),
         "policy": BudgetStatus(used_bytes=policy_bytes, limit_bytes=relay.settings.max_policy_bytes),
     }
+    spool = relay.hand_overs.spool
+    if spool is not None:
+        budgets["spool"] = BudgetStatus(used_bytes=spool.used_bytes, limit_bytes=spool.limit_bytes)
+    return budgets
+
+
+def _spooled(kept: SpooledStream) -> SpooledStatus:
+    about = kept.about
+    return SpooledStatus(
+        worker=about.name[:_LABEL_CHARACTERS],
+        stream=about.stream.hex(),
+        run=about.run[:_LABEL_CHARACTERS],
+        messages=len(kept.messages),
+        samples=sum(message.samples for message in kept.messages),
+        bytes=sum(message.length for message in kept.messages),
+        ended=kept.ended,
+    )
 
 
 def _peer(connection: RelayConnection, now: float) -> PeerStatus:
