@@ -30,6 +30,7 @@ class Server:
     Args:
         port: TCP port; 0 takes a free one, see `port`.
         password: the token that clients must show when `security` is None; with TLS, tokens come from the credentials.
+            With the transport `tlspyo`: tlspyo's password.
         local_port, header_size: transport `tlspyo` only.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
@@ -60,9 +61,10 @@ class Server:
         network, server = config.network, config.server
         self._security = given(security, network.security)
         host = server.bind_address
-        if network.transport == "tls" and self._security is not None and is_loopback(host):
+        if network.transport != "local" and self._security is not None and is_loopback(host):
             # Nobody has to name a host for these, so they are made when they are first needed.
-            credentials.ensure(credentials.find(given(keys_dir, network.credentials_dir)))
+            folder = credentials.find(given(keys_dir, network.credentials_dir))
+            credentials.ensure(folder, tlspyo=network.transport == "tlspyo")
         self.refusals = Refusals()
         """Connections that were refused, or closed for what came over them."""
         transport, authenticate = server_transport(
@@ -73,6 +75,9 @@ class Server:
             token=given(password, network.token),
             insecure=network.allow_insecure_remote,
             on_refused=self.refusals,
+            local_port=given(local_port, network.local_port_server),
+            header_size=given(header_size, network.header_size),
+            max_buf_len=network.max_buf_len,
         )
         try:
             settings = RelaySettings(

@@ -50,9 +50,8 @@ def part_of(folder: Path, *, server: bool) -> TlspyoPart | None:
     """What a bundle of this folder holds for tlspyo; None: the folder has nothing for it."""
     if not (folder / CERTIFICATE).exists() or (server and not (folder / KEY).exists()):
         return None
-    password = read_file(folder / PASSWORD, private=True).strip() if (folder / PASSWORD).exists() else ""
     key = read_file(folder / KEY, private=True) if server else ""
-    return TlspyoPart(read_file(folder / CERTIFICATE), password, key)
+    return TlspyoPart(read_file(folder / CERTIFICATE), password_in(folder), key)
 
 
 def install(part: TlspyoPart, folder: Path) -> list[Path]:
@@ -65,6 +64,15 @@ def install(part: TlspyoPart, folder: Path) -> list[Path]:
     files.append(folder / CERTIFICATE)
     write_file(files[-1], part.certificate)
     return files
+
+
+def password_in(directory: str | os.PathLike[str]) -> str:
+    """The password in a credentials folder or bundle file; empty: there is none."""
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        part = read_bundle(folder).tlspyo
+        return part.password if part is not None else ""
+    return read_file(folder / PASSWORD, private=True).strip() if (folder / PASSWORD).exists() else ""
 
 
 def load(directory: str | os.PathLike[str], *, server: bool) -> TlspyoPart:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import CheckpointError, ConfigError, StorageError
+from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -64,7 +64,7 @@ class Trainer:
         load_run_instance_fn: `(path) -> run_instance` reads it.
         updater_fn: `(run_instance, training_cls) -> run_instance`, called after a checkpoint was loaded.
         config: the configuration; None: the one in use.
-        transport: `tls` or `local`.
+        transport: `tls`, `local` or `tlspyo`.
         run_name: name of the run.
 
     Raises:
@@ -90,13 +90,11 @@ class Trainer:
         updater_fn: Callable[[Any, Callable[[], Any]], Any] | None = None,
         *,
         config: Config | None = None,
-        transport: Literal["tls", "local"] | Cfg = CFG,
+        transport: Literal["tls", "local", "tlspyo"] | Cfg = CFG,
         run_name: str | Cfg = CFG,
     ) -> None:
         config = self._config = config if config is not None else current()
         kind = given(transport, config.network.transport)
-        if kind == "tlspyo":
-            raise ConfigError("network.transport: tlspyo is not available in this version; use tls or local")
         self.training_cls: Callable[[], Any] = (
             training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
         )
@@ -110,6 +108,9 @@ class Trainer:
             keys_dir=keys_dir,
             hostname=hostname,
             password=password,
+            local_port=given(local_com_port, config.network.local_port_trainer),
+            header_size=header_size,
+            max_buf_len=max_buf_len,
         )
         self._run_name = given(run_name, config.run.name)
         model = given(model_path, config.trainer_model_path)

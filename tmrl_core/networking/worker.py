@@ -16,7 +16,6 @@ from tmrl_core.actor.history import PolicyFiles
 from tmrl_core.actor.rollout import Rollout
 from tmrl_core.actor.twins import choose_actor
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import ConfigError
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.transports.select import link_settings
 from tmrl_core.samples import Buffer
@@ -146,8 +145,6 @@ class RolloutWorker(Rollout):
         if standalone:
             return
         kind = given(transport, config.network.transport)
-        if kind == "tlspyo":
-            raise ConfigError("network.transport: tlspyo is not available in this version; use tls or local")
         full = given(when_full, settings.when_full)
         if full == "auto":
             full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
@@ -156,11 +153,14 @@ class RolloutWorker(Rollout):
                 config,
                 host="127.0.0.1" if server_ip is None else server_ip,
                 port=given(server_port, config.server.port),
-                transport=cast(Literal["tls", "local"], kind),
+                transport=cast(Literal["tls", "local", "tlspyo"], kind),
                 security=security,
                 keys_dir=keys_dir,
                 hostname=hostname,
                 password=password,
+                local_port=given(local_port, config.network.local_port_worker),
+                header_size=header_size,
+                max_buf_len=max_buf_len,
             ),
             name=label,
             run=given(run_name, config.run.name),

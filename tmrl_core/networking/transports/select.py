@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from tmrl_core.config import Cfg, Config, given
+from tmrl_core.config import CFG, Cfg, Config, given
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.contexts import TokenVerifier
@@ -30,7 +30,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 55555
-    transport: Literal["tls", "local"] = "tls"
+    transport: Literal["tls", "local", "tlspyo"] = "tls"
     security: Literal["TLS", "auto"] | None = "TLS"
     hostname: str | None = None
     credentials_dir: str | None = None
@@ -45,6 +45,10 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max_s: float = 15.0
     max_message_bytes: int = 16 << 20
     compression: Literal["auto", "zstd", "none"] = "auto"
+    local_port: int = 0
+    """For the transport tlspyo, as the next two; 0: a free one."""
+    header_size: int = 12
+    max_buf_len: int = 512 << 20
 
     def __repr__(self) -> str:
         return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"  # never the token
@@ -55,11 +59,14 @@ def link_settings(
     *,
     host: str,
     port: int,
-    transport: Literal["tls", "local"],
+    transport: Literal["tls", "local", "tlspyo"],
     security: Literal["TLS"] | Cfg | None,
     keys_dir: str | Path | Cfg | None,
     hostname: str | Cfg | None,
     password: str | Cfg | None,
+    local_port: int = 0,
+    header_size: int | Cfg = CFG,
+    max_buf_len: int | Cfg = CFG,
 ) -> LinkSettings:
     """What the public classes' arguments and the configuration say of a link; `CFG` stands for the configuration."""
     network = config.network
@@ -80,6 +87,9 @@ def link_settings(
         max_message_bytes=network.max_message_bytes,
         compression=network.compression,
         allow_insecure_remote=network.allow_insecure_remote,
+        local_port=local_port,
+        header_size=given(header_size, network.header_size),
+        max_buf_len=given(max_buf_len, network.max_buf_len),
     )
 
 
@@ -94,19 +104,33 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
         from tmrl_core.networking.transports.local import LocalTransport
 
         return LocalTransport(), ""
-    if settings.transport != "tls":
-        raise ConfigError(f"network.transport is {settings.transport!r}; this version has 'tls' and 'local'")
-    from tmrl_core.networking.transports.tls import TlsTransport
-
+    _check_known(settings.transport)
     security = settings.security
     if security == "auto":
         security = None if is_loopback(settings.host) and plain_server(settings.port) else "TLS"
+    if security is None and not is_loopback(settings.host) and not settings.allow_insecure_remote:
+        raise ConfigError(
+            f"network.security is null and the Server is {settings.host}: everybody on the way could read and "
+            "send, the token too. Use TLS, or insist with network.allow_insecure_remote: true."
+        )
+    if settings.transport == "tlspyo":
+        from tmrl_core.networking.transports.tlspyo_select import tlspyo_transport
+
+        made = tlspyo_transport(
+            server=False,
+            tls=security is not None,
+            credentials_dir=settings.credentials_dir,
+            password=settings.token,
+            local_port=settings.local_port,
+            header_size=settings.header_size,
+            max_buf_len=settings.max_buf_len,
+            role=role,
+            hostname=settings.hostname,
+        )
+        return made, ""
+    from tmrl_core.networking.transports.tls import TlsTransport
+
     if security is None:
-        if not is_loopback(settings.host) and not settings.allow_insecure_remote:
-            raise ConfigError(
-                f"network.security is null and the Server is {settings.host}: everybody on the way could read and "
-                "send, the token too. Use TLS, or insist with network.allow_insecure_remote: true."
-            )
         return TlsTransport(None), settings.token or ""
     from tmrl_core.networking import credentials, handshakes
 
@@ -129,6 +153,9 @@ def server_transport(
     token: str | None,
     insecure: bool,
     on_refused: Callable[[str, str], None],
+    local_port: int = 0,
+    header_size: int = 12,
+    max_buf_len: int = 512 << 20,
 ) -> tuple[Transport, Authenticate]:
     """The transport for a Server, and what decides about the peers that come.
 
@@ -142,16 +169,30 @@ def server_transport(
         from tmrl_core.networking.transports.local import LocalTransport
 
         return LocalTransport(), lambda hello, connection: None
-    if transport != "tls":
-        raise ConfigError(f"network.transport is {transport!r}; this version has 'tls' and 'local'")
+    _check_known(transport)
+    if security is None and not is_loopback(host) and not insecure:
+        raise ConfigError(
+            f"network.security is null and the Server would listen on {host or 'every interface'}: everybody there "
+            "could read and send. Use TLS, listen on 127.0.0.1, or insist with network.allow_insecure_remote: true."
+        )
+    if transport == "tlspyo":
+        from tmrl_core.networking.transports.tlspyo_select import tlspyo_transport
+
+        made = tlspyo_transport(
+            server=True,
+            tls=security is not None,
+            credentials_dir=credentials_dir,
+            password=token,
+            local_port=local_port,
+            header_size=header_size,
+            max_buf_len=max_buf_len,
+            role="server",
+        )
+        # tlspyo has asked for its password already, and knows nothing of roles.
+        return made, lambda hello, connection: None
     from tmrl_core.networking.transports.tls import TlsTransport
 
     if security is None:
-        if not is_loopback(host) and not insecure:
-            raise ConfigError(
-                f"network.security is null and the Server would listen on {host or 'every interface'}: everybody there "
-                "could read and send. Use TLS, listen on 127.0.0.1, or insist with network.allow_insecure_remote: true."
-            )
         return TlsTransport(None), _plain_authenticate(token)
     from tmrl_core.networking import credentials, handshakes
 
@@ -194,6 +235,11 @@ def server_transport(
         ),
         authenticate,
     )
+
+
+def _check_known(transport: str) -> None:
+    if transport not in ("tls", "tlspyo"):
+        raise ConfigError(f"network.transport is {transport!r}; this version has 'tls', 'local' and 'tlspyo'")
 
 
 def _may_look(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tuple[str, str] | None:
