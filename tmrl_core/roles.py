@@ -25,11 +25,11 @@ def ensure_credentials(config: Config) -> bool:
     For a Server elsewhere somebody has to say its name first: the roles then explain what to run.
     """
     network = config.network
-    if network.transport != "tls" or network.security is None or not is_loopback(config.server.host):
+    if network.transport == "local" or network.security is None or not is_loopback(config.server.host):
         return False
     from tmrl_core.networking import credentials
 
-    return credentials.ensure(credentials.find(network.credentials_dir))
+    return credentials.ensure(credentials.find(network.credentials_dir), tlspyo=network.transport == "tlspyo")
 
 
 def make_server(config: Config) -> Server:
