@@ -18,7 +18,15 @@ from tmrl_core.config import CFG, Config
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.links.observer import ObserverLink
-from tmrl_core.networking.status import BudgetStatus, PeerStatus, Rates, ServerStatus, SpooledStatus, StreamStatus, rates
+from tmrl_core.networking.status import (
+    BudgetStatus,
+    PeerStatus,
+    Rates,
+    ServerStatus,
+    SpooledStatus,
+    StreamStatus,
+    rates,
+)
 from tmrl_core.networking.transports.select import link_settings
 
 RATE_S = 1.0

@@ -155,9 +155,7 @@ def test_what_is_spooled_is_told() -> None:
     spool = MemorySpool(1 << 20)
     wires = Wires(spool=spool)
     assert wires.look().spooled == ()
-    spool.append(
-        About(b"s" * 16, "run", "robot7", b""), number=0, floor=0, position=0, samples=12, body=[b"x" * 100]
-    )
+    spool.append(About(b"s" * 16, "run", "robot7", b""), number=0, floor=0, position=0, samples=12, body=[b"x" * 100])
     seen = wires.look()
     (kept,) = seen.spooled
     assert (kept.worker, kept.run, kept.stream) == ("robot7", "run", (b"s" * 16).hex())
