@@ -41,8 +41,8 @@ MOST_ADDRESSES = 4_096
 FREE_FAILURES = 3
 """Failed logins of an address that are answered at once."""
 FIRST_DELAY_S = 0.25
-MOST_DELAY_S = 5.0
-"""Longest that a refusal is held back: shorter than peers wait for an answer."""
+MOST_DELAY_S = 4.0
+"""Longest that a refusal is held back: shorter than peers wait for an answer (`LinkSettings.connect_timeout_s`)."""
 FORGET_S = 60.0
 """In so many seconds half of an address's failed logins are forgotten."""
 _ADDRESSES_AT_ONCE = 5
@@ -124,7 +124,7 @@ class Admission:
         """Visits at the moment."""
         return len(self._visits)
 
-    def arrive(self, address: str, now: float, close: Callable[[str], None]) -> Visit | str:
+    def arrive(self, address: str, now: float, close: Callable[[str], None] = lambda reason: None) -> Visit | str:
         """Somebody has connected from `address` (`host:port`): a visit, or in words why it is to be closed at once.
 
         Args:

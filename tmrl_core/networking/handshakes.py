@@ -18,6 +18,7 @@ Side = Literal["client", "server"]
 CREATE = "python -m tmrl_core --credentials create"
 BUNDLE = "python -m tmrl_core --credentials bundle"
 SHOW = "python -m tmrl_core --credentials show"
+RENEW = "python -m tmrl_core --credentials renew"
 
 # OpenSSL's X509_V_ERR_* numbers, which `ssl.SSLCertVerificationError.verify_code` carries.
 _NOT_YET_VALID = {9}
@@ -83,7 +84,7 @@ def _explain_server(exc: ssl.SSLCertVerificationError, host: str, name: str) -> 
     if code in _EXPIRED:
         return (
             "the Server's certificate, or its CA's, has expired. Renew it on the machine that holds the CA "
-            f"(`{CREATE} --host {name}`) and restart the Server; if it has not expired, this machine's clock is wrong."
+            f"(`{RENEW}`), which a running Server uses at once; if it has not expired, this machine's clock is wrong."
         )
     if code in _NOT_YET_VALID:
         return "the Server's certificate is not valid yet: this machine's clock is wrong, or the Server's was."
