@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking import credentials, handshakes
+from tmrl_core.networking import credentials, handshakes, tlspyo_files
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import StreamSender
 from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate
@@ -20,8 +21,11 @@ from tmrl_core.networking.relay import Relay, RelaySettings
 from tmrl_core.networking.transports.base import Driver, Listener, Transport, new_event_loop
 from tmrl_core.networking.transports.local import LocalTransport
 from tmrl_core.networking.transports.tls import TlsTransport
+from tmrl_core.networking.transports.tlspyo import TlspyoTransport
 
 DEADLINE_S = 20.0
+
+needs_tlspyo = pytest.mark.skipif(importlib.util.find_spec("tlspyo") is None, reason="the extra tlspyo")
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +44,16 @@ class Ends:
         self.trainer = trainer
 
 
-@pytest.fixture(params=["local", "plain", "tls"])
+@pytest.fixture(params=["local", "plain", "tls", pytest.param("tlspyo", marks=needs_tlspyo)])
 def ends(request: pytest.FixtureRequest, keys: Path) -> Ends:
     if request.param == "local":
         return Ends(LocalTransport(), LocalTransport(), LocalTransport())
     if request.param == "plain":
         return Ends(TlsTransport(None), TlsTransport(None), TlsTransport(None))
+    if request.param == "tlspyo":
+        part = tlspyo_files.load(keys, server=True)
+        made = TlspyoTransport(password=part.password, certificate=part.certificate, key=part.key)
+        return Ends(made, made, made)
     context, _ = credentials.server_context(keys)
     return Ends(
         TlsTransport(context, identity_of=handshakes.identity_of),

@@ -45,7 +45,6 @@ class TlspyoTransport(Transport):
         header_size: bytes of the header of tlspyo's messages; the same for the Server and all clients.
         max_buf_len: bytes read at once from the I/O process, at most.
         key_of_local_port: what the configuration calls `local_port`.
-        on_refused: called with (address, reason) when a peer is refused before it has a link.
         start_s: seconds within which an I/O process must have started.
 
     Raises:
@@ -305,13 +304,9 @@ class _PeerDriver(_LinkDriver):
 
     def _refused(self, text: str) -> None:
         code, _, reason = text.partition("\n")
-        error = NetworkError if code == "busy" else HandshakeError
         advice = " Set TMRL_CORE_TOKEN, or copy the Server's credentials anew." if code == "password" else ""
-        self._reason = error(f"{self._where} refuses this {self._role()}: {reason}.{advice}")
+        self._reason = HandshakeError(f"{self._where} refuses this connection: {reason}.{advice}")
         self.abort()
-
-    def _role(self) -> str:
-        return "connection"
 
     def _explain(self, kind: str, text: str) -> NetworkError:
         where = self._where
@@ -403,7 +398,7 @@ class TlspyoListener(Listener):
         self._loop = asyncio.get_running_loop()
         self._host = host
         self._accept = accept
-        self._port = 0
+        self._asked = self._port = 0
         self._drivers: dict[int, _HubDriver] = {}
         self._process: IoProcess | None = None
         self._listening: asyncio.Future[int] | None = None
@@ -419,6 +414,7 @@ class TlspyoListener(Listener):
     async def start(self, port: int) -> None:
         """Start the Relay and wait until it listens."""
         owner = self.owner
+        self._asked = port
         self._listening = self._loop.create_future()
         process = owner.process(owner.relay_settings(self._host, port), self._told, self._process_gone, self._room)
         await process.start(owner.local_port, owner.key_of_local_port, owner.start_s)
@@ -453,9 +449,8 @@ class TlspyoListener(Listener):
 
     def _explain(self, kind: str, text: str) -> NetworkError | CredentialsError:
         if kind == "port":
-            port = self._process._settings["port"] if self._process is not None else "?"
             return NetworkError(
-                f"cannot listen on {self._host or '*'} port {port}: {text}. "
+                f"cannot listen on {self._host or '*'} port {self._asked}: {text}. "
                 "Is another Server running there? Stop it, or set another server.port."
             )
         return CredentialsError(f"tlspyo's Relay cannot use certificate.pem and key.pem: {text}")
