@@ -31,6 +31,7 @@ examples:
   python -m tmrl_core --server -c my.yaml                       one role of three, on any machine that can be reached
   python -m tmrl_core --worker -c my.yaml --set worker.name=robot7
   python -m tmrl_core --trainer -c my.yaml --wandb
+  python -m tmrl_core --status -c my.yaml --watch 2             what the Server sees; --json for programs
   python -m tmrl_core --credentials create --host server.example.org
   python -m tmrl_core --credentials bundle worker --name robot7
   python -m tmrl_core --doctor -c my.yaml                       what is wrong between this machine and the Server
