@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,20 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         read_document(tmp_path / "a.yaml")
+
+
+def test_aliases_to_aliases_do_not_multiply() -> None:
+    lines = [
+        "a0: &a0 [x, x, x, x]",
+        *[f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 30)],
+    ]
+    with pytest.raises(ConfigError, match="more than 100000 values"):
+        parse_yaml("\n".join(lines), "my.yaml")
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", "my.yaml") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize("parse", [parse_yaml, parse_json])
+@pytest.mark.parametrize("text", ['{"a": ["\\ud800"]}', '{"\\ud800": 1}'])
+def test_half_a_character_is_refused(parse: Callable[[str, str], object], text: str) -> None:
+    with pytest.raises(ConfigError, match="half a character"):
+        parse(text, "my.json")

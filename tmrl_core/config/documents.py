@@ -19,6 +19,36 @@ from tmrl_core.errors import ConfigError
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
+_MOST_VALUES = 100_000
+"""In one document; what is referred to with an alias counts each time."""
+
+
+def _checked(values: Any, source: str) -> Any:
+    """The same values, if they are no more than a person or program writes, and can be written again.
+
+    Raises:
+        ConfigError: too many values, as ten lines of aliases to aliases make; or text that is no text.
+    """
+    left = _MOST_VALUES
+    waiting = [values]
+    while waiting:
+        value = waiting.pop()
+        left -= 1
+        if isinstance(value, dict):
+            left -= len(value)
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as exc:
+                raise ConfigError(f"{source}: {value!r} is no text that can be stored: half a character") from exc
+        if left < 0 or len(waiting) > _MOST_VALUES:
+            raise ConfigError(f"{source}: more than {_MOST_VALUES} values; a configuration has a few dozen")
+    return values
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2 and without duplicate keys."""
 
@@ -78,7 +108,7 @@ def parse_yaml(text: str, source: str) -> Any:
     loader = None
     try:
         loader = _Loader(text)
-        return loader.get_single_data()
+        return _checked(loader.get_single_data(), source)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -110,7 +140,7 @@ def parse_json(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: {name} is not JSON")
 
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        return _checked(json.loads(text, object_pairs_hook=unique, parse_constant=no_constant), source)
     except json.JSONDecodeError as exc:
         raise ConfigError(f"{source}: line {exc.lineno}, column {exc.colno}: broken JSON: {exc.msg}") from exc
     except RecursionError as exc:

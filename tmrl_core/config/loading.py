@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.documents import parse_yaml, read_document
-from tmrl_core.config.messages import check_keys, explain, field_type, inner_types
+from tmrl_core.config.messages import check_keys, explain, field_type, inner_types, type_info
 from tmrl_core.config.sections import Config
 from tmrl_core.errors import ConfigError
 
@@ -180,7 +180,7 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
     """
     check_keys(values, source)
     try:
-        return msgspec.convert(whole_numbers(values, inspect.type_info(Config)), Config)
+        return msgspec.convert(whole_numbers(values, type_info(Config)), Config)
     except msgspec.ValidationError as exc:
         raise ConfigError(explain(exc, values, source)) from exc
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,9 @@ SECRET_ADVICE = (
     "`python -m tmrl_core --credentials create` puts it; wandb reads WANDB_API_KEY."
 )
 
+type_info = functools.cache(inspect.type_info)
+"""What a type is; it takes milliseconds to find out."""
+
 _PATH = re.compile(r" - at (?:the key in )?`\$(.*)`$")
 
 
@@ -32,7 +36,7 @@ def near(word: str, words: list[str]) -> str:
 
 def keys_of(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
     """Key to section structure, or None where the key holds a plain value."""
-    info = inspect.type_info(struct)
+    info = type_info(struct)
     assert isinstance(info, inspect.StructType)
     return {f.encode_name: section_of(f.type) for f in info.fields}
 
@@ -86,7 +90,7 @@ def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: s
     steps = [step for step in match.group(1).split(".") if step]
     path = ".".join(steps) or "the configuration"
     found: Any = values
-    kind: inspect.Type = inspect.type_info(Config)
+    kind: inspect.Type = type_info(Config)
     for step in steps:
         if not isinstance(found, Mapping) or step not in found:
             return f"{source}: {path}: {text[: match.start()]}"
