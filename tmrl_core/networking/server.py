@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from tmrl_core.config import CFG, Cfg, given
+from tmrl_core.config.sections import ServerSection
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.networking.refusals import Refusals
-from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
+from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings, Spool
+from tmrl_core.networking.spool_files import DiskSpool
 from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
 from tmrl_core.networking.transports.plain import announce_plain_server
 from tmrl_core.networking.transports.select import is_loopback, server_transport
@@ -40,6 +42,7 @@ class Server:
     Raises:
         NetworkError: the port cannot be had.
         ConfigError, CredentialsError: the settings or the credentials do not serve.
+        StorageError: `server.spool_dir` cannot be used, or another Server uses it.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class Server:
             )
         except ValueError as exc:
             raise ConfigError(f"server.budget_bytes: {exc}") from exc
-        self.relay = Relay(settings, authenticate, self.refusals)
+        self._spool = _spool(server)
+        self.relay = Relay(settings, authenticate, self.refusals, spool=self._spool, say=logger.info)
         self._started = time.monotonic()
         self.relay.process = self._process
         self._transport = transport
@@ -106,6 +110,7 @@ class Server:
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
+            self._thread.join(timeout=10.0)
             raise self._failure
 
     @property
@@ -124,6 +129,7 @@ class Server:
             logger.exception("the Server's thread failed")
             self._failure = NetworkError(f"the Server's thread failed: {exc!r}")
         finally:
+            self._close_spool()
             self._ready.set()
             self._ended.set()
             loop.close()
@@ -131,6 +137,8 @@ class Server:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        if isinstance(self._spool, DiskSpool):
+            self._spool.post = self._loop.call_soon_threadsafe
         self._listener = await self._transport.serve(self._host, self._requested_port, self._accept)
         self._port = self._listener.port
         if self._security is None and not _is_local(self._transport):
@@ -141,6 +149,9 @@ class Server:
             self._port,
             "with TLS" if self._security else "WITHOUT encryption",
         )
+        if self._spool is not None:
+            for line in self._spool.summary():
+                logger.info("spool: %s", line)
         self._ready.set()
         try:
             await self._stopping.wait()
@@ -149,6 +160,14 @@ class Server:
             if self._plain_file is not None:
                 with contextlib.suppress(OSError):
                     self._plain_file.unlink()
+
+    def _close_spool(self) -> None:
+        if self._spool is None:
+            return
+        if not isinstance(self._spool, DiskSpool):
+            for line in self._spool.summary():
+                logger.warning("spool: %s go with this Server: server.spool_dir would keep them", line)
+        self._spool.close()
 
     def _process(self) -> dict[str, Any]:
         resident, peak = process_memory()
@@ -189,6 +208,20 @@ class Server:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _spool(section: ServerSection) -> Spool | None:
+    """What the Server keeps samples in for workers that end while there is no trainer; None: nothing.
+
+    Raises:
+        StorageError: the folder cannot be used, or another Server uses it.
+    """
+    limit = section.spool_limit_bytes
+    if not limit:
+        return None
+    if section.spool_dir is None:
+        return MemorySpool(limit)
+    return DiskSpool(Path(section.spool_dir).expanduser(), limit, sync=section.spool_sync)
 
 
 def _is_local(transport: Transport) -> bool:

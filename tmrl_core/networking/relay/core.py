@@ -639,6 +639,7 @@ class Relay:
             else:
                 replayed = self.hand_overs.frames(stream)
                 if replayed is None:
+                    self._forget_if_done(stream)
                     continue
                 frames = replayed
             self._turn = turn

@@ -145,6 +145,7 @@ class Spool(ABC):
         stream.messages.append(message)
         stream.next_number = number + 1
         stream.samples += samples
+        stream.ended = False
         message.body = body
         self._store(stream, message)
         return ""
@@ -224,7 +225,9 @@ class Spool(ABC):
     def _is_lost(self, kept: SpooledStream, message: SpooledMessage, reason: str) -> None:
         """Call this in the relay's thread when a message could not be stored: it and those after it are let go."""
         index = kept.find(message.number)
-        if self.streams.get(kept.about.stream) is not kept or index == len(kept.messages):
+        here = kept.messages[index : index + 1]
+        # Those after it are lost with it; what comes of them is no news, also where they have been handed over again.
+        if self.streams.get(kept.about.stream) is not kept or not here or here[0] is not message:
             return
         kept.next_number = message.number
         self._remove(kept, index, len(kept.messages))
