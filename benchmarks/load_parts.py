@@ -120,6 +120,7 @@ def server(network: Network, pipe: Pipe) -> None:
         }
     )
     with Server(config=config) as made:
+        _say_why_links_end(made.relay)
         pipe.send(made.port)
         while True:
             command = pipe.recv()
@@ -128,6 +129,18 @@ def server(network: Network, pipe: Pipe) -> None:
             if command == "forget":
                 forget_peak()
             pipe.send((made.relay.queued_bytes, made.relay.reserved_bytes) if command == "queued" else memory_bytes())
+
+
+def _say_why_links_end(relay: Any) -> None:
+    """Print the reasons for which links ended that nobody wanted to end."""
+    left = relay.worker_left
+
+    def worker_left(connection: Any) -> None:
+        if connection.reason is not None:
+            print(f"the Server lost {connection.name}: {connection.reason}", flush=True)
+        left(connection)
+
+    relay.worker_left = worker_left
 
 
 # --- the trainer ------------------------------------------------------------------------------------------------------
