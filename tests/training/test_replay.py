@@ -1,15 +1,35 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tmrl_core import training
 from tmrl_core.errors import ConfigError, SampleRefusedError
-from tmrl_core.training import ReplayMemory
+
+ReplayMemory: Any = training.ReplayMemory
+RAM_ONLY = pytest.mark.parametrize("storage", ["ram"], indirect=True)
+
+
+@pytest.fixture(params=["ram", "disk"], autouse=True)
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Every test runs with a memory in RAM, and with one on disk."""
+    if request.param == "disk":
+        folders = itertools.count()
+
+        def on_disk(*args: Any, **kwargs: Any) -> Any:
+            return training.ReplayMemory(*args, **kwargs, storage="disk", folder=tmp_path / str(next(folders)))
+
+        monkeypatch.setitem(globals(), "ReplayMemory", on_disk)
+        monkeypatch.setattr("tmrl_core.training.disk_rows.MIN_SEGMENT_BYTES", 1000)
+        monkeypatch.setattr("tmrl_core.training.disk_rows.MAX_SEGMENT_BYTES", 1000)
+    return request.param
 
 
 def pairs(memory: Any) -> Any:
@@ -259,12 +279,14 @@ def test_sizes_must_be_whole_and_positive(size: Any) -> None:
         ReplayMemory(memory_size=size)
 
 
+@RAM_ONLY
 def test_an_impossible_capacity_is_named(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=2**50)
     with pytest.raises(ConfigError, match=r"memory\.capacity.*GB"):
         memory.append_chunk(make_rows(1, 0, 0, 3))
 
 
+@RAM_ONLY
 def test_a_restored_memory_goes_on_identically(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=20, batch_size=8, nb_steps=1, seed=4)
     for first in range(0, 30, 5):
@@ -282,6 +304,7 @@ def test_a_restored_memory_goes_on_identically(make_rows: Any) -> None:
             assert each.append_chunk(make_rows(1, 0, step, 5)) == 5
 
 
+@RAM_ONLY
 def test_an_append_waits_for_a_reader_of_the_rows_it_would_overwrite(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=10)
     memory.append_chunk(make_rows(1, 0, 0, 11))

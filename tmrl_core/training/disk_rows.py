@@ -10,7 +10,8 @@ survives the machine).
 Files are mapped, and a batch is one gather out of the mappings: the operating system's page cache decides what is in
 RAM. What this process holds itself is a table with 16 bytes a record, which says where the rows of each begin, and the
 state of the streams. Each file begins with all of that state, so that the files before it may go: they do when all of
-their rows have left the memory. A file takes an eighth of the capacity, so the folder holds up to nine eighths of it.
+their rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
+eighths of it.
 
 Opening reads every byte of the last file, the only one in which a record may be cut short, and of the older ones the
 records' headers and notes, which have a checksum of their own. Rows of an older file are trusted as the disk returns
@@ -42,7 +43,7 @@ MAX_STREAMS = 4096
 """Streams whose state is kept; the longest silent one is forgotten first."""
 MAX_TAILS_BYTES = 32 << 20
 """Last rows of streams that one note holds; beyond it the longest silent stream's open episode will have a gap."""
-MIN_SEGMENT_BYTES = 1 << 20
+MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
 _UNIT = 8
 _NUMBER_SHIFT = 32

@@ -1,7 +1,7 @@
 """Where a replay memory's rows lie: the seam between what a transition is and what holds it.
 
 `RamRows` holds rings in this process; `tmrl_core.training.disk_rows.DiskRows` append-only files. A row has an absolute
-index, counted from the first ever written. `tests/training/test_rows.py` is what every implementation passes.
+index, counted from the first ever written. `tests/training/test_replay.py` is what memories on both pass.
 """
 
 from __future__ import annotations

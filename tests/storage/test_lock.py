@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.errors import FolderLockedError, StorageError
+from tmrl_core.storage import FolderLock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from tmrl_core.storage import FolderLock
+lock = FolderLock(Path(sys.argv[1]), "the spool")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_is_refused_by_name_until_the_holder_is_dead(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(FolderLockedError, match=rf"\(the spool\) is in use by process {holder.pid} on .*Stop that"):
+            FolderLock(tmp_path, "the spool")
+        holder.kill()
+        holder.wait()
+    FolderLock(tmp_path, "the spool").close()
+
+
+def test_it_is_released_by_close_and_refused_within_a_process_too(tmp_path: Path) -> None:
+    with FolderLock(tmp_path / "new" / "folder", "the memory") as lock:
+        with pytest.raises(FolderLockedError, match=f"process {os.getpid()} "):
+            FolderLock(lock.folder, "the memory")
+        assert json.loads((lock.folder / "lock").read_text())["pid"] == os.getpid()
+    lock.close()
+    FolderLock(lock.folder, "the memory").close()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="the memory"):
+        FolderLock(tmp_path / "file" / "folder", "the memory")
+
+
+def test_a_holder_that_says_nothing_is_still_a_holder(tmp_path: Path) -> None:
+    with FolderLock(tmp_path, "the memory"):
+        (tmp_path / "lock").write_bytes(b"rubbish")
+        with pytest.raises(FolderLockedError, match="another process"):
+            FolderLock(tmp_path, "the memory")
