@@ -207,6 +207,24 @@ class ServerSection(Section, frozen=True, kw_only=True):
         Literal["os", "fsync"],
         doc("What the files in `spool_dir` survive: os: the Server's end, however sudden. fsync: the machine's too."),
     ] = "os"
+    greeting_s: Annotated[
+        PositiveSeconds,
+        doc("Seconds from a connection's first packet within which its peer must have proved who it is."),
+    ] = 10.0
+    max_unauthenticated: Annotated[
+        Annotated[int, Meta(ge=2)],
+        doc(
+            "Most connections at a time whose peers have not proved who they are; half of it from one address (IPv6: "
+            "one /64). Past it the longest waiting makes room."
+        ),
+    ] = 256
+    connections_per_s: Annotated[
+        Annotated[float, Meta(gt=0)],
+        doc(
+            "New connections a second from one address, after `max_unauthenticated` at once; those whose peers are let "
+            "in do not count. Others are closed before the TLS handshake."
+        ),
+    ] = 20.0
 
     @property
     def spool_limit_bytes(self) -> int:

@@ -223,6 +223,9 @@ class Link:
             try:
                 # Known before it is welcomed: what the application says from the first answer on must find it.
                 self._connection = connection
+                token = transport.renewed_token()
+                if token is not None:
+                    self._state.token = token
                 driver = await transport.dial(settings.host, settings.port, connection, settings.connect_timeout_s)
                 self._poke()
                 begun = asyncio.get_running_loop().time()

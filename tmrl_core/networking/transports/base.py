@@ -21,6 +21,10 @@ _LATE_S = 0.25
 class Transport(ABC):
     """A way for bytes to travel. Implementations pass `tests/networking/transports/test_conformance.py`."""
 
+    def renewed_token(self) -> str | None:
+        """Look at a client's credentials again, before it dials: the token to show from now on; None: as before."""
+        return None
+
     @abstractmethod
     async def serve(self, host: str, port: int, accept: Callable[[], Connection]) -> Listener:
         """Listen, and drive a connection from `accept` for each peer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import Literal
 import msgspec
 
 from tmrl_core.config import CFG, Cfg, Config, given
+from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError
+from tmrl_core.networking.access import ClientAccess, Judge, ServerAccess, slowed
+from tmrl_core.networking.admission import Admission, AdmissionSettings
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.contexts import TokenVerifier
 from tmrl_core.networking.messages import Hello, Role
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
-
-Authenticate = Callable[[Hello, Connection], "tuple[str, str] | None"]
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,14 +135,15 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
         return TlsTransport(None), settings.token or ""
     from tmrl_core.networking import credentials, handshakes
 
-    folder = credentials.find(settings.credentials_dir)
+    access = ClientAccess(credentials.find(settings.credentials_dir), role, settings.token)
     hostname = settings.hostname or settings.host
     transport = TlsTransport(
-        credentials.client_context(folder, role),
+        access.context,
         server_hostname=hostname,
         explain=partial(handshakes.explain, host=settings.host, hostname=hostname),
+        access=access,
     )
-    return transport, settings.token or credentials.token_for(folder, role) or ""
+    return transport, access.token
 
 
 def server_transport(
@@ -153,13 +155,14 @@ def server_transport(
     token: str | None,
     insecure: bool,
     on_refused: Callable[[str, str], None],
+    admission: AdmissionSettings | None = None,
     local_port: int = 0,
     header_size: int = 12,
     max_buf_len: int = 512 << 20,
-) -> tuple[Transport, Authenticate]:
+) -> tuple[Transport, Judge]:
     """The transport for a Server, and what decides about the peers that come.
 
-    `on_refused(address, reason)` is called for each whose TLS handshake fails.
+    `on_refused(address, reason)` is called for each whose TLS handshake fails, and for each that is turned away before.
 
     Raises:
         ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`.
@@ -192,17 +195,20 @@ def server_transport(
         return made, lambda hello, connection: None
     from tmrl_core.networking.transports.tls import TlsTransport
 
+    strangers = Admission(admission)
     if security is None:
-        return TlsTransport(None), _plain_authenticate(token)
+        return (
+            TlsTransport(None, on_refused=on_refused, admission=strangers),
+            slowed(_plain_authenticate(token), strangers, time.monotonic),
+        )
     from tmrl_core.networking import credentials, handshakes
 
-    folder = credentials.find(credentials_dir)
-    context, verifier = credentials.server_context(folder)
+    access = ServerAccess(credentials.find(credentials_dir))
 
     def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
         identity = connection.identity
         if hello.role == "observer":
-            return _may_look(hello, identity, verifier)
+            return _may_look(hello, identity, access.verifier)
         if identity.role is not None:
             if identity.role != hello.role:
                 return (
@@ -217,7 +223,7 @@ def server_transport(
                 "neither a client certificate nor a token was shown. Copy a bundle to this machine "
                 f"(python -m tmrl_core --credentials bundle {hello.role} --name NAME) or set TMRL_CORE_TOKEN.",
             )
-        if not verifier.check(hello.role, hello.token):
+        if not access.verifier.check(hello.role, hello.token):
             return (
                 "token",
                 f"the token is not this Server's token of the role {hello.role}. Copy a new bundle from the machine "
@@ -228,12 +234,14 @@ def server_transport(
 
     return (
         TlsTransport(
-            context,
+            access.context,
             identity_of=handshakes.identity_of,
             explain=partial(handshakes.explain, host="this Server", side="server"),
             on_refused=on_refused,
+            access=access,
+            admission=strangers,
         ),
-        authenticate,
+        slowed(access.judge(authenticate), strangers, time.monotonic),
     )
 
 
@@ -265,20 +273,10 @@ def _may_look(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tupl
     )
 
 
-def _plain_authenticate(token: str | None) -> Authenticate:
+def _plain_authenticate(token: str | None) -> Judge:
     def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
         if token and not hmac.compare_digest(token.encode(), hello.token.encode()):
             return "token", f"the token is not the one that this Server was given for the role {hello.role}"
         return None
 
     return authenticate
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name can only mean this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,10 +14,13 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from tmrl_core.errors import HandshakeError, NetworkError
+from tmrl_core.networking.access import ClientAccess, ServerAccess
+from tmrl_core.networking.admission import Admission, Visit
+from tmrl_core.networking.certificates import clean_serial
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.framing import spare
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
@@ -27,7 +30,10 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 262_144
 _HIGH_WATER_BYTES = 65_536
 _UNSENT_BYTES = 131_072
-_HANDSHAKE_S = 10.0
+_LOOK_AGAIN_S = 1.0
+"""How often a Server looks whether its credentials have changed."""
+_GREETING_BYTES = 65_536
+"""Most that comes from a peer before it has been let in; a handshake with a certificate and a `Hello` take a tenth."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
 """What a Server says to who does not speak TLS: OpenSSL closes without a word, and the client would try for ever."""
@@ -52,7 +58,9 @@ class TlsTransport(Transport):
         server_hostname: the name that the Server's certificate is checked against.
         identity_of: reads role and name out of a client's certificate.
         explain: turns low-level errors into sentences.
-        on_refused: called with (address, reason) when a peer's handshake fails.
+        on_refused: called with (address, reason) when a peer's handshake fails, or it is turned away before.
+        access: where the context comes from, when credentials are to be read again as they change.
+        admission: what a Server grants to those who have not been let in; None: the defaults.
     """
 
     def __init__(
@@ -63,8 +71,12 @@ class TlsTransport(Transport):
         identity_of: IdentityOf = lambda certificate: None,
         explain: Explain = str,
         on_refused: Callable[[str, str], None] = lambda address, reason: None,
+        access: ServerAccess | ClientAccess | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.context = context
+        self.access = access
+        self.admission = admission or Admission()
         self.server_hostname = server_hostname
         self.identity_of = identity_of
         self.explain = explain
@@ -75,28 +87,57 @@ class TlsTransport(Transport):
         loop = asyncio.get_running_loop()
         listener = _TlsListener()
 
-        def factory() -> _TlsDriver:
-            driver = _TlsDriver(self, accept(), loop, server_side=True)
+        def make(visit: Visit) -> _TlsDriver:
+            driver = _TlsDriver(self, accept(), loop, visit)
             listener.drivers.add(driver)
             driver.ended.add_done_callback(lambda _: listener.drivers.discard(driver))
             return driver
 
+        def look_again() -> None:
+            self._look_again(listener.drivers)
+            listener.timer = loop.call_later(_LOOK_AGAIN_S, look_again)
+
         try:
             # Windows' SO_REUSEADDR lets two servers share a port, so it stays off there.
             listener.server = await loop.create_server(
-                factory, host or None, port, backlog=256, reuse_address=sys.platform != "win32"
+                lambda: _Gate(self, make, loop), host or None, port, backlog=256, reuse_address=sys.platform != "win32"
             )
         except OSError as exc:
             raise NetworkError(
                 f"cannot listen on {host or '*'} port {port}: {exc.strerror or exc}. "
                 "Is another Server running there? Stop it, or set another server.port."
             ) from exc
+        listener.timer = loop.call_later(_LOOK_AGAIN_S, look_again)
         return listener
+
+    def _look_again(self, drivers: Iterable[_TlsDriver]) -> None:
+        """Take credentials that have changed; links that would not be let in by them any more are closed."""
+        access = self.access
+        if not isinstance(access, ServerAccess) or not access.refresh():
+            return
+        self.context = access.context
+        for driver in list(drivers):
+            connection = driver.connection
+            if connection.state == "greeting" or connection.closing:
+                continue  # judged when it says who it is
+            objection = access.objection(connection)
+            if objection is not None:
+                identity = connection.identity
+                self.on_refused(identity.address, f"{identity.name or 'it'} was told: {objection[1]}")
+                connection.refuse(*objection)
+
+    def renewed_token(self) -> str | None:
+        """Look at a client's credentials again, before it dials: the token to show from now on; None: as before."""
+        access = self.access
+        if not isinstance(access, ClientAccess) or not access.refresh():
+            return None
+        self.context = access.context
+        return access.token
 
     async def dial(self, host: str, port: int, connection: Connection, timeout_s: float) -> Driver:
         """Connect to `host` and `port`, and prove both sides' identity."""
         loop = asyncio.get_running_loop()
-        driver = _TlsDriver(self, connection, loop, server_side=False)
+        driver = _TlsDriver(self, connection, loop, None)
         try:
             await asyncio.wait_for(loop.create_connection(lambda: driver, host, port), timeout_s)
         except asyncio.TimeoutError as exc:
@@ -115,6 +156,7 @@ class _TlsListener(Listener):
     def __init__(self) -> None:
         self.server: asyncio.AbstractServer | None = None
         self.drivers: set[_TlsDriver] = set()
+        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
@@ -124,6 +166,8 @@ class _TlsListener(Listener):
     async def close(self) -> None:
         assert self.server is not None
         self.server.close()
+        if self.timer is not None:
+            self.timer.cancel()
         drivers = list(self.drivers)
         for driver in drivers:
             driver.connection.close()
@@ -136,16 +180,50 @@ class _TlsListener(Listener):
             await asyncio.wait_for(self.server.wait_closed(), 1.0)
 
 
-class _TlsDriver(Driver, asyncio.BufferedProtocol):
-    """One socket, its TLS state and the connection that it carries."""
+class _Gate(asyncio.Protocol):
+    """Looks at who connects before anything is spent on it, and hands its socket to a driver."""
 
     def __init__(
-        self, transport: TlsTransport, connection: Connection, loop: asyncio.AbstractEventLoop, *, server_side: bool
+        self, owner: TlsTransport, make: Callable[[Visit], _TlsDriver], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._owner = owner
+        self._make = make
+        self._loop = loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        address = _address_of(transport)
+        visit = self._owner.admission.arrive(address, self._loop.time())
+        if isinstance(visit, str):
+            self._owner.on_refused(address, visit)
+            cast(asyncio.Transport, transport).abort()
+            return
+        driver = self._make(visit)
+        transport.set_protocol(driver)
+        driver.connection_made(transport)
+
+
+class _TlsDriver(Driver, asyncio.BufferedProtocol):
+    """One socket, its TLS state and the connection that it carries; `visit` is the Server's, None a client's."""
+
+    def __init__(
+        self,
+        transport: TlsTransport,
+        connection: Connection,
+        loop: asyncio.AbstractEventLoop,
+        visit: Visit | None,
     ) -> None:
         super().__init__(connection, loop)
         self.ready: asyncio.Future[None] = loop.create_future()
         self._owner = transport
-        self._server_side = server_side
+        self._server_side = visit is not None
+        self._visit = visit
+        """Until the peer has been let in."""
+        self._visit_bytes = 0
+        self._network = ""
+        if visit is not None:
+            self._network = visit.network
+            visit.close = self._crowded_out
+            connection.on_let_in = self._let_in
         self._socket: asyncio.Transport | None = None
         self._address = "?"
         self._paused = False
@@ -156,7 +234,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._handshaken = False
         self._reason: NetworkError | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._late_timer: asyncio.TimerHandle | None = None
+        """A Server's, until the peer has been let in."""
         self._first = b""
         self._view: memoryview | None = None
 
@@ -172,10 +251,11 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
                 if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                     # What waits unsent in the kernel cannot be overtaken by an acknowledgement or a heartbeat.
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        peer = transport.get_extra_info("peername")
-        self._address = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self._address = _address_of(transport)
         self._raw = _shared_buffer()
         context = self._owner.context
+        if self._server_side:  # whoever dials has a deadline of its own
+            self._late_timer = self.loop.call_later(self._owner.admission.settings.greeting_s, self._late)
         if context is None:
             self._connected(None)
             return
@@ -185,7 +265,6 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             server_side=self._server_side,
             server_hostname=None if self._server_side else self._owner.server_hostname,
         )
-        self._handshake_timer = self.loop.call_later(_HANDSHAKE_S, self._handshake_late)
         self._handshake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -198,6 +277,11 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._finishing:
             return  # lingering: what still comes is read and thrown away
+        if self._visit is not None:
+            self._visit_bytes += nbytes
+            if self._visit_bytes > _GREETING_BYTES:
+                self._give_up(NetworkError(f"it sent more than {_GREETING_BYTES} bytes before it said who it is"))
+                return
         if self._tls is None:
             if len(self._first) < 3 and self._is_tls(nbytes):
                 self._told_tls()
@@ -228,9 +312,14 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._linger, self._handshake_timer):
+        for timer in (self._linger, self._late_timer):
             if timer is not None:
                 timer.cancel()
+        if self._visit is not None:
+            self._owner.admission.leave(self._visit)
+            self._visit = None
+        elif self._server_side:
+            self._owner.admission.seen(self._network, self.loop.time())
         reason = self._reason
         if reason is None and exc is not None:
             reason = NetworkError(f"the connection to {self._address} broke: {self._owner.explain(exc)}")
@@ -279,9 +368,6 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             return
         self._flush()
         self._handshaken = True
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
-            self._handshake_timer = None
         self._connected(self._tls.getpeercert() if self._server_side else None)
 
     def _handshake_failed(self, exc: Exception) -> None:
@@ -290,9 +376,32 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             self._socket.write(_PROTOCOL_VERSION_ALERT)
         self._give_up(HandshakeError(text) if _is_about_credentials(exc) else NetworkError(text))
 
-    def _handshake_late(self) -> None:
-        self._handshake_timer = None
-        self._give_up(NetworkError(f"the TLS handshake was not finished within {_HANDSHAKE_S:g} s"))
+    def _in_time(self) -> None:
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+            self._late_timer = None
+
+    def _late(self) -> None:
+        self._late_timer = None
+        if self._finishing:
+            return
+        what = (
+            "it did not say who it is"
+            if self._handshaken or self._tls is None
+            else "the TLS handshake was not finished"
+        )
+        self._give_up(NetworkError(f"{what} within {self._owner.admission.settings.greeting_s:g} s"))
+
+    def _let_in(self) -> None:
+        self._in_time()
+        if self._visit is not None:
+            self._owner.admission.let_in(self._visit, self.loop.time())
+            self._visit = None
+
+    def _crowded_out(self, reason: str) -> None:
+        self._reason = NetworkError(reason)
+        self._owner.on_refused(self._address, reason)
+        self._close_socket()
 
     def _give_up(self, reason: NetworkError) -> None:
         self._reason = reason
@@ -304,9 +413,13 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._finish_once()
 
     def _connected(self, certificate: Mapping[str, Any] | None) -> None:
-        identity = self._owner.identity_of(certificate) if certificate else None
-        role, name = identity or (None, None)
-        self.connection.connected(Identity(self._address, role, name), self.loop.time())
+        role, name = (self._owner.identity_of(certificate) if certificate else None) or (None, None)
+        serial = clean_serial(certificate["serialNumber"]) if certificate else None
+        identity = Identity(self._address, role, name, serial)
+        if self._visit is not None and role is not None:
+            access = self._owner.access
+            self._visit.certified = not isinstance(access, ServerAccess) or access.revoked(identity) is None
+        self.connection.connected(identity, self.loop.time())
         if not self.ready.done():
             self.ready.set_result(None)
         self.wake()
@@ -391,6 +504,11 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once."""
         self._close_socket()
+
+
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if peer else "?"
 
 
 def _is_about_credentials(exc: Exception) -> bool:
