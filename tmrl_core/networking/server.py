@@ -14,14 +14,15 @@ from types import TracebackType
 from typing import Any
 
 from tmrl_core.config import CFG, Cfg, given
-from tmrl_core.config.sections import ServerSection
+from tmrl_core.config.sections import ServerSection, is_loopback
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.networking.admission import AdmissionSettings
 from tmrl_core.networking.refusals import Refusals
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings, Spool
 from tmrl_core.networking.spool_files import DiskSpool
 from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
 from tmrl_core.networking.transports.plain import announce_plain_server
-from tmrl_core.networking.transports.select import is_loopback, server_transport
+from tmrl_core.networking.transports.select import server_transport
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Server:
             token=given(password, network.token),
             insecure=network.allow_insecure_remote,
             on_refused=self.refusals,
+            admission=AdmissionSettings(server.greeting_s, server.max_unauthenticated, server.connections_per_s),
             local_port=given(local_port, network.local_port_server),
             header_size=given(header_size, network.header_size),
             max_buf_len=network.max_buf_len,
@@ -89,6 +91,7 @@ class Server:
                 max_message_bytes=network.max_message_bytes,
                 silent_s=network.silent_s,
                 heartbeat_s=network.heartbeat_s,
+                greeting_s=server.greeting_s,
             )
         except ValueError as exc:
             raise ConfigError(f"server.budget_bytes: {exc}") from exc
