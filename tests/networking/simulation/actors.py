@@ -239,7 +239,10 @@ class Trainer(Client):
             self.memory.rows(received.stream).mark = self.state.receivers[received.stream].mark
         self._taken = self.state.take()
         for received in self._taken:
-            self.gaps += received.number - self._next.get(received.stream, 0)
+            missing = received.number - self._next.get(received.stream, 0)
+            if missing < 0:
+                raise Violation(f"message {received.number} arrived a second time")
+            self.gaps += missing
             self._next[received.stream] = received.number + 1
         if self.state.gap_messages != self.gaps:
             raise Violation(f"{self.gaps} messages are missing, {self.state.gap_messages} were counted as gaps")

@@ -74,6 +74,7 @@ class End:
 
     __slots__ = (
         "blocked",
+        "broken",
         "connection",
         "flight",
         "flight_bytes",
@@ -101,6 +102,8 @@ class End:
         self.up = True
         """Whether the process still has this connection."""
         self.waking = self.moving = self.blocked = False
+        self.broken = False
+        """Whether nothing arrives any more, which its process has not been told yet."""
         self.timer = float("inf")
         connection.wake = self.wake
 
@@ -152,6 +155,8 @@ class End:
             self.pump()
 
     def _fly(self, data: bytes) -> None:
+        if self.broken:
+            return
         route, network = self.route, self.network
         due = network.now + route.latency_s + route.jitter_s * network.random.random()
         if self.flight and due < self.flight[-1][0]:
@@ -219,6 +224,7 @@ class End:
                 if data:
                     end.peer.take(data[: network.random.randint(1, len(data))])
         for end in (self, self.peer):
+            end.broken = True
             end.flight.clear()
             end.flight_bytes = 0
             if end.up:
@@ -290,13 +296,13 @@ class Network:
         self.look = watch
         self.server_up = True
         self.server_ends: dict[End, None] = {}
-        self._heap: list[tuple[float, float, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, float, Callable[..., object], tuple[Any, ...]]] = []
         self._make_relay = relay or (lambda network: Relay(settings))
         self.servers = 1
         """How many Server processes there were."""
         self.relay = self._make_relay(self)
 
-    def at(self, delay: float, do: Callable[..., None], *args: Any) -> None:
+    def at(self, delay: float, do: Callable[..., object], *args: Any) -> None:
         """Call `do` after `delay` seconds; who goes first at the same time is left to chance."""
         heapq.heappush(self._heap, (self.now + delay, self.random.random(), do, args))
 

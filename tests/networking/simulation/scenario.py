@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from tests.networking.simulation.actors import Client, Trainer, Worker
 from tests.networking.simulation.checker import Checker
@@ -57,6 +56,9 @@ class Result:
     simulated_s: float = 0.0
     caught_up_s: float = 0.0
     failure: str = ""
+    """Which promise was broken, and how; empty: none."""
+    trace: list[tuple[float, int, int]] | None = None
+    """Every event, if they were asked for: when, what kind, and a number that goes with it."""
 
 
 class Scenario:
@@ -275,7 +277,6 @@ class Scenario:
         began = network.now
         caught_up = network.run(self.caught_up, CAUGHT_UP_S)
         result.caught_up_s = network.now - began
-        self._fill(result)
         if not caught_up:
             raise Violation(f"not caught up {CAUGHT_UP_S:g} s after the last fault: {self.lagging()}")
         self.checker.audit(network.relay, self.workers)
@@ -288,8 +289,9 @@ class Scenario:
             raise Violation(f"{network.relay.queued_bytes} bytes are left at the relay")
         return result
 
-    def _fill(self, result: Result) -> None:
-        network = self.network
+    def fill(self) -> None:
+        """What the result says of the run so far."""
+        result, network = self.result, self.network
         result.events = network.events
         result.digest = network.digest
         result.workers = len(self.workers)
@@ -535,7 +537,14 @@ def end_without_trainer(scenario: Scenario) -> bool:
     scenario.network.at(3.0 + 6.0 * scenario.random.random(), _start_trainer, scenario, trainer.memory)
     for _ in range(2):
         scenario.network.at(1.0 + scenario.random.random(), end_worker, scenario)
+    if scenario.random.random() < 0.5:
+        scenario.network.at(1.0 + 2.0 * scenario.random.random(), _restart_server, scenario)
     return True
+
+
+def _restart_server(scenario: Scenario) -> None:
+    if not scenario.peace:
+        restart_server(scenario)
 
 
 def _drain(scenario: Scenario, worker: Worker, deadline: float) -> None:
@@ -624,27 +633,21 @@ FAULTS: dict[str, Callable[[Scenario], bool]] = {
 }
 
 
-def simulate(seed: int, core: Core | None = None) -> Result:
-    """Play one seed; a violation is in the result's `failure`."""
+def simulate(seed: int, core: Core | None = None, *, keep_events: bool = False) -> Result:
+    """Play one seed; a violation, or what the core raised, is in the result's `failure`."""
     scenario = Scenario(seed, core)
-    try:
-        return scenario.run()
-    except Violation as exc:
-        scenario._fill(scenario.result)
-        scenario.result.failure = str(exc)
-        return scenario.result
-
-
-def trace(seed: int, core: Core | None = None) -> tuple[Result, list[tuple[float, int, int]]]:
-    """Play one seed and keep every event."""
-    scenario = Scenario(seed, core)
-    scenario.network.trace = []
+    result = scenario.result
+    if keep_events:
+        result.trace = scenario.network.trace = []
     try:
         scenario.run()
     except Violation as exc:
-        scenario.result.failure = str(exc)
-    scenario._fill(scenario.result)
-    return scenario.result, scenario.network.trace
+        result.failure = str(exc)
+    except Exception as exc:
+        where = traceback.extract_tb(exc.__traceback__)[-1]
+        result.failure = f"{exc!r} in {where.name}, {where.filename}:{where.lineno}"
+    scenario.fill()
+    return result
 
 
-__all__ = ["FAULTS", "Any", "Core", "Result", "Scenario", "os", "simulate", "trace"]
+__all__ = ["FAULTS", "Core", "Result", "Scenario", "Violation", "simulate"]

@@ -1,4 +1,4 @@
-"""A Server's spool on a simulated disk: what was stored survives the process, what was on its way to the disk does not."""
+"""A simulated disk for the Server's spool: what is stored survives the process, what is on its way there does not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SimulatedDiskSpool(Spool):
 
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
         network = self._network
-        self._busy_until = max(self._busy_until, network.now) + 0.05 * network.random.random()
+        self._busy_until = max(self._busy_until, network.now) + 0.3 * network.random.random() ** 2
         network.at(self._busy_until - network.now, self._written, kept, message)
 
     def _written(self, kept: SpooledStream, message: SpooledMessage) -> None:

@@ -1,0 +1,130 @@
+"""Simulate workers, a Server and a trainer under faults, one seed after another, and check every promise of delivery.
+
+    python scripts/simulate.py --seeds 500                     seeds 0 to 499, in as many processes as there are cores
+    python scripts/simulate.py --first 1234 --seeds 1 --trace  play one seed again, and print every event
+    python scripts/simulate.py --mutation no-resume            with a safeguard taken out: the check must notice
+
+A seed that breaks a promise is printed with the command that plays it again. The exit status is 0 when none did (with
+`--mutation`: when one did).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.networking.simulation.mutations import HARMLESS, MUTATIONS  # noqa: E402
+from tests.networking.simulation.scenario import Result, simulate  # noqa: E402
+
+BATCH = 20
+KINDS = {
+    0: "",
+    1: "deadline",
+    2: "bytes arrive at a client",
+    3: "bytes arrive at the Server",
+    4: "trainer works",
+    5: "worker makes a message",
+    6: "fault",
+}
+
+
+def play(arguments: tuple[int, int, str]) -> list[Result]:
+    """Some seeds, in this process."""
+    first, seeds, mutation = arguments
+    with MUTATIONS.get(mutation, HARMLESS.get(mutation, contextlib.nullcontext))():
+        return [simulate(seed) for seed in range(first, first + seeds)]
+
+
+def replay(seed: int, mutation: str) -> int:
+    """Play one seed and print its events."""
+    with MUTATIONS.get(mutation, HARMLESS.get(mutation, contextlib.nullcontext))():
+        result = simulate(seed, keep_events=True)
+    for now, kind, value in result.trace or []:
+        print(f"{now:10.4f} s  {KINDS.get(kind, kind)} {value}")
+    print_result(result)
+    return 1 if result.failure else 0
+
+
+def print_result(result: Result) -> None:
+    """One line for a seed."""
+    print(f"seed {result.seed}: {result.events} events, digest {result.digest & (1 << 64) - 1:016x}", end="")
+    print(f": {result.failure}" if result.failure else ": every promise kept")
+
+
+def table(results: list[Result], wall_s: float) -> None:
+    """What was simulated, in figures."""
+    if not results:
+        return
+    faults: Counter[str] = Counter()
+    for result in results:
+        faults.update(result.faults)
+    caught = sorted(result.caught_up_s for result in results)
+    rows = [
+        ("seeds", f"{len(results):,}"),
+        ("seeds that broke a promise", f"{sum(bool(result.failure) for result in results):,}"),
+        ("events", f"{sum(result.events for result in results):,}"),
+        ("events in a seed (least)", f"{min(result.events for result in results):,}"),
+        ("kinds of fault in a seed (least)", f"{min(len(result.faults) for result in results)}"),
+        ("worker processes", f"{sum(result.workers for result in results):,}"),
+        ("messages handed over", f"{sum(result.messages for result in results):,}"),
+        ("samples handed over", f"{sum(result.samples for result in results):,}"),
+        ("samples dropped, all counted", f"{sum(result.dropped for result in results):,}"),
+        ("simulated hours", f"{sum(result.simulated_s for result in results) / 3600:,.1f}"),
+        ("caught up after the last fault (median)", f"{caught[len(caught) // 2]:.1f} s"),
+        ("caught up after the last fault (worst)", f"{caught[-1]:.1f} s"),
+        ("wall time", f"{wall_s:.1f} s"),
+    ]
+    print("\n| what | |\n| --- | --- |")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+    print("\n| fault | times |\n| --- | --- |")
+    for name, times in sorted(faults.items()):
+        print(f"| {name} | {times:,} |")
+
+
+def main() -> int:
+    """Run the command line; the exit status."""
+    parser = argparse.ArgumentParser(description="Simulate workers, a Server and a trainer under faults.")
+    parser.add_argument("--seeds", type=int, default=500, help="how many (default: 500)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
+    parser.add_argument("--mutation", default="", choices=["", *MUTATIONS, *HARMLESS], help="change the core")
+    parser.add_argument("--trace", action="store_true", help="print every event of the first seed")
+    arguments = parser.parse_args()
+    if arguments.trace:
+        return replay(arguments.first, arguments.mutation)
+    started = time.monotonic()
+    last = arguments.first + arguments.seeds
+    batches = [(at, min(BATCH, last - at), arguments.mutation) for at in range(arguments.first, last, BATCH)]
+    results: list[Result] = []
+    failed = 0
+    with contextlib.ExitStack() as stack:
+        if arguments.jobs > 1:
+            pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(arguments.jobs))
+            played = pool.imap_unordered(play, batches)
+        else:
+            played = map(play, batches)  # type: ignore[assignment]
+        for batch in played:
+            results += batch
+            for result in batch:
+                if result.failure:
+                    failed += 1
+                    print_result(result)
+                    mutated = f" --mutation {arguments.mutation}" if arguments.mutation else ""
+                    print(f"    again: python scripts/simulate.py --first {result.seed} --trace{mutated}", flush=True)
+    table(results, time.monotonic() - started)
+    expected = arguments.mutation in MUTATIONS
+    return 0 if bool(failed) == expected else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

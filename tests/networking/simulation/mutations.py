@@ -1,0 +1,219 @@
+"""The core with one of its safeguards taken out: what the checker must notice.
+
+Each mutation is a context in which the core is different; nothing but what is said is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from tmrl_core.networking.delivery import Mark, Received, StreamReceiver, StreamSender
+from tmrl_core.networking.framing import Frame
+from tmrl_core.networking.messages import Want
+from tmrl_core.networking.peers import TrainerState
+from tmrl_core.networking.relay import Relay, RelayConnection
+from tmrl_core.networking.relay.handover import HandOvers
+from tmrl_core.networking.relay.spool import About, Spool, SpooledMessage
+from tmrl_core.networking.relay.streams import RelayStream
+
+
+@contextmanager
+def over_asking() -> Iterator[None]:
+    """A trainer asks again for what has arrived and is not committed. Harmless: repetitions are recognised."""
+
+    attach = StreamReceiver.attach
+
+    def more(self: StreamReceiver) -> int:
+        attach(self)
+        return self.mark.next_number
+
+    with patch.object(StreamReceiver, "attach", more):
+        yield
+
+
+@contextmanager
+def no_deduplication() -> Iterator[None]:
+    """A trainer that asks again for what has arrived does not recognise it when it comes again."""
+
+    attach = StreamReceiver.attach
+
+    def forget(self: StreamReceiver) -> int:
+        attach(self)
+        self.next_number = self.mark.next_number
+        self._position = self.mark.position
+        return self.next_number
+
+    with patch.object(StreamReceiver, "attach", forget):
+        yield
+
+
+@contextmanager
+def no_resume() -> Iterator[None]:
+    """A worker goes on where it was, whatever the trainer asks for."""
+
+    resume = StreamSender.resume
+
+    def go_on(self: StreamSender, *, channel: int, epoch: int, next_number: int, credit: int) -> None:
+        sent = self._sent[-1].number + 1 if self._sent else next_number
+        resume(self, channel=channel, epoch=epoch, next_number=max(next_number, sent), credit=credit)
+
+    with patch.object(StreamSender, "resume", go_on):
+        yield
+
+
+@contextmanager
+def acknowledge_before_commit() -> Iterator[None]:
+    """A trainer acknowledges what the training thread has taken, before the memory has it."""
+
+    take, commit = TrainerState.take, TrainerState.commit
+
+    def take_and_acknowledge(self: TrainerState) -> list[Received]:
+        taken = take(self)
+        for received in taken:
+            commit(self, received)
+        return taken
+
+    def nothing(self: TrainerState, received: Received, refused: str | None = None) -> None:
+        if refused is not None:
+            commit(self, received, refused)
+
+    with patch.object(TrainerState, "take", take_and_acknowledge), patch.object(TrainerState, "commit", nothing):
+        yield
+
+
+@contextmanager
+def no_gap_notice() -> Iterator[None]:
+    """A trainer does not count what is missing."""
+
+    take_frame = StreamReceiver.frame
+
+    def count_nothing(self: StreamReceiver, frame: Frame, max_message_bytes: int) -> Any:
+        result = take_frame(self, frame, max_message_bytes)
+        self.gap_messages = self.gap_samples = 0
+        return result
+
+    with patch.object(StreamReceiver, "frame", count_nothing):
+        yield
+
+
+@contextmanager
+def no_budget() -> Iterator[None]:
+    """The relay grants whatever is asked for."""
+
+    want = Relay.want
+
+    def generous(self: Relay, connection: RelayConnection, message: Want) -> None:
+        want(self, connection, message)
+        stream = connection.stream(message.channel)
+        need = message.total - stream.limit
+        if stream.active and message.epoch == stream.epoch and need > 0:
+            stream.limit += need
+            self.reserved_bytes += need
+            self._tell_limit(stream)
+
+    with patch.object(Relay, "want", generous):
+        yield
+
+
+@contextmanager
+def no_epochs() -> Iterator[None]:
+    """The relay takes frames of an earlier resume for those of the latest."""
+
+    samples_frame = Relay.samples_frame
+
+    def any_epoch(self: Relay, connection: RelayConnection, frame: Frame) -> None:
+        stream = connection.streams.get(frame.channel)
+        if stream is not None and stream.active:
+            frame.epoch = stream.epoch
+        samples_frame(self, connection, frame)
+
+    with patch.object(Relay, "samples_frame", any_epoch):
+        yield
+
+
+@contextmanager
+def one_incarnation() -> Iterator[None]:
+    """The relay gives a new trainer the incarnation of the last."""
+
+    greet = Relay._greet_trainer
+
+    def same(self: Relay, connection: RelayConnection, hello: Any) -> None:
+        known = self.incarnation
+        greet(self, connection, hello)
+        if known and self.trainer is connection:
+            self.incarnation = known
+
+    def welcome(self: Relay, connection: RelayConnection, incarnation: int) -> None:
+        original(self, connection, max(1, incarnation - 1) if connection.state == "trainer" else incarnation)
+
+    original = Relay._welcome
+    with patch.object(Relay, "_greet_trainer", same), patch.object(Relay, "_welcome", welcome):
+        yield
+
+
+@contextmanager
+def marks_forgotten() -> Iterator[None]:
+    """A trainer that starts again from its memory does not look how far each stream is in it."""
+
+    start = TrainerState.__init__
+
+    def without(self: TrainerState, **arguments: Any) -> None:
+        arguments["marks"] = {stream: Mark(0, 0) for stream in arguments.get("marks") or {}}
+        start(self, **arguments)
+
+    with patch.object(TrainerState, "__init__", without):
+        yield
+
+
+@contextmanager
+def stored_before_written() -> Iterator[None]:
+    """The Server says that it keeps what a worker hands over before it does."""
+
+    append = Spool.append
+
+    def promise(self: Spool, about: About, **arguments: Any) -> str:
+        refusal = append(self, about, **arguments)
+        if not refusal:
+            kept = self.streams[about.stream]
+            kept.stored = kept.next_number
+            self.on_stored(about.stream)
+        return refusal
+
+    def written(self: Spool, kept: Any, message: SpooledMessage) -> None:
+        """Said already."""
+
+    with patch.object(Spool, "append", promise), patch.object(Spool, "_is_stored", written):
+        yield
+
+
+@contextmanager
+def spool_skipped() -> Iterator[None]:
+    """The Server resumes a worker or its own queue without what it had taken over before."""
+
+    def nothing(self: HandOvers, stream: RelayStream, next_number: int) -> int:
+        kept = self.kept(stream)
+        return max(next_number, kept.next_number) if kept is not None else next_number
+
+    with patch.object(HandOvers, "replay", nothing):
+        yield
+
+
+REQUIRED: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "no-deduplication": no_deduplication,
+    "no-resume": no_resume,
+    "acknowledge-before-commit": acknowledge_before_commit,
+    "no-gap-notice": no_gap_notice,
+}
+MORE: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "no-budget": no_budget,
+    "no-epochs": no_epochs,
+    "one-incarnation": one_incarnation,
+    "marks-forgotten": marks_forgotten,
+    "stored-before-written": stored_before_written,
+    "spool-skipped": spool_skipped,
+}
+MUTATIONS = REQUIRED | MORE
+HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}

@@ -1,0 +1,70 @@
+"""Every promise of delivery, on seeded networks with seeded faults; `scripts/simulate.py` plays more of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.networking.simulation.scenario import EVENTS, FAULTS, KINDS, simulate
+
+ROOT = Path(__file__).resolve().parents[3]
+BLOCKS = 10
+SEEDS_OF_A_BLOCK, SEEDS_OF_A_BLOCK_FULL = 50, 500
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_promise_is_kept(block: int, full: bool) -> None:
+    seeds = SEEDS_OF_A_BLOCK_FULL if full else SEEDS_OF_A_BLOCK
+    faults: Counter[str] = Counter()
+    for seed in range(block * seeds, (block + 1) * seeds):
+        result = simulate(seed)
+        assert not result.failure, f"python scripts/simulate.py --first {seed} --trace: {result.failure}"
+        assert result.events >= EVENTS
+        assert len(result.faults) >= KINDS
+        faults.update(result.faults)
+    assert faults.keys() == FAULTS.keys(), "each kind of fault is tried"
+
+
+def test_a_seed_plays_the_same_again_in_any_process() -> None:
+    seeds = (3, 5, 8)
+    here = " ".join(str(simulate(seed).digest) for seed in seeds)
+    code = (
+        "from tests.networking.simulation.scenario import simulate; "
+        f"print(*(simulate(seed).digest for seed in {seeds}))"
+    )
+    for hash_seed in ("0", "1", "12345"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        ran = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        assert ran.stdout.strip() == here
+
+
+def test_events_can_be_kept_and_do_not_change_what_happens() -> None:
+    result = simulate(7, keep_events=True)
+    assert result.trace is not None
+    assert len(result.trace) == result.events
+    assert result.digest == simulate(7).digest
+
+
+def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "simulate.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_script_prints_a_table_and_says_how_to_play_a_failing_seed_again() -> None:
+    good = run_script("--seeds", "3", "--first", "11", "--jobs", "1")
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert "| seeds that broke a promise | 0 |" in good.stdout
+    found = run_script("--seeds", "2", "--jobs", "1", "--mutation", "no-resume")
+    assert found.returncode == 0, "with a safeguard taken out, finding it is what is wanted"
+    line = next(line for line in found.stdout.splitlines() if line.startswith("seed "))
+    again = next(line for line in found.stdout.splitlines() if "again:" in line)
+    replayed = run_script(*again.split("scripts/simulate.py ")[1].split())
+    assert replayed.returncode == 1
+    assert replayed.stdout.splitlines()[-1] == line
