@@ -12,7 +12,8 @@ A checkpoint is written to a folder with another name, flushed to the disk and r
 as its name is whole, or was damaged later; checksums tell. The training thread only copies the state; a thread of its
 own writes it, and the replay rows straight out of the memory, whose appends wait in the rare case that they would
 overwrite rows not yet written (`RowLease`). Rows that an earlier checkpoint has written are referred to, not written
-again.
+again. A memory on disk has written its rows itself: a checkpoint says how many there were, and when it is loaded, what
+the memory's folder says of rows, marks and samples counts; networks, optimizers and the rest come from the checkpoint.
 """
 
 from __future__ import annotations
@@ -81,6 +82,16 @@ def _note(training: Any) -> bytes:
     """Where the streams of samples stood: goes into the files of rows too, so that these speak for themselves."""
     marks = getattr(training, "delivery", {}).get("marks", {})
     return encode_value({"marks": {stream: list(mark) for stream, mark in marks.items()}})
+
+
+def _flush_memory(training: Any) -> None:
+    """Have a memory on disk be as safe from its machine's end as the checkpoint that refers to it."""
+    flush = getattr(getattr(training, "memory", None), "flush", None)
+    if flush is not None:
+        try:
+            flush()
+        except StorageError as exc:
+            logger.warning("%s", exc)
 
 
 def _facts(training: Any) -> dict[str, Any]:
@@ -169,6 +180,7 @@ def save_training(training: Any, folder: Path) -> None:
         CheckpointError: an attribute cannot be saved, or the folder cannot be written.
     """
     captured = capture(training)
+    _flush_memory(training)
     rows = _rows_of(training)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -292,6 +304,7 @@ class CheckpointStore:
         if self._defect is not None:
             raise CheckpointError("an earlier checkpoint could not be written") from self._defect
         captured = capture(training)
+        _flush_memory(training)
         rows = _rows_of(training)
         if self._counter is None:
             self._counter = max(self.counters(), default=0)

@@ -15,14 +15,14 @@ eighths of it.
 
 Opening reads every byte of the last file, the only one in which a record may be cut short, and of the older ones the
 records' headers and notes, which have a checksum of their own. Rows of an older file are trusted as the disk returns
-them; `verify` checks all. Where an older file is damaged or missing, the rows up to the damage are let go: the memory
-then holds fewer, and says so.
+them until the commits that follow have checked them, a piece with each. Where an older file is damaged or missing, the
+rows up to the damage are let go: the memory then holds fewer, and says so.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ import torch
 from tmrl_core.errors import CheckpointError, CodecError, StorageError
 from tmrl_core.samples import decode_value, encode_value
 from tmrl_core.storage import MAX_NOTE_BYTES, OS, FileCalls, FolderLock, Record, RecordLog, SegmentReader
+from tmrl_core.storage.format import scan
 from tmrl_core.training.layout import Array, Column, RowLayout
 from tmrl_core.training.rows import Rows
 from tmrl_core.training.segments import RowFormat, parse_rows_note, rows_note
@@ -45,6 +46,8 @@ MAX_TAILS_BYTES = 32 << 20
 """Last rows of streams that one note holds; beyond it the longest silent stream's open episode will have a gap."""
 MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
+CHECKED_AT_ONCE = 256 << 10
+"""Bytes of older files that are checked with a commit."""
 _UNIT = 8
 _NUMBER_SHIFT = 32
 """An address is a file's number and, in the lower bits, a place in it in units of 8 bytes."""
@@ -202,6 +205,7 @@ class DiskRows(Rows):
             self._lock.close()
             raise
         self.torn_bytes = self._log.torn_bytes
+        self._checking: Iterator[None] | None = self._check_older(self._log.numbers[:-1])
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -256,6 +260,36 @@ class DiskRows(Rows):
             raise StorageError(
                 f"{reader.path} is damaged after byte {reader.good_bytes} of {reader.size}: {reader.torn_bytes} bytes"
             )
+
+    def _check_older(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Read the older files, a piece at a time, and let go of the rows up to what is damaged."""
+        checked = 0
+        for number in numbers:
+            if number not in self._segments:
+                continue
+            reader = self._log.reader(number)
+            start = reader.head_bytes
+            while start < reader.size:
+                for record in scan(reader.view, start, True):
+                    start = record.end
+                    checked += len(record.payload)
+                    if checked >= CHECKED_AT_ONCE:
+                        checked = 0
+                        yield
+                damaged = next(scan(reader.view, start, False), None)
+                if damaged is None:
+                    break  # found on opening, if it was there
+                first_row, rows, _ = parse_rows_note(damaged.note)
+                self._let_go(first_row + rows, f"{reader.path} is damaged after byte {start}")
+                start = damaged.end
+
+    def _let_go(self, index: int, why: str) -> None:
+        """Rows before an index can no longer be read."""
+        before = len(self)
+        self._table.drop_before(index)
+        self.oldest = max(self.oldest, index)
+        self.lost_rows += before - len(self)
+        logger.warning("%s: the %d transitions up to there are let go", why, before - len(self))
 
     def _layout_of(self, reader: SegmentReader) -> RowLayout | None:
         if reader.description is None:
@@ -346,6 +380,14 @@ class DiskRows(Rows):
         self.states.apply(changes)
         self._add(place.number, segment, place.payload_offset, rows)
         self._drop_old()
+        if self._checking is not None:
+            try:
+                next(self._checking)
+            except StopIteration:
+                self._checking = None
+            except StorageError as exc:
+                self._checking = None
+                logger.warning("older files of the replay memory cannot be checked: %s", exc)
 
     def adopt(self, layout: RowLayout, written: int, rows: Sequence[Array]) -> None:
         """Stage the rows of a memory that was in RAM; this one is empty.

@@ -348,6 +348,15 @@ class ReplayMemory(EpisodeStatistics):
             for stream, episode, step, observation in tails
         }
 
+    def flush(self) -> None:
+        """Have what is on disk survive the machine, whatever `sync` is.
+
+        Raises:
+            StorageError: it may not.
+        """
+        if self._disk is not None:
+            self._disk.flush()
+
     def close(self) -> None:
         """Let go of the folder on disk, so that another process, or another memory, may use it."""
         if self._disk is not None:
