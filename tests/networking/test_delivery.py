@@ -22,6 +22,7 @@ from tmrl_core.networking.framing import (
     Frame,
     FrameReader,
     Kind,
+    Wire,
     control_frame,
     cut,
     message_bytes,
@@ -32,9 +33,9 @@ STREAM = b"s" * 16
 LIMIT = 1 << 20
 
 
-def parse(wire: bytes | bytearray) -> Frame:
+def parse(wire: bytes | bytearray | Wire) -> Frame:
     reader = FrameReader()
-    view = memoryview(wire)
+    view = memoryview(bytes(wire))
     while view:
         buffer = reader.get_buffer()
         n = min(len(buffer), len(view))
@@ -444,13 +445,13 @@ class Delivery(RuleBasedStateMachine):
         assert wire is not None
         frame = parse(wire)
         assert (frame.kind, frame.epoch, frame.channel) == (Kind.DATA, self.epoch, 3)
-        self.sent_bytes += len(wire)
-        self.current_sent += len(wire)
+        self.sent_bytes += wire.size
+        self.current_sent += wire.size
         assert self.sent_bytes <= self.limit
         if frame.flags & LAST:
             assert self.current_sent == self.messages[current[0]].size
             self.messages[current[0]].fate = "sent"
-        self.flight.append(wire)
+        self.flight.append(bytes(wire))
 
     @rule(window=st.sampled_from([1, 1_000, 80_000, 1 << 20]))
     def want(self, window: int) -> None:

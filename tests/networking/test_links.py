@@ -152,6 +152,64 @@ def test_a_large_hand_over_travels_in_pieces_in_order(place: Place) -> None:
     assert not done.is_alive()
 
 
+def hand_over_at_once(worker: WorkerLink, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+    """Hand over while the link's thread is busy, so that it finds everything waiting."""
+    free = threading.Event()
+    worker._call(free.wait, DEADLINE_S)
+    for chunk in chunks:
+        worker.send([chunk], [])
+    worker.send([], records)
+    free.set()
+
+
+def test_what_waits_together_leaves_together_in_order(place: Place) -> None:
+    trainer, worker = place.trainer(), place.worker()
+    until(lambda: trainer.members != [], trainer)
+    worker.wait_connected(DEADLINE_S)
+    chunks = [chunk for i in range(20) for chunk in episode(10.0 * i, 10)]
+    hand_over_at_once(worker, chunks, [])
+    assert collect(trainer, 200) == [float(i) for i in range(200)]
+    assert trainer.counts.messages_received <= 2, "twenty small episodes, and the message without samples"
+    until(lambda: worker.counts.samples_acked == 200, worker)
+
+
+def test_joined_messages_stay_within_the_limits_and_apart_where_layouts_differ(place: Place) -> None:
+    trainer, worker = place.trainer(), place.worker(queue_bytes=80_000)
+    until(lambda: trainer.members != [], trainer)
+    worker.wait_connected(DEADLINE_S)
+    small = [chunk for i in range(40) for chunk in episode(10.0 * i, 10)]
+    other = Buffer(maxlen=None)
+    other.append_sample((np.zeros(1, np.float32), np.zeros(2, np.float32), 0.0, False, True, {}))
+    hand_over_at_once(worker, [*small[:20], *other.take()[0], *small[20:]], [])
+    sizes, widths = [], []
+    while sum(sizes) < 401:
+        assert trainer.wait(DEADLINE_S)
+        received = trainer.receive()
+        for one in received:
+            assert one.size <= 10_200, "a message is dropped whole: none is a large part of what is held"
+            chunk = decode_message(one.payload, max_bytes=1 << 20).chunk
+            if chunk is not None:
+                sizes.append(chunk.rows)
+                widths.append(np.asarray(chunk.observation).shape[1])
+        trainer.commit(received)
+    assert widths.count(2) == 1
+    assert [rows for rows, width in zip(sizes, widths, strict=True) if width == 2] == [1]
+
+
+def test_samples_that_cannot_be_encoded_take_none_of_the_others_with_them(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, worker = place.trainer(), place.worker()
+    until(lambda: trainer.members != [], trainer)
+    worker.wait_connected(DEADLINE_S)
+    chunks = [chunk for i in range(20) for chunk in episode(10.0 * i, 10)]
+    (broken,) = episode(0.0, 10)
+    broken.info[3] = {"what": object()}
+    hand_over_at_once(worker, [*chunks[:7], broken, *chunks[7:]], [])
+    assert collect(trainer, 200) == [float(i) for i in range(200)]
+    assert "could not be encoded" in caplog.text
+
+
 def test_a_hand_over_larger_than_the_bound_flows_through_it(place: Place) -> None:
     worker, trainer = place.worker(queue_bytes=300_000, when_full="block"), place.trainer()
     done = threading.Thread(target=worker.send, args=(episode(0, 200_000), []))

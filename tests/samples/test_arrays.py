@@ -30,7 +30,7 @@ def test_planes_hold_each_byte_of_every_item(array: np.ndarray[Any, Any]) -> Non
 @given(arrays)
 def test_an_array_comes_back_exactly(filter_: int, array: np.ndarray[Any, Any]) -> None:
     items = array_items(array) if filter_ == PLAIN else array_planes(array).tobytes()
-    back = decode_array(memoryview(array_head(array, filter_) + bytes(items)))
+    back = decode_array(memoryview(array_head(array.dtype, array.shape, filter_) + bytes(items)))
     assert back.dtype == array.dtype
     assert back.shape == array.shape
     assert back.tobytes() == array.tobytes()
@@ -39,12 +39,12 @@ def test_an_array_comes_back_exactly(filter_: int, array: np.ndarray[Any, Any]) 
 def test_items_and_plain_payloads_are_not_copied() -> None:
     array = np.arange(10)
     assert np.shares_memory(np.frombuffer(array_items(array), np.uint8), array)
-    payload = np.frombuffer(array_head(array) + array.tobytes(), np.uint8)
+    payload = np.frombuffer(array_head(array.dtype, array.shape) + array.tobytes(), np.uint8)
     assert np.shares_memory(decode_array(payload.data), payload)
 
 
 def test_every_payload_cut_short_is_refused() -> None:
-    payload = array_head(np.zeros((2, 3))) + bytes(48)
+    payload = array_head(np.dtype(np.float64), (2, 3)) + bytes(48)
     for length in range(len(payload)):
         with pytest.raises(CodecError):
             decode_array(memoryview(payload[:length]))
@@ -52,6 +52,6 @@ def test_every_payload_cut_short_is_refused() -> None:
 
 def test_shapes_and_dtypes_that_cannot_be_carried_are_refused() -> None:
     with pytest.raises(UncarriableError, match="shape"):
-        array_head(np.broadcast_to(np.zeros(1, np.uint8), (2**32,)))
+        array_head(np.dtype(np.uint8), (2**32,))
     with pytest.raises(UncarriableError, match="dtype object"):
-        array_head(np.array([None]))
+        array_head(np.dtype(object), (1,))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import ClassVar, NamedTuple
 
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
-from tmrl_core.networking.framing import PING_FRAME, Frame, FrameReader, Kind, control_frame
+from tmrl_core.networking.framing import PING_FRAME, Frame, FrameReader, Kind, Wire, control_frame
 from tmrl_core.networking.messages import Bye, Control, Refused, decode_control
 
 SEND_BYTES = 131_072
@@ -117,13 +117,13 @@ class Connection:
         except RemoteProtocolError as exc:
             self.refuse("misuse", str(exc))
 
-    def to_send(self, now: float) -> list[bytes | bytearray]:
+    def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
         """Buffers to send now, in order, about `SEND_BYTES` at most; call again until it is empty.
 
-        A bytearray is the caller's from now on, and may be used again; bytes are shared with others.
+        A bytearray is the caller's from now on, and may be used again; bytes and memoryviews are shared with others.
         """
         self._now = now
-        out: list[bytes | bytearray] = []
+        out: list[bytes | bytearray | memoryview] = []
         size = 0
         if not self.closing:
             self._before_send()
@@ -143,8 +143,12 @@ class Connection:
                 data = self._next_frame()
                 if data is None:
                     break
-                out.append(data)
-                size += len(data)
+                if isinstance(data, Wire):
+                    out += data.buffers
+                    size += data.size
+                else:
+                    out.append(data)
+                    size += len(data)
         if out:
             self._last_out = now
             self.bytes_out += size
@@ -276,7 +280,7 @@ class Connection:
     def _before_send(self) -> None:
         """About to collect output: the place to fill last-value slots."""
 
-    def _next_frame(self) -> bytes | bytearray | None:
+    def _next_frame(self) -> bytes | bytearray | Wire | None:
         """The next frame of data; None: nothing now."""
         return None
 

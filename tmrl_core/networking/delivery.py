@@ -30,6 +30,7 @@ from tmrl_core.networking.framing import (
     SAMPLES_HEAD,
     Frame,
     Kind,
+    Wire,
     cut,
     message_bytes,
 )
@@ -99,7 +100,7 @@ class StreamSender:
         self._stored = 0
         self._next_floor: int | None = None
         self._current: _Message | None = None
-        self._cutter: Iterator[bytearray] | None = None
+        self._cutter: Iterator[Wire] | None = None
         self._current_sent = 0
         self._active = False
         self._epoch = 0
@@ -305,7 +306,7 @@ class StreamSender:
 
     # --- what goes out ---
 
-    def next_frame(self) -> bytearray | None:
+    def next_frame(self) -> Wire | None:
         """The next frame to send; None: nothing to send, or no credit or no trainer for it."""
         if self._current is None:
             if not self._active or not self._queue:
@@ -321,9 +322,9 @@ class StreamSender:
             self._cutter = cut(Kind.DATA, head, message.body, epoch=self._epoch, channel=self._channel)
         assert self._cutter is not None
         frame = next(self._cutter)
-        self._sent_bytes += len(frame)
-        self._current_sent += len(frame)
-        if frame[5] & LAST:
+        self._sent_bytes += frame.size
+        self._current_sent += frame.size
+        if frame.last:
             self._sent.append(self._current)
             self._current = None
             self._cutter = None

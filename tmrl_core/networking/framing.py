@@ -91,11 +91,11 @@ def new_buffer(size: int) -> bytearray:
     return spares.pop() if spares else bytearray(size)
 
 
-def spare(buffer: bytes | bytearray) -> None:
+def spare(buffer: bytes | bytearray | memoryview) -> None:
     """Nobody looks at `buffer` any more: the next large frame of that size, in this thread, may be received into it.
 
     A busy link makes thousands of them a second, all of a few sizes, and the system's price for fresh memory is near
-    that of encrypting it. At most 4 MiB are kept in a thread. What others share (`bytes`) is left alone.
+    that of encrypting it. At most 4 MiB are kept in a thread. What others share (`bytes`, views) is left alone.
     """
     size = len(buffer)
     if size < _DIRECT_BYTES or not isinstance(buffer, bytearray):
@@ -211,10 +211,32 @@ def message_bytes(head: struct.Struct, body_bytes: int) -> int:
     return content + frames * HEADER_BYTES
 
 
-def cut(
-    kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: int, channel: int
-) -> Iterator[bytearray]:
-    """The frames that carry `head` and the buffers of `body` in order, made one at a time as they are asked for."""
+_JOIN_BYTES = 4_096
+"""Smaller pieces of a frame are joined with their neighbours: a copy is cheaper than one more TLS record."""
+
+
+class Wire:
+    """A frame to send, as buffers that follow each other: what is large of a message is sent from where it lies."""
+
+    __slots__ = ("buffers", "last", "size")
+
+    def __init__(self, buffers: list[bytes | memoryview], size: int, last: bool) -> None:
+        self.buffers = buffers
+        self.size = size
+        """Bytes in all of them."""
+        self.last = last
+        """Whether it is its message's last frame."""
+
+    def __bytes__(self) -> bytes:
+        """The frame in one piece."""
+        return b"".join(self.buffers)
+
+
+def cut(kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: int, channel: int) -> Iterator[Wire]:
+    """The frames that carry `head` and the buffers of `body` in order, made one at a time as they are asked for.
+
+    They refer to the memory of `body`, which must not change while they are in use.
+    """
     left = len(head) + sum(map(len, body))
     pieces = iter((head, *body))
     piece = memoryview(b"")
@@ -224,19 +246,26 @@ def cut(
         left -= length
         if not left:
             flags |= LAST
-        end = HEADER_BYTES + length
-        frame = new_buffer(end)
-        HEADER.pack_into(frame, 0, length, kind, flags, epoch, channel)
-        filled = HEADER_BYTES
-        while filled < end:
+        buffers: list[bytes | memoryview] = []
+        small: list[bytes | memoryview] = [HEADER.pack(length, kind, flags, epoch, channel)]
+        lacking = length
+        while lacking:
             if not piece:
                 piece = memoryview(next(pieces)).cast("B")
                 continue
-            part = piece[: end - filled]
-            frame[filled : filled + len(part)] = part
-            filled += len(part)
+            part = piece[:lacking]
+            lacking -= len(part)
             piece = piece[len(part) :]
-        yield frame
+            if len(part) < _JOIN_BYTES:
+                small.append(part)
+                continue
+            if small:
+                buffers.append(b"".join(small))
+                small = []
+            buffers.append(part)
+        if small:
+            buffers.append(b"".join(small))
+        yield Wire(buffers, HEADER_BYTES + length, not left)
         if not left:
             return
         flags = 0

@@ -11,6 +11,7 @@ from tmrl_core.samples.codec import (
     split_chunk,
 )
 from tmrl_core.samples.columns import Chunk, Sample, Tree
+from tmrl_core.samples.joining import same_layout
 from tmrl_core.samples.records import EpisodeRecord, Segment, Version
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "encode_message",
     "encode_message_buffers",
     "encode_value",
+    "same_layout",
     "split_chunk",
 ]

@@ -18,19 +18,19 @@ _HEAD = struct.Struct("<BBB")
 _MAX_AXES = 32
 
 
-def array_head(array: NDArray[Any], filter_: int = PLAIN) -> bytes:
+def array_head(dtype: np.dtype[Any], shape: tuple[int, ...], filter_: int = PLAIN) -> bytes:
     """Return what stands before the items in an array's extension payload.
 
     Raises:
         UncarriableError: the dtype cannot be carried, or the array is too large for one message.
     """
-    check_dtype(array.dtype)
-    name = array.dtype.str.encode("ascii")
+    check_dtype(dtype)
+    name = dtype.str.encode("ascii")
+    axes = len(shape)
     try:
-        shape = struct.pack(f"<{array.ndim}I", *array.shape)
-        return b"".join((_HEAD.pack(filter_, array.ndim, len(name)), name, shape))
+        return b"".join((_HEAD.pack(filter_, axes, len(name)), name, struct.pack(f"<{axes}I", *shape)))
     except struct.error as error:
-        raise UncarriableError(f"is an array of shape {array.shape}") from error
+        raise UncarriableError(f"is an array of shape {shape}") from error
 
 
 def array_items(array: NDArray[Any]) -> memoryview:

@@ -32,6 +32,7 @@ from tmrl_core.errors import CodecError
 from tmrl_core.samples.arrays import PLAIN, PLANES, array_head, array_items, array_planes
 from tmrl_core.samples.carriable import MAX_DEPTH, UncarriableError, own_key
 from tmrl_core.samples.columns import Array, Chunk, Kind, Tree, leaves
+from tmrl_core.samples.joining import join_infos, join_segments, same_layout
 from tmrl_core.samples.records import EpisodeRecord, Segment
 from tmrl_core.samples.values import (
     ARRAY,
@@ -130,24 +131,32 @@ _contexts = _Contexts()
 
 
 def encode_message(
-    chunk: Chunk | None, records: Sequence[EpisodeRecord], *, signature: bytes = b"", compression: Compression = "auto"
+    chunk: Chunk | Sequence[Chunk] | None,
+    records: Sequence[EpisodeRecord],
+    *,
+    signature: bytes = b"",
+    compression: Compression = "auto",
 ) -> bytes:
     """Return one message as bytes.
 
     Args:
-        chunk: samples, or None.
+        chunk: samples, or None; or chunks of one layout (`same_layout`), which become one.
         records: finished episodes.
         signature: opaque bytes for the other side.
         compression: "auto" takes zstd where it saves `MIN_SAVING` or more.
 
     Raises:
-        CodecError: a value in the chunk cannot be carried.
+        CodecError: a value in the chunk cannot be carried, or chunks differ in their layout.
     """
     return b"".join(encode_message_buffers(chunk, records, signature=signature, compression=compression))
 
 
 def encode_message_buffers(
-    chunk: Chunk | None, records: Sequence[EpisodeRecord], *, signature: bytes = b"", compression: Compression = "auto"
+    chunk: Chunk | Sequence[Chunk] | None,
+    records: Sequence[EpisodeRecord],
+    *,
+    signature: bytes = b"",
+    compression: Compression = "auto",
 ) -> list[bytes | memoryview]:
     """Return one message as buffers that follow each other; arguments and errors as in `encode_message`.
 
@@ -155,7 +164,7 @@ def encode_message_buffers(
     while they are in use. What is copied here under the interpreter's lock are pieces of at most 64 kB, apart from
     values in lists and infos.
     """
-    head, columns = _body(chunk, records, signature)
+    head, columns = _body([chunk] if isinstance(chunk, Chunk) else chunk or (), records, signature)
     size = len(head) + sum(column.nbytes for column in columns)
     if compression == "zstd" or (compression == "auto" and _promises_saving(columns, size)):
         compressed = _compress(head, columns)
@@ -164,7 +173,7 @@ def encode_message_buffers(
     buffers: list[bytes | memoryview] = [RAW, head]
     for column in columns:
         buffers.append(_column_head(column, PLAIN))
-        buffers.append(array_items(column))
+        buffers.extend(map(array_items, column.pieces))
     return _joined(buffers)
 
 
@@ -203,10 +212,10 @@ def split_chunk(chunk: Chunk, max_bytes: int) -> Iterator[Chunk]:
     Raises:
         CodecError: a value in the chunk cannot be carried.
     """
-    head, columns = _body(chunk.slice(0, 0), (), b"")
+    head, columns = _body([chunk.slice(0, 0)], (), b"")
     # What comes once a message, then what comes with each row. Counts and flags grow a little with the rows.
     fixed = len(head) + 64 + sum(len(_column_head(column, PLAIN)) for column in columns)
-    row_bytes = sum(column.itemsize * math.prod(column.shape[1:]) for column in columns)
+    row_bytes = sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in columns)
     sizes = np.full(chunk.rows, row_bytes + 1, np.int64)
     first = 0
     for segment in chunk.segments:
@@ -261,49 +270,81 @@ def _count_columns(chunk: Chunk) -> int:
 # Writing
 
 
-def _body(chunk: Chunk | None, records: Sequence[EpisodeRecord], signature: bytes) -> tuple[bytes, list[Array]]:
+class _Column:
+    """One column of a message, in the pieces in which its chunks hold it."""
+
+    __slots__ = ("dtype", "nbytes", "pieces", "shape")
+
+    def __init__(self, pieces: Sequence[Array]) -> None:
+        first = pieces[0]
+        self.pieces = pieces
+        self.dtype = first.dtype
+        self.shape = first.shape
+        self.nbytes = first.nbytes
+        if len(pieces) > 1:
+            self.shape = (sum(map(len, pieces)), *first.shape[1:])
+            self.nbytes = sum(piece.nbytes for piece in pieces)
+
+    def array(self) -> Array:
+        """The column in one piece."""
+        return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
+
+
+def _body(chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], signature: bytes) -> tuple[bytes, list[_Column]]:
     """Return the body up to its first column, and the columns."""
-    columns: list[Array] = []
+    columns: list[_Column] = []
     entry = None
-    if chunk is not None:
-        _check(chunk)
+    if chunks:
+        first = chunks[0]
+        for chunk in chunks:
+            _check(chunk)
+        if not all(same_layout(first, other) for other in chunks[1:]):
+            raise CodecError("chunks of different layouts, which cannot be one message")
         entry = _ChunkEntry(
-            rows=chunk.rows,
-            action=_node(chunk.action, "action", columns),
-            observation=_node(chunk.observation, "observation", columns),
-            reward=_node(chunk.reward, "reward", columns),
-            extras={name: _node(tree, f"extras[{name!r}]", columns) for name, tree in chunk.extras.items()},
-            kinds=chunk.kinds,
-            segments=chunk.segments,
-            action_present=np.packbits(chunk.action_present).tobytes(),
-            terminated=np.packbits(chunk.terminated).tobytes(),
-            truncated=np.packbits(chunk.truncated).tobytes(),
-            info={row: pack(info, "info") for row, info in chunk.info.items() if info},
+            rows=sum(chunk.rows for chunk in chunks),
+            action=_node([chunk.action for chunk in chunks], "action", columns),
+            observation=_node([chunk.observation for chunk in chunks], "observation", columns),
+            reward=_node([chunk.reward for chunk in chunks], "reward", columns),
+            extras={
+                name: _node([chunk.extras[name] for chunk in chunks], f"extras[{name!r}]", columns)
+                for name in first.extras
+            },
+            kinds=first.kinds,
+            segments=join_segments(chunks),
+            action_present=_packed([chunk.action_present for chunk in chunks]),
+            terminated=_packed([chunk.terminated for chunk in chunks]),
+            truncated=_packed([chunk.truncated for chunk in chunks]),
+            info={row: pack(info, "info") for row, info in join_infos(chunks) if info},
         )
     head = encode(_Body(signature, list(records), entry, []))
     assert head.endswith(_NO_COLUMNS)
     return head[: -len(_NO_COLUMNS)] + b"\xdd" + struct.pack(">I", len(columns)), columns
 
 
-def _node(tree: Tree, name: str, columns: list[Array]) -> Any:
-    """Return what the chunk's entry says of a tree; its columns are added to `columns`."""
+def _packed(flags: Sequence[NDArray[np.bool_]]) -> bytes:
+    return np.packbits(flags[0] if len(flags) == 1 else np.concatenate(flags)).tobytes()
+
+
+def _node(trees: Sequence[Tree], name: str, columns: list[_Column]) -> Any:
+    """Return what the entry says of the trees, which are of one layout; their columns are added to `columns`."""
+    tree: Any = trees[0]
     if isinstance(tree, np.ndarray):
-        columns.append(tree)
+        columns.append(_Column(trees))  # type: ignore[arg-type]  # all are arrays
         return _LEAF
     if isinstance(tree, tuple):
-        return [_TUPLE, *[_node(child, name, columns) for child in tree]]
+        return [_TUPLE, *[_node(children, name, columns) for children in zip(*trees, strict=True)]]
     if isinstance(tree, dict):
         try:
             keys = [own_key(key) for key in tree]
         except UncarriableError as error:
             raise error.named(name) from None
-        return [_DICT, keys, *[_node(child, name, columns) for child in tree.values()]]
-    return [_LIST, *[pack(value, name) for value in tree]]
+        return [_DICT, keys, *[_node([other[key] for other in trees], name, columns) for key in tree]]
+    return [_LIST, *[pack(value, name) for part in trees for value in part]]
 
 
-def _column_head(column: Array, filter_: int) -> bytes:
+def _column_head(column: _Column, filter_: int) -> bytes:
     try:
-        head = array_head(column, filter_)
+        head = array_head(column.dtype, column.shape, filter_)
         return struct.pack(">BIb", 0xC9, len(head) + column.nbytes, ARRAY) + head
     except UncarriableError as error:
         raise error.named("a column") from None
@@ -311,35 +352,37 @@ def _column_head(column: Array, filter_: int) -> bytes:
         raise CodecError(f"a column of {column.nbytes} bytes, more than one message carries") from None
 
 
-def _compress(head: bytes, columns: Sequence[Array]) -> bytes:
-    heads = [_column_head(column, PLANES if column.itemsize > 1 else PLAIN) for column in columns]
+def _compress(head: bytes, columns: Sequence[_Column]) -> bytes:
+    heads = [_column_head(column, PLANES if column.dtype.itemsize > 1 else PLAIN) for column in columns]
     size = len(head) + sum(map(len, heads)) + sum(column.nbytes for column in columns)
     stream = _contexts.compressor.compressobj(size=size)
     out = [stream.compress(head)]
     for column_head, column in zip(heads, columns, strict=True):
         out.append(stream.compress(column_head))
-        if column.itemsize == 1:
-            out.append(stream.compress(array_items(column)))
+        array = column.array()
+        if array.itemsize == 1:
+            out.append(stream.compress(array_items(array)))
             continue
-        for plane in array_planes(column):
-            if column.size >= _LEAST_PLANE:
+        for plane in array_planes(array):
+            if array.size >= _LEAST_PLANE:
                 out.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
             out.append(stream.compress(plane.data))
     out.append(stream.flush())
     return b"".join(out)
 
 
-def _promises_saving(columns: Sequence[Array], size: int) -> bool:
+def _promises_saving(columns: Sequence[_Column], size: int) -> bool:
     """Whether zstd is worth a try: for a large message, by what it does to a piece from the middle of each column."""
     if size <= _WHOLE_TRIAL:
         return size >= _LEAST_MESSAGE
     left = 0.0
     for column in columns:
-        items = np.ascontiguousarray(column).reshape(-1)
-        count = min(items.size, max(1, _COLUMN_TRIAL // column.itemsize))
+        items = np.ascontiguousarray(column.pieces[len(column.pieces) // 2]).reshape(-1)
+        count = min(items.size, max(1, _COLUMN_TRIAL // column.dtype.itemsize))
         if count:
             start = (items.size - count) // 2
-            left += len(_compress(b"", [items[start : start + count]])) * (items.size / count)
+            saved = len(_compress(b"", [_Column([items[start : start + count]])]))
+            left += saved * (column.nbytes / (count * column.dtype.itemsize))
     return left <= (1 - MIN_SAVING) * sum(column.nbytes for column in columns)
 
 

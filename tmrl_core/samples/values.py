@@ -283,7 +283,7 @@ def _walk_scalar(value: np.generic, scheme: _Scheme) -> Any:
 
 
 def _pack_array(array: NDArray[Any], code: int = ARRAY) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(code, b"".join((array_head(array), array_items(array))))
+    return msgspec.msgpack.Ext(code, b"".join((array_head(array.dtype, array.shape), array_items(array))))
 
 
 def _pack_integer(value: int) -> Any:

@@ -28,7 +28,14 @@ from tmrl_core.networking.peers import (
     WorkerState,
 )
 from tmrl_core.networking.transports.select import LinkSettings, is_loopback
-from tmrl_core.samples import Chunk, EpisodeRecord, encode_message_buffers, encode_value, split_chunk
+from tmrl_core.samples import (
+    Chunk,
+    EpisodeRecord,
+    encode_message_buffers,
+    encode_value,
+    same_layout,
+    split_chunk,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +110,10 @@ class WorkerLink(Link):
         self._handed: deque[tuple[Chunk | None, Sequence[EpisodeRecord]]] = deque()
         self._handed_bytes = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
+        self._joined = 0
+        """How many of the items that were handed over are in `_pieces`."""
+        self._singly = 0
+        """How many of the next items are not joined with others, since one of them cannot be encoded."""
         self._policy: tuple[Version, bytes] | None = None
         self._refusals_said: set[str] = set()
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
@@ -158,35 +169,67 @@ class WorkerLink(Link):
     def _serve(self) -> bool:
         encoded = 0
         while self._has_work() and encoded < _PIECE_BYTES:
-            chunk, records = self._handed[0]
             if self._pieces is None:
-                self._pieces = self._encoded(chunk, records)
+                self._pieces = self._next_pieces()
             try:
                 body, samples = next(self._pieces)
             except StopIteration:
-                self._handed_over(chunk)
+                self._handed_over()
             except CodecError:
+                if self._joined > 1:
+                    # One of them cannot be encoded; the others can. None has left, since joined ones are one piece.
+                    self._singly = self._joined
+                    self._pieces = None
+                    continue
                 logger.exception("samples could not be encoded and are lost")
-                self._handed_over(chunk)
+                self._handed_over()
             else:
                 self._sender.offer(body, samples)
                 encoded += sum(map(len, body))
         return encoded > 0
 
-    def _handed_over(self, chunk: Chunk | None) -> None:
-        """The first item that was handed over is encoded whole."""
+    def _next_pieces(self) -> Iterator[tuple[Body, int]]:
+        """The messages of the first item that was handed over, and of those behind it that fit into the same one.
+
+        Nothing waits for this: what has come while the link was busy leaves together.
+        """
+        chunk, records = self._handed[0]
+        self._joined = 1
+        if self._singly:
+            self._singly -= 1
+            return self._encoded([chunk] if chunk is not None else [], records)
+        if chunk is None:
+            return self._encoded([], records)
+        # A message is dropped whole: where that may happen, none is a large part of what is held.
+        room = min(_PIECE_BYTES, self.settings.max_message_bytes, self._queue_bytes // 8) - chunk.nbytes
+        chunks = [chunk]
+        all_records = list(records)
+        while self._joined < len(self._handed):
+            follower, its_records = self._handed[self._joined]
+            if follower is None or follower.nbytes > room or not same_layout(chunk, follower):
+                break
+            room -= follower.nbytes
+            chunks.append(follower)
+            all_records.extend(its_records)
+            self._joined += 1
+        return self._encoded(chunks, all_records)
+
+    def _handed_over(self) -> None:
+        """The items in `_pieces` are encoded whole."""
         self._pieces = None
         with self._changed:
-            self._handed.popleft()
-            self._handed_bytes -= chunk.nbytes if chunk is not None else 0
+            for _ in range(self._joined):
+                chunk, _ = self._handed.popleft()
+                self._handed_bytes -= chunk.nbytes if chunk is not None else 0
         self._on_change()
 
-    def _encoded(self, chunk: Chunk | None, records: Sequence[EpisodeRecord]) -> Iterator[tuple[Body, int]]:
-        if chunk is None:
-            yield encode_message_buffers(None, records, compression=self._compression), 0
-            return
+    def _encoded(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord]) -> Iterator[tuple[Body, int]]:
         limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
-        pieces = list(split_chunk(chunk, limit)) if chunk.nbytes > limit else [chunk]
+        if len(chunks) != 1 or chunks[0].nbytes <= limit:
+            rows = sum(chunk.rows for chunk in chunks)
+            yield encode_message_buffers(chunks, records, compression=self._compression), rows
+            return
+        pieces = list(split_chunk(chunks[0], limit))
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
             yield encode_message_buffers(piece, records if last else (), compression=self._compression), piece.rows

@@ -20,6 +20,7 @@ from tmrl_core.networking.framing import (
     SAMPLES_HEAD,
     Frame,
     Kind,
+    Wire,
     control_frame,
     cut,
     message_bytes,
@@ -223,7 +224,7 @@ class TrainerConnection(Connection):
         self._sending_version: tuple[int, int] | None = None
         self._sent_version = (0, 0)
         self._in_flight = False
-        self._cutter: Iterator[bytearray] | None = None
+        self._cutter: Iterator[Wire] | None = None
 
     def _on_connected(self) -> None:
         state = self.trainer
@@ -376,7 +377,7 @@ class TrainerConnection(Connection):
             self._granted = limit
             self._slots["credit"] = Credit(0, 0, limit)
 
-    def _next_frame(self) -> bytearray | None:
+    def _next_frame(self) -> Wire | None:
         state = self.trainer
         if self._cutter is None:
             if state.policy is None or self._in_flight:
@@ -389,7 +390,7 @@ class TrainerConnection(Connection):
             self._in_flight = True
             self._cutter = cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), (body,), epoch=0, channel=0)
         frame = next(self._cutter)
-        if frame[5] & LAST:
+        if frame.last:
             self._cutter = None
         return frame
 

@@ -17,6 +17,7 @@ from tmrl_core.networking.framing import (
     POLICY_HEAD,
     Frame,
     Kind,
+    Wire,
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
@@ -277,7 +278,7 @@ class WorkerConnection(Connection):
             if want is not None:
                 self._slots[("want", channel)] = want
 
-    def _next_frame(self) -> bytearray | None:
+    def _next_frame(self) -> Wire | None:
         if self._ended:
             return None  # what is still asked for, is stored or acknowledged
         senders = self.worker.senders

@@ -125,7 +125,7 @@ class Driver(ABC):
         """Whether the transport takes more now; `wake` is called when that turns true again."""
 
     @abstractmethod
-    def _write(self, buffers: list[bytes | bytearray]) -> None:
+    def _write(self, buffers: list[bytes | bytearray | memoryview]) -> None:
         """Send; never blocks."""
 
     @abstractmethod

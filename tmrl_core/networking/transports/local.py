@@ -107,7 +107,7 @@ class _End(Driver):
     def _writable(self) -> bool:
         return self.other is not None and self._unread < _WINDOW_BYTES
 
-    def _write(self, buffers: list[bytes | bytearray]) -> None:
+    def _write(self, buffers: list[bytes | bytearray | memoryview]) -> None:
         if self.other is None:
             return
         size = sum(map(len, buffers))
@@ -121,7 +121,7 @@ class _End(Driver):
         except RuntimeError:  # its loop is closed: its thread has ended
             self._lost(NetworkError("the other side is gone"))
 
-    def _arrived(self, buffers: list[bytes | bytearray], size: int) -> None:
+    def _arrived(self, buffers: list[bytes | bytearray | memoryview], size: int) -> None:
         now = self.loop.time()
         for buffer in buffers:
             offset = 0

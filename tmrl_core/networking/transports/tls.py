@@ -467,7 +467,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             and (self._tls is None or self._handshaken)
         )
 
-    def _write(self, buffers: list[bytes | bytearray]) -> None:
+    def _write(self, buffers: list[bytes | bytearray | memoryview]) -> None:
         assert self._socket is not None
         if self._tls is None:
             self._socket.writelines(buffers)
