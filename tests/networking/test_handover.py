@@ -491,7 +491,7 @@ def test_what_is_no_end_goes_with_its_trainer(network: SpoolNetwork) -> None:
 
 def message(number: int, length: int, *, floor: int = 0, channel: int = 0, epoch: int = 1) -> bytes:
     head = SAMPLES_HEAD.pack(number, floor, number, 1, length)
-    return b"".join(cut(Kind.DATA, head, [bytes(length)], epoch=epoch, channel=channel))
+    return b"".join(map(bytes, cut(Kind.DATA, head, [bytes(length)], epoch=epoch, channel=channel)))
 
 
 HELLO = Hello((1,), "worker", "", "run", "w", b"w" * 16)

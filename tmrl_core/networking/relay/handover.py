@@ -194,7 +194,8 @@ class HandOvers:
             self.spool.discard(stream.id, message)
             return None
         stream.replay = message.number + 1
-        return list(cut(Kind.DATA, head, body, epoch=stream.epoch, channel=stream.trainer_channel))
+        frames = cut(Kind.DATA, head, body, epoch=stream.epoch, channel=stream.trainer_channel)
+        return [bytearray(bytes(frame)) for frame in frames]
 
     def acknowledged(self, stream: RelayStream, next_number: int) -> None:
         """A trainer has acknowledged everything of a stream below `next_number`."""
