@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, get_args
 
 import pytest
@@ -43,6 +44,7 @@ from tmrl_core.networking.messages import (
     Incarnation,
     Joined,
     Left,
+    Look,
     Notice,
     OpenStream,
     Probe,
@@ -50,6 +52,7 @@ from tmrl_core.networking.messages import (
     Refused,
     Report,
     Resume,
+    Seen,
     Stored,
     Waits,
     Want,
@@ -57,7 +60,14 @@ from tmrl_core.networking.messages import (
     decode_control,
     encode_body,
 )
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.peers import (
+    ObserverConnection,
+    ObserverState,
+    TrainerConnection,
+    TrainerState,
+    WorkerConnection,
+    WorkerState,
+)
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings
 
 WELCOME = Welcome(1, 3, 1 << 20, 1 << 20, 1 << 20, 3.0)
@@ -356,6 +366,7 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
 
 HELLO_WORKER = Hello((1,), "worker", "", "run", "w", b"w" * 16)
 HELLO_TRAINER = Hello((1,), "trainer", "", "run", "t", b"t" * 16)
+HELLO_OBSERVER = Hello((1,), "observer", "", "run", "o", b"o" * 16)
 PROBE = Probe((1,), "worker", "", "run")
 MESSAGES: dict[type, Control] = {
     Hello: HELLO_WORKER,
@@ -380,6 +391,8 @@ MESSAGES: dict[type, Control] = {
     Direct: Direct(0, 1, encode_body(Directive())),
     Report: Report(encode_body(Progress())),
     Notice: Notice(1, 0, 0),
+    Look: Look(0),
+    Seen: Seen(0, 2, b"page"),
 }
 
 
@@ -394,9 +407,22 @@ def trainer() -> TrainerConnection:
     return TrainerConnection(state, silent_s=10, heartbeat_s=3)
 
 
+def observer() -> ObserverConnection:
+    connection = ObserverConnection(ObserverState(run="", name="o", peer=b"o" * 16), silent_s=10, heartbeat_s=3)
+    connection.look()
+    return connection
+
+
 def relay_end() -> Connection:
     return Relay(spool=MemorySpool(1 << 20)).connection()
 
+
+ENDS: dict[str, Callable[[], Connection]] = {
+    "relay": relay_end,
+    "worker": worker,
+    "trainer": trainer,
+    "observer": observer,
+}
 
 # (end, what is said before, state, what is legal then): written out, not taken from the code
 STATES = [
@@ -409,6 +435,9 @@ STATES = [
         {OpenStream, CloseStream, HandOver, Want, Waits, Have},
     ),
     ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Credit, Direct, Report}),
+    ("relay", (HELLO_OBSERVER,), "observer", {Look}),
+    ("observer", (), "greeting", {Welcome}),
+    ("observer", (WELCOME,), "open", {Seen}),
     ("worker", (), "greeting", {Welcome}),
     ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Credit, Direct, Report}),
     ("trainer", (), "greeting", {Welcome}),
@@ -425,7 +454,7 @@ def test_the_table_has_every_message_but_the_last_words() -> None:
 def test_each_message_in_each_state_is_taken_or_misuse(
     end: str, before: tuple[Control, ...], state: str, legal: set[type], kind: type
 ) -> None:
-    connection = {"relay": relay_end, "worker": worker, "trainer": trainer}[end]()
+    connection = ENDS[end]()
     connection.connected(Identity("there"), 0.0)
     tell(connection, *before)
     sent(connection)
@@ -445,7 +474,7 @@ def test_the_last_words_are_legal_in_each_state(
     end: str, before: tuple[Control, ...], state: str, legal: set[type]
 ) -> None:
     for words, reason in ((Bye(), type(None)), (Refused("full", "later"), RefusedError)):
-        connection = {"relay": relay_end, "worker": worker, "trainer": trainer}[end]()
+        connection = ENDS[end]()
         connection.connected(Identity("there"), 0.0)
         tell(connection, *before, words)
         assert connection.closing
