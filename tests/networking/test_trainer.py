@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,11 +26,12 @@ from tmrl_core.config.sections import (
     WorkerSection,
 )
 from tmrl_core.envs import GenericGymEnv
-from tmrl_core.errors import CheckpointError, StarvedError
+from tmrl_core.errors import CheckpointError, FolderLockedError, StarvedError, StorageError
 from tmrl_core.metrics import read_records
 from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.storage import FolderLock
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training import remote as remote_module
 from tmrl_core.training.from_config import training_from_config
@@ -265,6 +267,51 @@ def test_without_a_checkpoint_path_none_is_written(server: Server, worker: Worke
     Trainer(server_port=server.port, config=config, checkpoint_path=None, model_path=None).run()
     assert not (tmp_path / "tests" / "checkpoint").exists()
     assert not (tmp_path / "tests" / "policy.tmod").exists()
+
+
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_a_memory_on_disk_goes_on_where_it_was(
+    server: Server, worker: Worker, tmp_path: Path, with_checkpoints: bool
+) -> None:
+    base = make_config(tmp_path, epochs=1000)
+    config = msgspec.structs.replace(base, memory=MemorySection(capacity=5000, batch_size=8, storage="disk"))
+    samples = 0
+    for _ in range(2):
+        kwargs: dict[str, Any] = {} if with_checkpoints else {"checkpoint_path": None}
+        trainer = Trainer(server_port=server.port, config=config, **kwargs)
+        thread = threading.Thread(target=trainer.run)
+        thread.start()
+        while trainer.training is None or trainer.training.total_samples < samples + 200:
+            thread.join(0.01)
+        first = trainer.training.memory.recorded
+        trainer.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+        memory = trainer.training.memory
+        marks, counters = memory.recorded
+        ((number, position),) = marks.values()
+        # Every sample that the worker numbered up to there was taken once, in this process or in the one before.
+        assert counters["samples"] == trainer.training.total_samples == position
+        assert counters["gap_samples"] == 0
+        assert counters["incarnation"] > 0
+        assert number > 0
+        if samples:
+            assert first is not None
+            assert first[1]["samples"] >= samples
+        samples = position
+    assert len(memory) > 300
+    with pytest.raises(StorageError, match="closed"):
+        memory.commit(samples=1)
+    assert (tmp_path / "tests" / "memory" / "lock").exists()
+
+
+def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(make_config(tmp_path), memory=MemorySection(storage="disk"))
+    with (
+        FolderLock(tmp_path / "tests" / "memory", "the replay memory"),
+        pytest.raises(FolderLockedError, match=r"another run\.name"),
+    ):
+        Trainer(server_port=1, config=config).run()
 
 
 def test_the_first_checkpoint_is_written_at_once(tmp_path: Path) -> None:

@@ -185,9 +185,9 @@ class Trainer:
             self._store.close(60.0)
         if self._link is not None:
             self._link.close()
-        self._close_memory(self.training)
 
     def _close_memory(self, training: Any) -> None:
+        """Let another trainer use the folder of a memory on disk; it can still be read."""
         close = getattr(getattr(training, "memory", None), "close", None)
         if close is not None:
             close()
@@ -206,6 +206,7 @@ class Trainer:
         try:
             self._run_here(wandb)
         finally:
+            self._close_memory(self.training)
             self._idle.set()
             self._running = None
 
