@@ -4,14 +4,18 @@
 
 A Server, two RolloutWorkers and a Trainer run as processes. The environment numbers its observations; the learning
 costs nothing. In each cycle one role is killed - at a random moment, while its files are seen to be growing (a
-checkpoint, a segment of the memory), or in the middle of coming back from the kill before - and started again.
+checkpoint, a segment of the memory), or in the middle of coming back from the kill before - and started again. In a
+cycle of "handover" the trainer is killed, and a worker asked to end meanwhile, so that the Server has to keep what is
+not acknowledged; often the Server is killed too.
+
 Processes wait ready with their imports done, so that the time to flow again is that of the product and not of
 `import torch`.
 
 Each worker keeps its own account on disk of what it has made and what was acknowledged to it. In the end everybody is
 asked to end in order, the memory is read, and compared with the accounts:
 
-    lost        acknowledged to the worker, and not in the memory as a transition; or a hole before what is in it
+    lost        acknowledged to the worker, or taken over by the Server from one that ended in order, and not in the
+                memory as a transition; or a hole before what is in it
     duplicated  in the memory more than once
     disordered  in the memory before an earlier one of the same worker
     wrong       with other content than the environment gave
@@ -22,10 +26,12 @@ Exit status 1 when there was any of these, or when samples did not flow again wi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -46,6 +52,7 @@ from chaos_parts import Account, read_account
 FLOW_S = 60.0
 """Samples that do not flow again within this time are stuck."""
 WORKERS = 2
+KINDS = ("server", "trainer", "worker", "handover")
 HERE = Path(__file__).resolve().parent
 
 
@@ -64,6 +71,7 @@ class Role:
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
         self._spare: subprocess.Popen[bytes] | None = None
+        self.spare_is_ready = False
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "TMRL_CORE_HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "1"}
@@ -72,7 +80,7 @@ class Role:
             return subprocess.Popen(
                 [sys.executable, str(HERE / "chaos_parts.py"), self.kind],
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=self.folder,
                 env=environment,
@@ -86,28 +94,52 @@ class Role:
         process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()
         self._spare = None
+        self.spare_is_ready = False
 
     def prepare(self) -> None:
         """Start a spare process."""
         if self._spare is None:
             self._spare = self._spawn()
 
+    def wait_prepared(self) -> None:
+        """Wait until the spare process has imported everything."""
+        self.prepare()
+        assert self._spare is not None
+        assert self._spare.stdout is not None
+        if self.spare_is_ready:
+            return
+        ready, _, _ = select.select([self._spare.stdout], [], [], FLOW_S)
+        if not ready or os.read(self._spare.stdout.fileno(), 6) != b"ready\n":
+            raise Stuck(f"a {self.kind} process cannot be started; see {self.kind}.log")
+        self.spare_is_ready = True
+
     def kill(self) -> None:
         """SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+        _close_pipes(self.process)
+        self.process = None
 
-    def end(self, timeout_s: float = 60.0) -> None:
-        """SIGTERM, and wait for the end in order."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            status = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired as exc:
-            raise Stuck(f"the {self.kind} does not end in order") from exc
-        if status != 0:
-            raise Stuck(f"the {self.kind} ended with status {status}; see {self.kind}.log")
+    def ask_to_end(self) -> Callable[[], None]:
+        """SIGTERM. What is returned waits for the end in order."""
+        process = self.process
+        assert process is not None
+        process.send_signal(signal.SIGTERM)
+        self.process = None
+
+        def wait() -> None:
+            try:
+                status = process.wait(FLOW_S)
+            except subprocess.TimeoutExpired as exc:
+                process.kill()
+                raise Stuck(f"the {self.kind} does not end in order") from exc
+            finally:
+                _close_pipes(process)
+            if status != 0:
+                raise Stuck(f"the {self.kind} ended with status {status}; see {self.kind}.log")
+
+        return wait
 
     def check(self) -> None:
         """See that it still runs."""
@@ -120,8 +152,13 @@ class Role:
             if process is not None:
                 process.kill()
                 process.wait()
-                if process.stdin is not None:
-                    process.stdin.close()
+                _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
 
 
 class Pipeline:
@@ -194,12 +231,11 @@ class Pipeline:
     def size(self) -> int:
         """Bytes of the run's files, and of the Server's spool."""
         total = 0
-        for root, _, files in os.walk(self.folder / "runs"):
-            for file in files:
-                try:
-                    total += os.stat(os.path.join(root, file)).st_size
-                except FileNotFoundError:
-                    continue
+        for top in ("runs", "spool"):
+            for root, _, files in os.walk(self.folder / top):
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        total += os.stat(os.path.join(root, file)).st_size
         return total
 
 
@@ -225,7 +261,7 @@ def configuration(folder: Path, port: int, memory: str) -> dict[str, Any]:
             "threads": 1,
         },
         "worker": {"send_every": 10, "when_full": "block", "max_env_steps_per_update": None, "drain_timeout_s": 30},
-        "server": {"port": port},
+        "server": {"port": port, "spool_dir": str(folder / "spool")},
         "network": {
             "credentials_dir": str(folder / "credentials"),
             "heartbeat_s": 0.5,
@@ -252,28 +288,50 @@ class Kill(NamedTuple):
 
 def cycles(pipeline: Pipeline, count: int, roles: str, rng: random.Random) -> Iterator[Kill]:
     """Kill, start again, wait until samples flow; `count` times for each role."""
-    kinds = (["server", "trainer", "worker"] if roles == "all" else [roles]) * count
+    kinds = (list(KINDS) if roles == "all" else [roles]) * count
     rng.shuffle(kinds)
     recovering = False
     for cycle, kind in enumerate(kinds):
-        name = kind if kind != "worker" else rng.choice(pipeline.workers())
+        names = [kind] if kind in pipeline.roles else [rng.choice(pipeline.workers())]
+        if kind == "handover":
+            names = [names[0], "trainer", "server"]
+        for name in names:
+            pipeline.roles[name].wait_prepared()
         how = "recovering" if recovering else "random"
         time.sleep(rng.uniform(0.0, 0.3 if recovering else 0.6))
-        if kind == "trainer" and rng.random() < 0.5 and _until_it_grows(pipeline, rng):
-            how = "writing"
-        pipeline.roles[name].kill()
-        killed = time.monotonic()
+        if kind == "handover":
+            began = _hand_over(pipeline, names[0], rng)
+        else:
+            if kind == "trainer" and rng.random() < 0.5 and _until_it_grows(pipeline, rng):
+                how = "writing"
+            pipeline.roles[names[0]].kill()
+            began = time.monotonic()
+            pipeline.start(names[0])
         condition = pipeline.flow()
-        pipeline.start(name)
-        pipeline.roles[name].prepare()
-        if kind == "worker":
-            condition = pipeline.flow()
         recovering = cycle < len(kinds) - 1 and rng.random() < 0.2
         if recovering:
             yield Kill(kind, how, None)
             continue
-        pipeline.wait(condition, f"flow after kill {cycle + 1} ({name}, {how})")
-        yield Kill(kind, how, time.monotonic() - killed)
+        pipeline.wait(condition, f"flow after kill {cycle + 1} ({kind}, {how})")
+        yield Kill(kind, how, time.monotonic() - began)
+
+
+def _hand_over(pipeline: Pipeline, worker: str, rng: random.Random) -> float:
+    """A worker ends in order while there is no trainer, so that the Server has to keep its samples; and is killed."""
+    pipeline.roles["trainer"].kill()
+    time.sleep(rng.uniform(0.0, 0.2))
+    ending = pipeline.roles[worker].ask_to_end()
+    if rng.random() < 0.5:
+        time.sleep(rng.uniform(0.0, 0.3))
+        pipeline.roles["server"].kill()
+        pipeline.start("server")
+    ending()
+    if pipeline.roles["server"].spare_is_ready and rng.random() < 0.5:
+        pipeline.roles["server"].kill()
+        pipeline.start("server")
+    pipeline.start(worker)
+    pipeline.start("trainer")
+    return time.monotonic()
 
 
 def _until_it_grows(pipeline: Pipeline, rng: random.Random) -> bool:
@@ -367,7 +425,7 @@ def run(pipeline: Pipeline, options: argparse.Namespace, seed: int) -> tuple[lis
         pipeline.start(name)
     pipeline.wait(pipeline.flow(), "the first samples")
     for role in pipeline.roles.values():
-        if options.role == "all" or options.role == role.kind:
+        if options.role in ("all", "handover", role.kind):
             role.prepare()
     kills = []
     begun = time.monotonic()
@@ -377,13 +435,13 @@ def run(pipeline: Pipeline, options: argparse.Namespace, seed: int) -> tuple[lis
             print(f"{number} cycles, {time.monotonic() - begun:.0f} s", flush=True)
     pipeline.wait(pipeline.flow(), "the last samples")
     for name in (*pipeline.workers(), "trainer", "server"):
-        pipeline.roles[name].end()
+        pipeline.roles[name].ask_to_end()()
     return kills, reckon(read_memory(pipeline), [pipeline.account(life) for life in range(pipeline.lives)])
 
 
 def table(kills: list[Kill], reckoning: Reckoning) -> str:
     lines = ["role      cycles   random  writing  recovering   seconds to flow again: median   worst"]
-    for role in ("server", "trainer", "worker"):
+    for role in KINDS:
         some = [kill for kill in kills if kill.role == role]
         if not some:
             continue
@@ -401,15 +459,13 @@ def table(kills: list[Kill], reckoning: Reckoning) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=20, help="how often each role is killed")
-    parser.add_argument(
-        "--role", choices=["server", "trainer", "worker", "all"], default="all", help="who is killed; all: in any order"
-    )
+    parser.add_argument("--role", choices=[*KINDS, "all"], default="all", help="who is killed; all: in any order")
     parser.add_argument("--seed", type=int, help="of the choices and moments (default: a random one, printed)")
     parser.add_argument("--memory", choices=["disk", "ram"], default="disk", help="the trainer's")
     parser.add_argument("--rate", type=float, default=200.0, help="steps a second of each worker")
     parser.add_argument("--logs", type=Path, help="folder for logs and files; default: a temporary one")
     options = parser.parse_args()
-    if options.memory == "ram" and options.role in ("trainer", "all"):
+    if options.memory == "ram" and options.role not in ("server", "worker"):
         parser.error("a memory in RAM goes with its trainer: --memory disk, or --role server or worker")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     folder = (options.logs or Path(tempfile.mkdtemp(prefix="tmrl_chaos_"))).resolve()

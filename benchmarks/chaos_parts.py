@@ -123,6 +123,7 @@ class Account(NamedTuple):
 
     made: int = 0
     acknowledged: int = 0
+    """Or, at the end, taken over by the Server."""
     incarnation: int = 0
     counter: int = 0
     """Of the policy that it acts with."""
@@ -158,19 +159,20 @@ class Accountant:
         while not self._ended.wait(0.004):
             self._write()
 
-    def _write(self) -> None:
+    def _write(self, handed_over: int = 0) -> None:
         # First what is acknowledged: it must not be ahead of what was made.
         counts = self._worker.link.counts
         version = self._worker.policy_version
         self._backwards += version < self._version
         self._version = max(version, self._version)
         made = self._worker.env.unwrapped.number + 1
-        os.pwrite(self._file, _ACCOUNT.pack(made, counts.samples_acked, *version, self._backwards), 0)
+        safe = counts.samples_acked + handed_over
+        os.pwrite(self._file, _ACCOUNT.pack(made, safe, *version, self._backwards), 0)
 
-    def close(self) -> None:
+    def close(self, handed_over: int) -> None:
         self._ended.set()
         self._thread.join()
-        self._write()
+        self._write(handed_over)
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------
@@ -189,12 +191,13 @@ def _worker(config: Any, job: dict[str, Any], ending: Any) -> None:
 
     worker = roles.make_worker(config)
     accountant = Accountant(worker, Path(job["account"]))
+    report = None
     try:
         ending.calls(worker.stop)
         roles.run_worker(worker, config)
     finally:
-        worker.close()
-        accountant.close()
+        report = worker.close()
+        accountant.close(report.handed_over if report is not None else 0)
 
 
 def _trainer(config: Any, job: dict[str, Any], ending: Any) -> None:
@@ -237,6 +240,7 @@ def _watch_input() -> None:
 def main() -> int:
     role = sys.argv[1]
     _prepare(role)
+    os.write(1, b"ready\n")
     line = b""
     while not line.endswith(b"\n"):
         data = os.read(0, 65_536)
