@@ -55,7 +55,7 @@ def test_room_for_a_message_whose_stream_has_left_is_free_again() -> None:
     connection = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     connection.connected(Identity("server"), 0.0)
     frames = cut(Kind.DATA, SAMPLES_HEAD.pack(0, 0, 0, 1, 90_000), [bytes(90_000)], epoch=1, channel=1)
-    begun = next(frames)
+    begun = bytes(next(frames))
 
     def say(data: bytes | bytearray) -> None:
         offset = 0
