@@ -463,6 +463,9 @@ def test_workers_and_trainer_that_wait_for_each_other_are_told(
     raw_worker.say_waits("(3 steps + 1) / (1 + 1 models received) is above 2")
     with pytest.raises(StarvedError, match=r"6 of trainer.start_training = 100 .*0 updates, 1 policies published"):
         Trainer(server_port=server.port, config=config).run()
+    while not raw_worker.progress.gave_up:
+        assert raw_worker.wait_change(20), "a worker that waits as well has to end too"
+    assert raw_worker.progress.lack == "6 of trainer.start_training = 100 samples have arrived"
 
 
 def test_samples_of_an_environment_that_differs_are_announced(
