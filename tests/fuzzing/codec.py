@@ -27,7 +27,9 @@ def _chunks() -> list[bytes]:
         buffer = Buffer(maxlen=None)
         for i in range(12):
             small: Any = rng.normal(size=3).astype(np.float32)
-            observation: Any = [small, (small, {"a": np.int8(i)}), {"text": "x" * i}, np.zeros((2, 2), np.uint8), i][kind]
+            observation: Any = [small, (small, {"a": np.int8(i)}), {"text": "x" * i}, np.zeros((2, 2), np.uint8), i][
+                kind
+            ]
             action: Any = None if i % 6 == 0 else [np.zeros(1, np.float32), i, (0.5, True), 1.5, None][kind]
             info = {"x": [1, (2.5, None)], "array": small} if i == 7 else {}
             buffer.append_sample((action, observation, float(i), i == 5, i == 11, info))
@@ -76,8 +78,12 @@ class Codec(Target):
             return b"\x00" + mutator.mutate(mutator.pick(self._compressed), self._compressed)
         if kind < 0.97:
             return b"\x02" + mutator.mutate(mutator.pick(self._values), self._values)
-        filler = mutator.pick((b"\x90", b"\x91", b"\x80", b"\xa0", b"\xc0", b"\xd4\x02\x00", b"\xc7\x00\x02", b"\x92\x01\xa0"))
-        start = mutator.pick((b"\x02", b"\x02\xdd\x00\x00\xff\xff", b"\x00\x00\x94\xc4\x00\x90\xc0\xdd\x00\x00\xff\xff"))
+        filler = mutator.pick(
+            (b"\x90", b"\x91", b"\x80", b"\xa0", b"\xc0", b"\xd4\x02\x00", b"\xc7\x00\x02", b"\x92\x01\xa0")
+        )
+        start = mutator.pick(
+            (b"\x02", b"\x02\xdd\x00\x00\xff\xff", b"\x00\x00\x94\xc4\x00\x90\xc0\xdd\x00\x00\xff\xff")
+        )
         return bytes(start + filler * (20_000 // len(filler)))
 
     def run(self, case: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import struct
@@ -76,7 +75,7 @@ ROWS = RowFormat(("<f4", "|u1", "<i8"), (3, 1, 2))
 def _seeds() -> list[bytes]:
     size = ROWS.row_bytes
     note = encode_value({"marks": {b"s" * 16: [3, 100]}})
-    whole = [(rows_note(4 * i, 4, note if i == 2 else b""), bytes(range(256))[: size] * 4) for i in range(3)]
+    whole = [(rows_note(4 * i, 4, note if i == 2 else b""), bytes(range(256))[:size] * 4) for i in range(3)]
     return [
         file_of(ROWS.describe(), whole),
         file_of(ROWS.describe(), [(rows_note(0, 0), b"")]),
@@ -87,7 +86,22 @@ def _seeds() -> list[bytes]:
 
 def _description(mutator: Mutator) -> Any:
     """Of rows that cannot be, mostly."""
-    dtypes = ["<f4", "|u1", "<i8", "|O", "<M8[s]", "<U9999", "|S0", "|V7", "<f2", "f4,f4", ">f8", "(3,)<f4", "|b1", "<c16"]
+    dtypes = [
+        "<f4",
+        "|u1",
+        "<i8",
+        "|O",
+        "<M8[s]",
+        "<U9999",
+        "|S0",
+        "|V7",
+        "<f2",
+        "f4,f4",
+        ">f8",
+        "(3,)<f4",
+        "|b1",
+        "<c16",
+    ]
     made: dict[str, Any] = {
         "dtypes": [mutator.pick(dtypes) for _ in range(mutator.below(4))],
         "widths": [mutator.pick((0, 1, 3, -1, 1 << 31, 1 << 62, 1.5, "2")) for _ in range(mutator.below(4))],
@@ -235,7 +249,7 @@ class Checkpoints(Target):
         changed = mutator.mutate(self._files[which])
         if which in "12" and mutator.random() < 0.8:
             changed = json.dumps(_changed(json.loads(self._files[which]), mutator)).encode()
-        return which.encode() + (mend(changed) if which == "4" else changed)
+        return bytes(which.encode()) + (mend(changed) if which == "4" else changed)
 
     def _header(self, mutator: Mutator) -> bytes:
         """Arrays whose sizes contradict each other."""

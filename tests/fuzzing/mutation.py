@@ -6,7 +6,21 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-EXTREMES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 1 << 16, 0x7FFF_FFFF, 0xFFFF_FFFF, 1 << 32, 1 << 40)
+EXTREMES: tuple[int, ...] = (
+    0,
+    1,
+    2,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    1 << 16,
+    0x7FFF_FFFF,
+    0xFFFF_FFFF,
+    1 << 32,
+    1 << 40,
+)
 EXTREMES += ((1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 """Where lengths, counts and positions go wrong."""
 MOST_BYTES = 60_000
@@ -103,7 +117,9 @@ class Mutator:
         if kind == 3:
             return self.bytes(self.below(40))
         if kind == 4:
-            return self.pick(("", "a", "worker", "trainer", "x" * 300, "\x00", "\u2028", "é" * 10, "../../etc", "1e999"))
+            return self.pick(
+                ("", "a", "worker", "trainer", "x" * 300, "\x00", "\u2028", "é" * 10, "../../etc", "1e999")
+            )
         if kind in (5, 6):
             return self.below(300)
         if kind == 7:

@@ -36,7 +36,7 @@ class Target(ABC):
     def limit_bytes(self, case: bytes) -> int:
         """Most memory that this case may take at any time."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most leave nothing
         """Remove what was left on the disk."""
 
     def attempt(self, case: bytes, *, traced: bool = False) -> bool:

@@ -179,7 +179,9 @@ class Messages(Target):
             # Many small values, or deeply nested ones: what costs most memory a byte.
             filler = mutator.pick((b"\x90", b"\x91", b"\x80", b"\xa0", b"\xc0", b"\x92\x01\xa0", b"\x81\xa1a", b"\xcc"))
             start = valid[at][: mutator.below(len(valid[at]) + 1)]
-            data = start + mutator.pick((b"", b"\xdd\x00\x00\xff\xff", b"\xdc\x40\x00")) + filler * (16_000 // len(filler))
+            data = (
+                start + mutator.pick((b"", b"\xdd\x00\x00\xff\xff", b"\xdc\x40\x00")) + filler * (16_000 // len(filler))
+            )
         return bytes([which]) + data
 
     def run(self, case: bytes) -> None:
@@ -198,5 +200,3 @@ class Messages(Target):
     def limit_bytes(self, case: bytes) -> int:
         # MessagePack's shortest values become objects of some 80 bytes; the error's text holds none of them.
         return 200 * len(case) + (1 << 18)
-
-

@@ -49,6 +49,8 @@ from tmrl_core.networking.messages import (
 )
 from tmrl_core.networking.peers.client import ClientState
 
+MOST_MESSAGE_BYTES = 1 << 30
+"""Of one message of samples, whatever a Server says: memory is taken for it when its first frame comes."""
 _FORGOTTEN_STREAMS = 4_096
 """Streams that are gone but whose marks are kept, in case they come back."""
 
@@ -249,9 +251,9 @@ class TrainerConnection(Connection):
                 self.state = "open"
                 state.connections += 1
                 self._given(message.incarnation)
-                self._max_message_bytes = message.max_message_bytes
+                self._max_message_bytes = min(message.max_message_bytes, MOST_MESSAGE_BYTES)
                 # One message always fits: the relay sends only whole ones that do.
-                self._inbox_bytes = max(state.inbox_bytes, message_bytes(SAMPLES_HEAD, message.max_message_bytes))
+                self._inbox_bytes = max(state.inbox_bytes, message_bytes(SAMPLES_HEAD, self._max_message_bytes))
                 if state.progress is not None:
                     self.put("report", Report(encode_body(state.progress)))
                 if None in state.directives:
