@@ -317,8 +317,16 @@ def test_a_refused_message_is_let_go_counted_and_said_once(place: Place, caplog:
     assert "shape (3,) where (4,) is held" in said[0]
 
 
-def test_closing_without_a_trainer_reports_what_was_not_acknowledged(place: Place) -> None:
+def test_closing_without_a_trainer_hands_over_what_was_not_acknowledged(place: Place) -> None:
+    worker = place.worker()
+    worker.send(episode(0, 10), [])
+    assert worker.close() == (0, 10, 0)
+
+
+def test_closing_without_a_server_reports_what_was_not_acknowledged(place: Place) -> None:
     worker = place.worker(drain_timeout_s=0.1)
+    assert worker.wait_connected(DEADLINE_S)
+    place.server.close()
     worker.send(episode(0, 10), [])
     assert worker.close() == (0, 0, 10)
 
