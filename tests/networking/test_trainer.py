@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -398,6 +399,53 @@ def send(link: WorkerLink, shape: int, rows: int = 6) -> None:
         buffer.append_sample((np.zeros(1, np.float32), obs, 0.0, False, i == rows - 2, {}))
     buffer.end_episode(EpisodeRecord("", 0.0, rows - 1, "train", "truncated"))
     link.send(*buffer.take())
+
+
+def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_hear_of_the_end(
+    server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation = EvaluationSection(episodes=2, time_limit_s=1.5)
+    trainer = Trainer(config=make_config(tmp_path, epochs=10_000, evaluation=evaluation), server_port=server.port)
+    running = threading.Thread(target=trainer.run)
+    deadline = time.monotonic() + 60
+    with caplog.at_level(logging.WARNING):
+        running.start()
+        while trainer.training is None or not trainer.training.total_samples:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        server.close()
+        while "the Server is away: waiting" not in caplog.text:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        with Server(port=server.port, config=make_config(tmp_path)):
+            running.join(20)
+            worker.thread.join(20)
+    assert not running.is_alive()
+    assert not worker.thread.is_alive(), "it waits for a run that is over"
+    assert worker.worker._link is not None
+    assert worker.worker._link.finished
+
+
+def test_a_trainer_that_is_asked_to_stop_does_not_wait_on_for_a_server(
+    server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation = EvaluationSection(episodes=2, time_limit_s=1.5)
+    trainer = Trainer(config=make_config(tmp_path, epochs=10_000, evaluation=evaluation), server_port=server.port)
+    running = threading.Thread(target=trainer.run)
+    deadline = time.monotonic() + 60
+    with caplog.at_level(logging.WARNING):
+        running.start()
+        while trainer.training is None or not trainer.training.total_samples:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        server.close()
+        while "the Server is away: waiting" not in caplog.text:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        trainer.stop()
+        running.join(20)
+    assert not running.is_alive()
+    assert "stopped by hand" in caplog.text
 
 
 def test_samples_of_another_shape_are_acknowledged_as_refused(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.errors import CheckpointError, NetworkError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -37,6 +37,10 @@ FINAL_EVALUATION_S = 120.0
 """Longest wait in seconds for the evaluation of the final policy."""
 DRAIN_S = 10.0
 """Longest wait in seconds for workers that were told to finish."""
+SERVER_S = 60.0
+"""Longest wait in seconds for a Server that is away when the run ends, so that workers hear of it."""
+RETURN_S = 3.0
+"""Seconds in which workers find a Server that has come back: as long as they wait between two tries."""
 QUIET_S = 2.0
 """Seconds without samples after which they have sent all."""
 
@@ -282,14 +286,35 @@ class Trainer:
             self._evaluate(training, interface)
         interface.ending = True
         interface.finish()
+        came_back = self._await_server(interface)
         # Workers that have heard of it send what is left, and go; one that stays silent is not waited for.
         now = time.monotonic()
-        deadline, quiet = now + DRAIN_S, now + QUIET_S
-        while interface.link.members and time.monotonic() < min(deadline, quiet):
+        deadline, quiet = now + DRAIN_S, now + (RETURN_S if came_back else QUIET_S)
+        while (interface.link.members or came_back) and time.monotonic() < min(deadline, quiet):
             if interface.link.wait(0.1):
                 quiet = time.monotonic() + QUIET_S
             _take_samples(training, interface)
         _take_samples(training, interface)
+
+    def _await_server(self, interface: RemoteInterface) -> bool:
+        """Wait for a Server that has gone, as workers would wait for ever if they did not hear of the end.
+
+        Returns:
+            Whether it came back. It keeps what it is told for workers that are not there yet.
+        """
+        link = interface.link
+        if link.connected or not link.was_connected:
+            return False
+        logger.warning(
+            "the Server is away: waiting up to %g s for it, so that workers hear that the run is over", SERVER_S
+        )
+        deadline = time.monotonic() + SERVER_S
+        with contextlib.suppress(NetworkError):  # it refuses this trainer now: nobody can be told
+            while not interface.asked_to_stop and time.monotonic() < deadline:
+                if link.wait_connected(0.1):
+                    return True
+        logger.warning("workers that still wait for this trainer have to be stopped by hand: the Server is away")
+        return False
 
     def _evaluate(self, training: Any, interface: RemoteInterface) -> None:
         """Publish the policy as it is now, and evaluate it while training rests."""

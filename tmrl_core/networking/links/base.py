@@ -84,6 +84,11 @@ class Link:
         return connection is not None and connection.state == "open" and not connection.closing
 
     @property
+    def was_connected(self) -> bool:
+        """Whether a Server has ever welcomed this link."""
+        return self._state.connections > 0
+
+    @property
     def closed(self) -> bool:
         """Whether the link was closed or has failed for good."""
         return self._closed or self._failure is not None
