@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -44,7 +44,7 @@ def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
         config,
         host=config.server.host,
         port=config.server.port,
-        transport=cast(Literal["tls", "local"], network.transport),
+        transport=network.transport,
         security=CFG,
         keys_dir=CFG,
         hostname=CFG,
