@@ -2,11 +2,11 @@
 
     python benchmarks/disk_memory.py [--transitions N] [--batches N] [--sync os|fsync] [--folder PATH]
 
-Writing and reading run in processes of their own. *Appends*: messages of 1000 Pendulum samples, each one record with its
-stream's mark, into a memory that holds one million. The writer is then killed with SIGKILL in the midst of its appends. *Opening*
-is everything from the constructor to the first batch. *Sampling*: `for batch in memory`, from the system's page cache, in
-turn with a memory in RAM that holds as many. *RAM* is what the process holds itself beyond what it held before it opened the memory, without cached pages of files.
-Sizes are of the files.
+Writing and reading run in processes of their own. *Appends*: messages of 1000 Pendulum samples, each one record with
+its stream's mark, into a memory that holds one million. The writer is then killed with SIGKILL in the midst of its
+appends. *Opening* is everything from the constructor to the first batch. *Sampling*: `for batch in memory`, from the
+system's page cache, in turn with a memory in RAM that holds as many. *RAM* is what the process holds itself beyond what
+it held before it opened the memory, without cached pages of files. Sizes are of the files.
 """
 
 from __future__ import annotations
