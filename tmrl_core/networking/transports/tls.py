@@ -368,6 +368,11 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             return
         self._flush()
         self._handshaken = True
+        if self._server_side and self._tls.session_reused:
+            # Its certificate was not looked at again. `server_context` grants no tickets, but of TLS 1.2 OpenSSL keeps
+            # sessions all the same, and `ssl` cannot tell it not to.
+            self._give_up(NetworkError("it resumed an earlier TLS session: who it is has to be proved anew"))
+            return
         self._connected(self._tls.getpeercert() if self._server_side else None)
 
     def _handshake_failed(self, exc: Exception) -> None:
