@@ -10,7 +10,7 @@ import pytest
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.delivery import StreamSender
-from tmrl_core.networking.framing import Kind, control_frame, cut
+from tmrl_core.networking.framing import FIRST, HEADER, LAST, Kind, control_frame
 from tmrl_core.networking.messages import (
     Ack,
     Blob,
@@ -283,7 +283,7 @@ def test_neither_samples_nor_weights_are_taken_from_it(wires: Wires) -> None:
     for kind in (Kind.DATA, Kind.WEIGHTS):
         observer, _ = wires.observer()
         server = wires.pairs[-1][1]
-        frame = next(cut(kind, b"", (b"x",), epoch=0, channel=0))
+        frame = HEADER.pack(1, kind, FIRST | LAST, 0, 0) + b"x"
         view = server.get_buffer()
         view[: len(frame)] = frame
         server.received(len(frame), wires.now)
