@@ -1,0 +1,69 @@
+"""Nothing received or read can run code: what could do that is not used in the package or its scripts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = [path for folder in ("tmrl_core", "scripts", "examples") for path in (ROOT / folder).rglob("*.py")]
+MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle"}
+CALLS = {"eval", "exec", "compile"}
+YAML = {"load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all", "Loader", "UnsafeLoader"}
+
+
+def faults(text: str) -> Iterator[str]:
+    """What a module uses that must not be."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in MODULES:
+                    yield f"line {node.lineno}: import {alias.name}"
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").split(".")[0] in MODULES:
+                yield f"line {node.lineno}: from {node.module}"
+            if node.module == "yaml" and YAML & {alias.name for alias in node.names}:
+                yield f"line {node.lineno}: from yaml"
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            words = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if name in CALLS:
+                yield f"line {node.lineno}: {name}"
+            elif name in ("torch.load", "th.load") and words.get("weights_only") != "True":
+                yield f"line {node.lineno}: torch.load without weights_only=True"
+            elif name in ("np.load", "numpy.load") and words.get("allow_pickle", "False") != "False":
+                yield f"line {node.lineno}: numpy.load with allow_pickle"
+            elif name.startswith("yaml.") and name.removeprefix("yaml.") in YAML:
+                yield f"line {node.lineno}: {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_that_runs_received_code_is_used(path: Path) -> None:
+    assert list(faults(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "import pickle as p, os",
+        "from marshal import loads",
+        "def f():\n    from cloudpickle import loads",
+        "eval('1')",
+        "import torch\ntorch.load('x')",
+        "import torch\ntorch.load('x', weights_only=False)",
+        "np.load('x', allow_pickle=True)",
+        "yaml.load('x', Loader=L)",
+        "from yaml import full_load",
+    ],
+)
+def test_each_would_be_noticed(text: str) -> None:
+    assert len(list(faults(text))) == 1
+
+
+def test_what_is_safe_is_not_complained_of() -> None:
+    text = "yaml.safe_load('x')\ntorch.load('x', weights_only=True)\nmodel.eval()\nre.compile('x')\nnp.load('x')"
+    assert list(faults(text)) == []
