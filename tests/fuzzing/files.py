@@ -153,7 +153,7 @@ class Segments(Target):
             for record in segment.records:
                 for array in record.arrays:
                     assert len(array) == record.rows
-                    array.sum()
+                    array.tobytes()
         else:
             view = memoryview(data)
             name, description, start = parse_head(view, "case")
@@ -170,7 +170,7 @@ class Segments(Target):
             if len(record.payload) == rows * row_format.row_bytes:
                 values = np.frombuffer(record.payload, np.uint8).reshape(rows, row_format.row_bytes)
                 for array in row_format.columns(values):
-                    array.sum()
+                    array.tobytes()
 
     def _open_log(self, data: bytes) -> None:
         folder = self._folder / "log"
@@ -271,7 +271,7 @@ class Checkpoints(Target):
         if which not in (b"1", b"2", b"3", b"4"):
             for array in parse_safetensors(data, Path("case")).values():
                 assert array.nbytes <= len(data)
-                array.sum()
+                array.tobytes()
             return
         files = {**self._files, which.decode(): data}
         body = files["1"]

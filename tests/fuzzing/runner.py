@@ -59,6 +59,7 @@ def targets() -> dict[str, Callable[[], Target]]:
     from tests.fuzzing.conversations import Conversations
     from tests.fuzzing.files import Checkpoints, Segments
     from tests.fuzzing.handshake import Handshakes
+    from tests.fuzzing.weights import Weights
     from tests.fuzzing.wire import Frames, Messages
 
     kinds: tuple[Any, ...] = (
@@ -67,6 +68,7 @@ def targets() -> dict[str, Callable[[], Target]]:
         Codec,
         Segments,
         Checkpoints,
+        Weights,
         Configuration,
         Conversations,
         Handshakes,
