@@ -90,9 +90,9 @@ def test_starving_needs_everything_still_for_the_whole_window() -> None:
     watch = StarvationWatch(longest_episode_s=1.0, clock=clock)
     waiting = Progress(samples=10, updates=5, lack="3 samples")
     assert not watch.starving(waiting, 1, 0)
-    clock.now = 9.9
+    clock.now = 59.9
     assert not watch.starving(waiting, 1, 0)
-    clock.now = 10.1
+    clock.now = 60.1
     assert watch.starving(waiting, 1, 0)
 
 
@@ -110,18 +110,25 @@ def test_anything_that_moves_starts_the_window_again(progress: Progress, version
     watch = StarvationWatch(longest_episode_s=0.0, clock=clock)
     waiting = Progress(samples=10, updates=5, lack="3 samples")
     watch.starving(waiting, 1, 0)
-    clock.now = 9.0
+    clock.now = 59.0
     assert not watch.starving(progress, versions, unacknowledged)
-    clock.now = 11.0
+    clock.now = 61.0
     assert not watch.starving(waiting, 1, 0)
+
+
+def test_a_trainer_that_gave_up_is_believed_at_once_but_not_before_everything_has_arrived() -> None:
+    watch = StarvationWatch(longest_episode_s=1.0, clock=Clock())
+    parting = Progress(samples=10, updates=5, lack="3 samples", gave_up=True)
+    assert not watch.starving(parting, 1, 4)
+    assert watch.starving(parting, 1, 0)
 
 
 def test_long_episodes_make_the_window_longer() -> None:
     clock = Clock()
-    watch = StarvationWatch(longest_episode_s=20.0, clock=clock)
+    watch = StarvationWatch(longest_episode_s=40.0, clock=clock)
     waiting = Progress(lack="samples")
     watch.starving(waiting, 0, 0)
-    clock.now = 59.0
+    clock.now = 119.0
     assert not watch.starving(waiting, 0, 0)
-    clock.now = 60.0
+    clock.now = 120.0
     assert watch.starving(waiting, 0, 0)

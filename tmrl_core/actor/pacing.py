@@ -92,8 +92,9 @@ class Brake:
 class StarvationWatch:
     """Notices that worker and trainer wait for each other, from the worker's side.
 
-    Another worker may still bring what the trainer lacks, so nothing at all must move for a while: longer than three of
-    the longest episodes seen here, and at least ten seconds.
+    The trainer, who hears of all workers, is the one to say that it gives up. Without that word another worker may
+    still bring what it lacks, once it has found back to the Server, so nothing at all must move for a while: longer
+    than three of the longest episodes seen here, and at least a minute.
 
     Args:
         longest_episode_s: how long the longest episode so far took, in seconds.
@@ -102,7 +103,7 @@ class StarvationWatch:
     """
 
     def __init__(
-        self, longest_episode_s: float, least_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+        self, longest_episode_s: float, least_s: float = 60.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._window_s = max(least_s, 3.0 * longest_episode_s)
         self._clock = clock
@@ -114,6 +115,8 @@ class StarvationWatch:
         if unacknowledged or not progress.lack:
             self._still = None
             return False
+        if progress.gave_up:
+            return True
         if self._still != (progress, versions):
             self._still = progress, versions
             self._since = self._clock()

@@ -26,8 +26,15 @@ SLICE_S = 0.2
 """Longest wait between two looks at whether to stop."""
 NETWORK_RECORD_S = 2.0
 """Seconds between two records of the network."""
-STARVED_S = 5.0
-"""Seconds for which the trainer and every worker must say that they wait before they are taken for starved."""
+STARVED_S = 12.0
+"""Seconds for which the trainer and every worker must say that they wait before they are taken for starved.
+
+Longer than a silent link lives, so that what a worker said that cannot be reached now is not taken for its last word.
+"""
+_SILENT_S = 10.0
+"""The life of a silent link for which that is enough."""
+AWAY_S = 30.0
+"""Seconds for which a worker whose link has gone is waited for: it may come back, with what is lacking."""
 REFUSALS_SAID = 100
 """How many different refusals are logged."""
 POLICY = "policy"
@@ -88,6 +95,9 @@ class RemoteInterface(TrainingInterface):
         self._phase = ""
         self._next_record = self._started
         self._starved_since: float | None = None
+        self._here: set[bytes] = set()
+        # Since when each stream has been gone; those of a checkpoint were here before this process.
+        self._away: dict[bytes, float] = dict.fromkeys(link.marks, self._started)
         self._stale_samples = 0
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -167,15 +177,25 @@ class RemoteInterface(TrainingInterface):
                 return True
         return False
 
+    def _somebody_is_away(self, now: float) -> bool:
+        here = {member.stream for member in self.link.members}
+        self._away.update(dict.fromkeys(self._here - here, now))
+        self._here = here
+        self._away = {
+            stream: since for stream, since in self._away.items() if stream not in here and now - since < AWAY_S
+        }
+        return bool(self._away)
+
     def _check_starvation(self) -> None:
+        now = self._clock()
+        away = self._somebody_is_away(now)
         waits = self.link.waits
-        if not (self.progress.lack and waits and all(text for _, text in waits)):
+        if away or not (self.progress.lack and waits and all(text for _, text in waits)):
             self._starved_since = None
             return
         # A policy that is on its way may still set a worker free, so it has to last.
-        now = self._clock()
         self._starved_since = now if self._starved_since is None else self._starved_since
-        if now - self._starved_since < STARVED_S:
+        if now - self._starved_since < STARVED_S + max(0.0, self.link.settings.silent_s - _SILENT_S):
             return
         # Workers take a trainer that goes without this word for one that was killed, and wait for the next.
         self.report(msgspec.structs.replace(self.progress, gave_up=True))

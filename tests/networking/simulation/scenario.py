@@ -109,6 +109,7 @@ class Scenario:
         everything = list(FAULTS)
         random.shuffle(everything)
         self.kinds = everything[: random.randint(KINDS, 9)]
+        self.others = list(FAULTS)
         self._pending = list(self.kinds)
         self._next_uid = 0
         self._sequence = 0
@@ -240,7 +241,7 @@ class Scenario:
         random = self.random
         kind = self._pending[-1] if self._pending else random.choice(self.kinds)
         if self.network.events >= EVENTS:
-            kind = random.choice(list(FAULTS))  # what was drawn cannot be done now
+            kind = random.choice(self.others)  # what was drawn cannot be done now
         if FAULTS[kind](self):
             self.network.note(6, len(kind))
             self.result.faults[kind] += 1
