@@ -46,6 +46,8 @@ class TlspyoTransport(Transport):
         max_buf_len: bytes read at once from the I/O process, at most.
         key_of_local_port: what the configuration calls `local_port`.
         start_s: seconds within which an I/O process must have started.
+        greeting_s: seconds within which a peer must have shown the password, to `serve`.
+        max_strangers: connections that have not, at a time; more are closed at once.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
@@ -64,6 +66,8 @@ class TlspyoTransport(Transport):
         max_buf_len: int = 4_096,
         key_of_local_port: str = "local_port",
         start_s: float = START_S,
+        greeting_s: float = 10.0,
+        max_strangers: int = 256,
     ) -> None:
         check_installed()
         if header_size not in _HEADER_SIZES:
@@ -82,6 +86,8 @@ class TlspyoTransport(Transport):
         self.read_bytes = min(max_buf_len, MAX_MESSAGE_BYTES)
         self.key_of_local_port = key_of_local_port
         self.start_s = start_s
+        self._greeting_s = greeting_s
+        self._max_strangers = max_strangers
         self.piece_bytes = piece_bytes(header_size, password)
 
     def __repr__(self) -> str:
@@ -135,7 +141,8 @@ class TlspyoTransport(Transport):
 
     def relay_settings(self, host: str, port: int) -> dict[str, Any]:
         """What the Relay's I/O process is told."""
-        return self.settings(role="relay", host=host, port=port, certificate=self._certificate, key=self._key)
+        settings = self.settings(role="relay", host=host, port=port, certificate=self._certificate, key=self._key)
+        return settings | {"greeting_s": self._greeting_s, "max_strangers": self._max_strangers}
 
     def process(
         self, settings: dict[str, Any], on_message: Any, on_lost: Callable[[], None], on_room: Callable[[], None]
@@ -217,7 +224,7 @@ class _LinkDriver(Driver):
     def _writable(self) -> bool:
         return not self._finishing and self._pieces.room and not self._full()
 
-    def _write(self, buffers: list[bytes | bytearray]) -> None:
+    def _write(self, buffers: list[bytes | bytearray | memoryview]) -> None:
         for piece in self._pieces.data(buffers):
             self._post(piece)
         for buffer in buffers:
@@ -294,8 +301,7 @@ class _PeerDriver(_LinkDriver):
         if command == "OBJ":
             self.arrived(content)
         elif command == "LOST":
-            self._reason = self._explain(*content)
-            self.abort()
+            self._give_up(self._explain(*content))
 
     def _opened(self) -> None:
         if not self.opened.done():
@@ -305,7 +311,11 @@ class _PeerDriver(_LinkDriver):
     def _refused(self, text: str) -> None:
         code, _, reason = text.partition("\n")
         advice = " Set TMRL_CORE_TOKEN, or copy the Server's credentials anew." if code == "password" else ""
-        self._reason = HandshakeError(f"{self._where} refuses this connection: {reason}.{advice}")
+        self._give_up(HandshakeError(f"{self._where} refuses this connection: {reason}.{advice}"))
+
+    def _give_up(self, reason: NetworkError) -> None:
+        if self._reason is None:  # what follows a reason is its consequence
+            self._reason = reason
         self.abort()
 
     def _explain(self, kind: str, text: str) -> NetworkError:

@@ -41,10 +41,7 @@ HUB = "hub"
 _TO_HUB = {HUB: -1}
 _GROUP = re.compile(r"p\.[0-9a-f]{32}")
 _PARENT_LOOK_S = 1.0
-_GREETING_S = 10.0
 _FLUSH_S = 1.0
-_MAX_STRANGERS = 128
-"""Connections that have not shown the password yet."""
 
 serialize = msgspec.msgpack.encode
 deserialize = msgspec.msgpack.decode
@@ -253,7 +250,7 @@ class _RelayFactory(ServerProtocolFactory):  # type: ignore[misc]
     noisy = False
 
     def buildProtocol(self, addr: Any) -> RelayProtocol | None:
-        if self.server.strangers >= _MAX_STRANGERS:
+        if self.server.strangers >= self.server.settings["max_strangers"]:
             return None
         return RelayProtocol(self.server, f"{addr.host}:{addr.port}")
 
@@ -266,6 +263,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         self.address = address
         self._prefix = self._header_size + self._len_password
         self._greeting: Any = None
+        self._flush: Any = None
         self._stranger = False
 
     def connectionMade(self) -> None:
@@ -273,12 +271,14 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         self.transport.setTcpNoDelay(True)
         self._stranger = True
         self._server.strangers += 1
-        self._greeting = reactor.callLater(_GREETING_S, self.transport.abortConnection)
+        self._greeting = reactor.callLater(self._server.settings["greeting_s"], self.transport.abortConnection)
         super().connectionMade()
 
     def connectionLost(self, reason: Failure) -> None:
         """The peer has gone."""
         self._known()
+        if self._flush is not None and self._flush.active():
+            self._flush.cancel()
         super().connectionLost(reason)
 
     def _known(self) -> None:
@@ -325,7 +325,8 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
     def close_soon(self) -> None:
         """Close when everything is sent, or soon in any case."""
         self.transport.loseConnection()
-        reactor.callLater(_FLUSH_S, self.transport.abortConnection)
+        if self._flush is None:
+            self._flush = reactor.callLater(_FLUSH_S, self.transport.abortConnection)
 
     def forward_obj_to_dest(self, obj: Any, dest: Any) -> None:
         """A broadcast to the hub goes to the parent; there is nothing else that a peer may send."""
@@ -361,6 +362,8 @@ class Peer(Client):  # type: ignore[misc]
             security=settings["security"],
         )
         self.pending_acks = Unacknowledged()
+        self.ended: list[str] | None = None
+        """Why the connection ended, as TLS knows it: the reactor knows of TCP only."""
 
     def run(self) -> None:
         """Connect to the parent, then to the Relay, and run the reactor."""
@@ -404,7 +407,7 @@ class _PeerFactory(TLSClientFactory):  # type: ignore[misc]
 
     # Without reconnecting: the parent decides that, and its next link has another group.
     def clientConnectionLost(self, connector: object, reason: Failure) -> None:
-        self._client.endpoint.tell(0, "LOST", _reason(reason))
+        self._client.endpoint.tell(0, "LOST", self._client.ended or _reason(reason))
 
     def clientConnectionFailed(self, connector: object, reason: Failure) -> None:
         self._client.endpoint.tell(0, "LOST", _reason(reason))
@@ -414,6 +417,10 @@ class _PeerProtocol(ClientProtocol):  # type: ignore[misc]
     def connectionMade(self) -> None:
         self.transport.setTcpNoDelay(True)
         super().connectionMade()
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._client.ended = _reason(reason)
+        super().connectionLost(reason)
 
     def send_ack(self, stamp: Any) -> None:
         """Nothing: the Server keeps nothing that it would be for."""

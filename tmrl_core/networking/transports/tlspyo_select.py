@@ -6,6 +6,7 @@ import os
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking import credentials, tlspyo_files
+from tmrl_core.networking.admission import AdmissionSettings
 from tmrl_core.networking.transports.tlspyo import TlspyoTransport
 from tmrl_core.networking.transports.tlspyo_process import check_installed
 
@@ -23,6 +24,7 @@ def tlspyo_transport(
     max_buf_len: int,
     role: str,
     hostname: str | None = None,
+    admission: AdmissionSettings | None = None,
 ) -> TlspyoTransport:
     """The transport for a Server, or for a client.
 
@@ -34,6 +36,7 @@ def tlspyo_transport(
         local_port, header_size, max_buf_len: as tlspyo has them.
         role: for the name of the setting of `local_port`.
         hostname: the name in the certificate that a client expects; None: tlspyo's usual one.
+        admission: bounds for connections that have not shown the password; their rate is not bounded here.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
@@ -50,6 +53,7 @@ def tlspyo_transport(
             f"there is no password for tlspyo: neither TMRL_CORE_TOKEN is set nor does {folder} hold "
             f"{tlspyo_files.PASSWORD}. Set the one of your Relay, or run `python -m tmrl_core --credentials create`."
         )
+    bounds = admission or AdmissionSettings()
     return TlspyoTransport(
         password=password,
         certificate=part.certificate if part is not None else None,
@@ -59,4 +63,6 @@ def tlspyo_transport(
         header_size=header_size,
         max_buf_len=max_buf_len,
         key_of_local_port=_KEY + role,
+        greeting_s=bounds.greeting_s,
+        max_strangers=bounds.max_unauthenticated,
     )
