@@ -190,6 +190,7 @@ def server_transport(
             header_size=header_size,
             max_buf_len=max_buf_len,
             role="server",
+            admission=admission,
         )
         # tlspyo has asked for its password already, and knows nothing of roles.
         return made, lambda hello, connection: None
