@@ -17,6 +17,8 @@ from tmrl_core.networking.messages import (
     Hello,
     OpenStream,
     Refused,
+    Resume,
+    Stored,
     decode_control,
 )
 from tmrl_core.networking.peers import WorkerConnection
@@ -265,6 +267,64 @@ def test_a_server_that_lost_its_spool_is_handed_everything_again_while_the_worke
     trainer.connect()
     network.settle(work=trainer)
     assert trainer.memory == worker.made
+
+
+def test_what_was_stored_counts_no_more_when_a_server_asks_for_it_again(
+    network: SpoolNetwork,
+) -> None:
+    worker = Worker(network, "a")
+    for _ in range(5):
+        worker.make(200_000)
+    worker.connect()
+    end(worker)
+    network.settle(until=lambda: worker.sender.settled)
+    network.restart_server(lose_spool=True)
+    worker.connect()
+    network.settle(until=lambda: worker.sender.active)
+    assert not worker.sender.settled, "what was stored went with the Server that had it"
+    assert worker.sender.samples_stored < 5
+
+
+def test_a_worker_that_has_ended_says_no_more_whatever_it_is_still_asked_for(network: SpoolNetwork) -> None:
+    worker = Worker(network, "a")
+    worker.make(10)
+    worker.connect()
+    end(worker)
+    network.settle(until=lambda: worker.sender.settled)
+    client = connection(worker)
+    client.end_streams()
+    # A Server that has been restarted meanwhile asks for everything, before it has heard of the end.
+    data = control_frame(Resume(0, 0, 7, 65_536))
+    view = client.get_buffer()
+    view[: len(data)] = data
+    client.received(len(data), network.now)
+    assert worker.sender.held_messages == 1
+    network.settle()
+    assert network.refused == []
+    assert network.relay.streams == {}
+
+
+def test_a_refusal_is_the_last_that_is_said_of_a_hand_over() -> None:
+    network = SpoolNetwork(spool_bytes=STREAM_COST_BYTES + 2 * 11_000)
+    told: list[Control] = []
+    stranger = network.relay.connection()
+    stranger.connected(Identity("stranger"), network.now)
+    messages = b"".join(message(number, 10_000) for number in range(3))
+    for data in (control_frame(HELLO), control_frame(OPEN), control_frame(HandOver(0)), messages):
+        while data:
+            view = stranger.get_buffer()
+            n = min(len(view), len(data))
+            view[:n] = data[:n]
+            data = data[n:]
+            stranger.received(n, network.now)
+    reader = FrameReader()
+    for buffer in stranger.to_send(network.now):
+        reader.get_buffer()[: len(buffer)] = buffer
+        reader.received(len(buffer))
+        told += [decode_control(frame.payload) for frame in reader.take()]
+    stored = [what for what in told if isinstance(what, Stored)]
+    assert [what.next for what in stored] == [2]
+    assert stored[0].refusal
 
 
 def test_a_trainer_killed_before_it_committed_gets_the_spooled_samples_again(network: SpoolNetwork) -> None:

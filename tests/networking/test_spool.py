@@ -10,6 +10,7 @@ import queue
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -464,6 +465,47 @@ def test_a_worker_whose_samples_the_disk_does_not_take_keeps_them_and_is_told_wh
     trainer.connect()
     network.settle(work=trainer)
     assert trainer.memory == worker.made
+    network.spool.close()
+
+
+class SlowDisk(FileCalls):
+    """A disk on which nothing is written until `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer]) -> int:
+        self.go.wait(DEADLINE_S)
+        return super().write(descriptor, buffers)
+
+
+def test_a_slow_disk_holds_up_nobody_else_and_takes_no_more_than_the_credit(tmp_path: Path) -> None:
+    calls = SlowDisk()
+    network = SpoolNetwork(budget_bytes=4 << 20)
+    thread = Thread()
+    network.new_spool = lambda: DiskSpool(tmp_path, 64 << 20, post=thread.posted.put, calls=calls)
+    network.restart_server(lose_spool=True)
+    ending, live, trainer = Worker(network, "a", run="other"), Worker(network, "b"), Trainer(network)
+    for _ in range(60):
+        ending.make(200_000)
+    ending.connect()
+    live.connect()
+    trainer.connect()
+    end(ending)
+    network.settle()
+    assert 0 < network.relay.queued_bytes <= 4 << 20, "and no more than that is in memory"
+    assert ending.sender.samples_stored == 0, "stored means in the file"
+    for _ in range(20):
+        live.make(50_000)
+    network.settle(until=lambda: len(trainer.memory) == 20, work=trainer)
+    calls.go.set()
+    deadline = time.monotonic() + DEADLINE_S
+    while not ending.sender.settled:
+        assert time.monotonic() < deadline
+        network.step()
+        while not thread.posted.empty():
+            thread.posted.get()()
+    assert network.relay.queued_bytes == 0
     network.spool.close()
 
 
