@@ -274,10 +274,20 @@ class Scenario:
                 self.checker.audit(network.relay, self.workers)
             if network.now > 1_000:
                 raise Violation("the scenario does not come to an end")
+        self.finish()
+        return result
+
+    def finish(self) -> None:
+        """Peace, and the checks that everybody has caught up and nothing is missing.
+
+        Raises:
+            Violation: it is not so.
+        """
+        network = self.network
         self.make_peace()
         began = network.now
         caught_up = network.run(self.caught_up, CAUGHT_UP_S)
-        result.caught_up_s = network.now - began
+        self.result.caught_up_s = network.now - began
         if not caught_up:
             raise Violation(f"not caught up {CAUGHT_UP_S:g} s after the last fault: {self.lagging()}")
         self.checker.audit(network.relay, self.workers)
@@ -288,7 +298,6 @@ class Scenario:
             self.checker.finished(worker, memory, elsewhere, forgotten)
         if network.relay.queued_bytes:
             raise Violation(f"{network.relay.queued_bytes} bytes are left at the relay")
-        return result
 
     def fill(self) -> None:
         """What the result says of the run so far."""
