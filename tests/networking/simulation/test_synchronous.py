@@ -17,7 +17,7 @@ from tmrl_core.networking.peers import Member
 from tmrl_core.networking.relay import RelaySettings
 from tmrl_core.training.remote import AWAY_S, STARVED_S, RemoteInterface
 
-SEEDS, SEEDS_FULL = 60, 1_000
+SEEDS, SEEDS_FULL = 60, 600
 
 
 def test_it_goes_on_or_says_why_not(full: bool) -> None:
