@@ -22,28 +22,25 @@ rows up to the damage are let go: the memory then holds fewer, and says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from tmrl_core.errors import CheckpointError, CodecError, StorageError
-from tmrl_core.samples import decode_value, encode_value
-from tmrl_core.storage import MAX_NOTE_BYTES, OS, FileCalls, FolderLock, Record, RecordLog, SegmentReader
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.storage import OS, FileCalls, FolderLock, Record, RecordLog, SegmentReader
 from tmrl_core.storage.format import scan
 from tmrl_core.training.layout import Array, Column, RowLayout
+from tmrl_core.training.row_table import RowTable
 from tmrl_core.training.rows import Rows
 from tmrl_core.training.segments import RowFormat, parse_rows_note, rows_note
+from tmrl_core.training.stream_states import Changes, StreamStates, decoded, encoded
 
 logger = logging.getLogger(__name__)
 
 FORMAT_NAME = "replay memory"
-MAX_STREAMS = 4096
-"""Streams whose state is kept; the longest silent one is forgotten first."""
-MAX_TAILS_BYTES = 32 << 20
-"""Last rows of streams that one note holds; beyond it the longest silent stream's open episode will have a gap."""
 MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
 CHECKED_AT_ONCE = 256 << 10
@@ -51,105 +48,6 @@ CHECKED_AT_ONCE = 256 << 10
 _UNIT = 8
 _NUMBER_SHIFT = 32
 """An address is a file's number and, in the lower bits, a place in it in units of 8 bytes."""
-
-Changes = dict[str, dict[Any, Any]]
-
-
-class StreamStates:
-    """What the log says beside rows: where streams of samples stand, and a few values.
-
-    Attributes:
-        marks: per stream, its next message's number and position.
-        tails: per stream whose episode is open: episode, step and observation (a tree of arrays [1, ...]) of its last
-            row.
-        values: counters and the like.
-    """
-
-    def __init__(self) -> None:
-        self.marks: dict[bytes, list[int]] = {}
-        self.tails: dict[bytes, list[Any]] = {}
-        self.values: dict[str, Any] = {}
-
-    def apply(self, changes: Mapping[str, Mapping[Any, Any]]) -> None:
-        """Take over what has changed; a tail that is None has ended."""
-        for name, held in (("marks", self.marks), ("tails", self.tails)):
-            for stream, value in changes.get(name, {}).items():
-                held.pop(stream, None)  # the one that changed last stands last
-                if value is not None:
-                    held[stream] = list(value)
-            while len(held) > MAX_STREAMS:
-                del held[next(iter(held))]
-        self.values.update(changes.get("values", {}))
-
-    def whole(self) -> Changes:
-        """All of it, as changes."""
-        return {"marks": self.marks, "tails": self.tails, "values": self.values}
-
-
-def _encoded(changes: Changes) -> bytes:
-    """As bytes that fit a note."""
-    tails = changes.get("tails", {})
-    size = 0
-    kept = {}
-    for stream, tail in reversed(list(tails.items())):
-        size += 0 if tail is None else _tree_bytes(tail[2])
-        kept[stream] = tail if size <= MAX_TAILS_BYTES else None
-    return encode_value({**changes, "tails": dict(reversed(kept.items()))})
-
-
-def _tree_bytes(tree: Any) -> int:
-    if isinstance(tree, dict):
-        return sum(map(_tree_bytes, tree.values()))
-    if isinstance(tree, tuple):
-        return sum(map(_tree_bytes, tree))
-    return int(tree.nbytes)
-
-
-def _decoded(data: bytes) -> Changes:
-    try:
-        changes = decode_value(data, max_bytes=MAX_NOTE_BYTES) if data else {}
-    except CodecError as exc:
-        raise StorageError(f"a note of the replay memory cannot be read: {exc}") from exc
-    if not isinstance(changes, dict) or not all(isinstance(value, dict) for value in changes.values()):
-        raise StorageError("a note of the replay memory is not what this version writes")
-    return changes
-
-
-class _Table:
-    """Where the rows of each record begin: 16 bytes a record."""
-
-    def __init__(self) -> None:
-        self._arrays = np.zeros((2, 64), np.int64)
-        self._start = self._stop = 0
-
-    def add(self, first_row: int, base: int) -> None:
-        if self._stop == self._arrays.shape[1]:
-            kept = self._stop - self._start
-            arrays = np.zeros((2, max(64, 2 * kept)), np.int64)
-            arrays[:, :kept] = self._arrays[:, self._start : self._stop]
-            self._arrays, self._start, self._stop = arrays, 0, kept
-        self._arrays[:, self._stop] = first_row, base
-        self._stop += 1
-
-    def clear(self) -> None:
-        self._start = self._stop = 0
-
-    def drop_before(self, first_row: int) -> None:
-        """Forget records that begin before a row."""
-        self._start += int(np.searchsorted(self.first_rows, first_row))
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    @property
-    def first_rows(self) -> Array:
-        return self._arrays[0, self._start : self._stop]
-
-    def addresses(self, index: Array, row_units: int) -> Array:
-        """Of absolute indices that are there."""
-        record = np.searchsorted(self.first_rows, index, "right") - 1
-        address: Array = self._arrays[1, self._start + record] + index * row_units
-        return address
 
 
 class _Segment:
@@ -194,7 +92,7 @@ class DiskRows(Rows):
         self.lost_rows = 0
         self._began: int | None = None
         self._format: RowFormat | None = None
-        self._table = _Table()
+        self._table = RowTable()
         self._segments: dict[int, _Segment] = {}
         self._staged: list[tuple[int, Array, list[Array]]] = []
         self._lock = FolderLock(folder, "the replay memory")
@@ -250,7 +148,7 @@ class DiskRows(Rows):
             if segment is None:
                 segment = self._segments[number] = _Segment(first_row)
             if newest:
-                self.states.apply(_decoded(rest))
+                self.states.apply(decoded(rest))
             self._note_record(number, segment, record, rows)
         if segment is not None:
             segment.reader = reader
@@ -338,7 +236,7 @@ class DiskRows(Rows):
         self._log.segment_bytes = min(max(self.capacity * self._row_bytes // 8, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
 
     def _snapshot(self) -> bytes:
-        return rows_note(self.readable, 0, _encoded(self.states.whole()))
+        return rows_note(self.readable, 0, encoded(self.states.whole()))
 
     @property
     def staged(self) -> int:
@@ -372,7 +270,7 @@ class DiskRows(Rows):
             StorageError: it cannot be written for another reason; likewise.
         """
         rows = self.staged
-        note = rows_note(self.readable, rows, _encoded(changes))
+        note = rows_note(self.readable, rows, encoded(changes))
         place = self._log.append(note, [block.data for _, block, _ in self._staged])
         segment = self._segments.setdefault(place.number, _Segment(self.readable))
         segment.end = place.end

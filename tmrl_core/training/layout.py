@@ -11,6 +11,7 @@ A column is a slice of its group's row, and a batch's columns are views of what 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples.carriable import DTYPES
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -188,7 +190,13 @@ def _describe(spec: TreeSpec) -> dict[str, Any]:
 
 
 def _undescribe(description: dict[str, Any]) -> TreeSpec:
-    leaves = tuple(Leaf(path, np.dtype(dtype), tuple(shape)) for path, dtype, shape in description["leaves"])
+    # A table, not `np.dtype(name)`: that would parse whatever stands in the file.
+    leaves = tuple(
+        Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
+        for path, dtype, shape in description["leaves"]
+    )
+    if any(size < 0 for leaf in leaves for size in leaf.shape):
+        raise ValueError("a shape with a negative size")
     return TreeSpec(description["shape"], leaves)
 
 

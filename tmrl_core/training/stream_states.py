@@ -1,0 +1,106 @@
+"""Where streams of samples stand: what a memory on disk writes beside rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import CodecError, StorageError
+from tmrl_core.samples import decode_value, encode_value
+from tmrl_core.storage import MAX_NOTE_BYTES
+
+MAX_STREAMS = 4096
+"""Streams whose state is kept; the longest silent one is forgotten first."""
+MAX_TAILS_BYTES = 32 << 20
+"""Last rows of streams that one note holds; beyond it the longest silent stream's open episode will have a gap."""
+
+_MOST = 1 << 62
+"""No stream comes to so many messages, samples or episodes."""
+
+Changes = dict[str, dict[Any, Any]]
+
+
+class StreamStates:
+    """What the log says beside rows: where streams of samples stand, and a few values.
+
+    Attributes:
+        marks: per stream, its next message's number and position.
+        tails: per stream whose episode is open: episode, step and observation (a tree of arrays [1, ...]) of its last
+            row.
+        values: counters and the like.
+    """
+
+    def __init__(self) -> None:
+        self.marks: dict[bytes, list[int]] = {}
+        self.tails: dict[bytes, list[Any]] = {}
+        self.values: dict[str, Any] = {}
+
+    def apply(self, changes: Mapping[str, Mapping[Any, Any]]) -> None:
+        """Take over what has changed; a tail that is None has ended."""
+        for name, held in (("marks", self.marks), ("tails", self.tails)):
+            for stream, value in changes.get(name, {}).items():
+                held.pop(stream, None)  # the one that changed last stands last
+                if value is not None:
+                    held[stream] = list(value)
+            while len(held) > MAX_STREAMS:
+                del held[next(iter(held))]
+        self.values.update(changes.get("values", {}))
+
+    def whole(self) -> Changes:
+        """All of it, as changes."""
+        return {"marks": self.marks, "tails": self.tails, "values": self.values}
+
+
+def encoded(changes: Changes) -> bytes:
+    """As bytes that fit a note."""
+    tails = changes.get("tails", {})
+    size = 0
+    kept = {}
+    for stream, tail in reversed(list(tails.items())):
+        size += 0 if tail is None else _tree_bytes(tail[2])
+        kept[stream] = tail if size <= MAX_TAILS_BYTES else None
+    return encode_value({**changes, "tails": dict(reversed(kept.items()))})
+
+
+def _tree_bytes(tree: Any) -> int:
+    if isinstance(tree, dict):
+        return sum(map(_tree_bytes, tree.values()))
+    if isinstance(tree, tuple):
+        return sum(map(_tree_bytes, tree))
+    return int(tree.nbytes)
+
+
+def decoded(data: bytes) -> Changes:
+    """Undo `encoded`.
+
+    Raises:
+        StorageError: it is not what `encoded` makes.
+    """
+    try:
+        changes = decode_value(data, max_bytes=MAX_NOTE_BYTES) if data else {}
+    except CodecError as exc:
+        raise StorageError(f"a note of the replay memory cannot be read: {exc}") from exc
+    if not isinstance(changes, dict) or not all(isinstance(value, dict) for value in changes.values()):
+        raise StorageError("a note of the replay memory is not what this version writes")
+    for name, (length, whole) in {"marks": (2, 2), "tails": (3, 2)}.items():
+        for stream, value in changes.get(name, {}).items():
+            # What is kept of a stream: whole numbers, then (of a tail) a tree of arrays.
+            right = value is None or (
+                isinstance(value, list | tuple)
+                and len(value) == length
+                and all(type(number) is int and 0 <= number < _MOST for number in value[:whole])
+                and all(_is_tree(tree) for tree in value[whole:])
+            )
+            if not isinstance(stream, bytes) or not right:
+                raise StorageError(f"a note of the replay memory says of a stream's {name} what they cannot be")
+    return changes
+
+
+def _is_tree(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return all(map(_is_tree, tree.values()))
+    if isinstance(tree, tuple):
+        return all(map(_is_tree, tree))
+    return isinstance(tree, np.ndarray)
