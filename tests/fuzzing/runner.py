@@ -59,6 +59,7 @@ def targets() -> dict[str, Callable[[], Target]]:
     from tests.fuzzing.conversations import Conversations
     from tests.fuzzing.files import Checkpoints, Segments
     from tests.fuzzing.handshake import Handshakes
+    from tests.fuzzing.kept import Kept
     from tests.fuzzing.weights import Weights
     from tests.fuzzing.wire import Frames, Messages
 
@@ -68,6 +69,7 @@ def targets() -> dict[str, Callable[[], Target]]:
         Codec,
         Segments,
         Checkpoints,
+        Kept,
         Weights,
         Configuration,
         Conversations,

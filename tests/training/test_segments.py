@@ -15,6 +15,7 @@ from tmrl_core.training.segments import (
     gather_rows,
     parse_rows_note,
     read_segment,
+    rows_note,
 )
 
 
@@ -116,3 +117,9 @@ def test_a_record_that_speaks_of_no_rows_counts_as_damage(tmp_path: Path) -> Non
     assert (len(segment.records), segment.good_bytes) == (1, good)
     with pytest.raises(StorageError, match="note of 5 bytes"):
         parse_rows_note(b"short")
+
+
+def test_a_row_number_that_no_memory_comes_to_is_refused() -> None:
+    assert parse_rows_note(rows_note(1 << 62, 3)) == (1 << 62, 3, b"")
+    with pytest.raises(StorageError, match="no memory comes to"):
+        parse_rows_note(rows_note((1 << 62) + 1, 3))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.errors import StorageError
+from tmrl_core.networking.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.relay.spool import About, Spool, SpooledMessage, SpooledStream
 from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader
 from tmrl_core.storage.files import Sync
@@ -35,6 +36,10 @@ _NOTE = struct.Struct("<BQQQI")
 _MESSAGE = 1
 _END = 2
 """The worker has ended in order; no payload."""
+_MOST_NUMBER = 1 << 62
+"""As at the relay: no stream comes to so many messages or samples."""
+_MOST_CHARACTERS = 200
+"""Of a run's or a worker's name, as at the relay."""
 _OPEN_FILES = 32
 _JOIN_S = 30.0
 
@@ -268,7 +273,7 @@ class DiskSpool(Spool):
 def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:
     """Note, length of the payload and where it begins, of each record; holds on to none of them."""
     for record in reader.records():
-        if len(record.note) == _NOTE.size:
+        if len(record.note) == _NOTE.size and max(_NOTE.unpack(record.note)[1:4]) < _MOST_NUMBER:
             yield record.note, len(record.payload), record.payload_offset
 
 
@@ -285,11 +290,17 @@ def _about(format_name: str, description: Any, path: Path) -> About:
     if format_name != FORMAT:
         raise StorageError(f"{path} holds records of the kind {format_name!r}, not {FORMAT!r}")
     try:
-        return About(
+        about = About(
             bytes.fromhex(description["stream"]),
             str(description["run"]),
             str(description["name"]),
             base64.b64decode(description["signature"]),
         )
+        # What a stream that a worker opens may be, so that a trainer can be told of this one.
+        if len(about.stream) != 16 or path.stem != about.stream.hex():
+            raise ValueError("another stream")
+        if max(len(about.run), len(about.name)) > _MOST_CHARACTERS or len(about.signature) > MAX_SIGNATURE_BYTES:
+            raise ValueError("too long")
+        return about
     except (TypeError, KeyError, ValueError) as exc:
         raise StorageError(f"{path}: its head does not say whose messages these are") from exc

@@ -29,6 +29,9 @@ FORMAT_NAME = "replay rows"
 RECORD_BYTES = 1 << 20
 """Checkpoints are written in records of about this size, so that neither a call nor a torn tail is large."""
 
+MAX_FIRST_ROW = 1 << 62
+"""Row numbers stay within int64, and sums of them with counts."""
+
 _NOTE = struct.Struct("<QI")
 
 
@@ -46,6 +49,8 @@ def parse_rows_note(note: bytes) -> tuple[int, int, bytes]:
     if len(note) < _NOTE.size:
         raise StorageError(f"a note of {len(note)} bytes speaks of no replay rows")
     first_row, rows = _NOTE.unpack_from(note)
+    if first_row > MAX_FIRST_ROW:
+        raise StorageError(f"a note speaks of replay row {first_row}, which no memory comes to")
     return first_row, rows, note[_NOTE.size :]
 
 

@@ -1,0 +1,62 @@
+"""Files in the spool's folder that no Server of ours has written: they are set aside, not believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tmrl_core.networking.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.spool_files import _NOTE, FORMAT, DiskSpool
+from tmrl_core.storage import SegmentFile
+
+STREAM = b"s" * 16
+ABOUT = {"stream": STREAM.hex(), "run": "run", "name": "robot7", "signature": ""}
+
+
+def write(folder: Path, about: dict[str, Any], *notes: bytes, name: str = STREAM.hex()) -> Path:
+    path = folder / f"{name}.seg"
+    file = SegmentFile.create(path, FORMAT, about)
+    for note in notes:
+        file.append(note, [bytes(50)])
+    file.close()
+    return path
+
+
+def found(folder: Path) -> dict[bytes, list[int]]:
+    spool = DiskSpool(folder, 1 << 20)
+    streams = {stream: [message.number for message in kept.messages] for stream, kept in spool.streams.items()}
+    spool.close()
+    return streams
+
+
+def test_what_was_left_is_found(tmp_path: Path) -> None:
+    write(tmp_path, ABOUT, _NOTE.pack(1, 3, 0, 30, 10), _NOTE.pack(1, 4, 0, 40, 10))
+    assert found(tmp_path) == {STREAM: [3, 4]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stream": "00"},
+        {"stream": (b"t" * 16).hex()},
+        {"stream": "no digits"},
+        {"name": "x" * 201},
+        {"run": "x" * 201},
+        {"signature": "A" * 4 * (MAX_SIGNATURE_BYTES // 3 + 1)},
+        {"signature": 3},
+    ],
+)
+def test_a_file_that_says_what_no_worker_may_say_is_set_aside(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = write(tmp_path, {**ABOUT, **change}, _NOTE.pack(1, 0, 0, 0, 10))
+    assert found(tmp_path) == {}
+    assert not path.exists()
+    assert path.with_name(path.name + ".damaged").exists()
+
+
+def test_numbers_that_no_stream_comes_to_are_passed_over(tmp_path: Path) -> None:
+    write(
+        tmp_path, ABOUT, _NOTE.pack(1, 0, 0, 0, 10), _NOTE.pack(1, 1 << 63, 0, 0, 10), _NOTE.pack(1, 1, 0, 1 << 62, 9)
+    )
+    assert found(tmp_path) == {STREAM: [0]}
