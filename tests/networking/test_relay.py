@@ -458,6 +458,28 @@ def test_who_sends_little_is_among_the_next_however_many_send_much() -> None:
     assert trainer.memory.index(little.made[-1]) - taken < 8
 
 
+def test_who_asks_for_little_credit_does_not_wait_behind_all_who_ask_for_much() -> None:
+    network = Network(budget_bytes=4 << 20)
+    greedy, trainer = [Worker(network, f"greedy{i}") for i in range(12)], Trainer(network, inbox_bytes=1 << 20)
+    little = Worker(network, "little")
+    for worker in (*greedy, little):
+        worker.connect()
+        worker.make(100)
+    trainer.connect()
+    network.settle(until=lambda: len(trainer.memory) == 13, work=trainer)
+    for worker in greedy:
+        for _ in range(9):
+            worker.make(300_000)
+    relay = network.relay
+    network.settle(until=lambda: len(relay._wants) > 5 and len(trainer.memory) > 60, work=trainer)
+    little.make(100_000)  # more than the standing credit
+    taken = len(trainer.memory)
+    network.settle(until=lambda: little.made[-1] in trainer.memory, work=trainer)
+    # What is under way, and what makes room in the budget for it.
+    assert trainer.memory.index(little.made[-1]) - taken < 8
+    network.settle(until=lambda: len(trainer.memory) == 13 + 1 + 12 * 9, work=trainer)
+
+
 def test_the_latest_weights_reach_everyone_and_versions_never_go_back(network: Network) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()

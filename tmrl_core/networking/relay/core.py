@@ -8,8 +8,8 @@ queueing, Goyal et al. 1996), a message at a time, as the trainer's credit allow
 equal shares, and who sends little need not wait for a round of theirs.
 
 All memory for samples comes out of one pool of `budget_bytes`. A stream reserves from it what it may send and has not
-forwarded: a small standing credit, and what it asked for with `Want`. Wants are granted whole and in the order of their
-arrival; since a worker sends only messages that fit its credit whole, every reserved byte belongs to a message that
+forwarded: a small standing credit, and what it asked for with `Want`. Wants are granted whole, in the streams'
+turns; since a worker sends only messages that fit its credit whole, every reserved byte belongs to a message that
 will be complete, and the pool cannot be filled with fragments that wait for each other.
 
 Weights are kept as the frames to send, once for all workers. Everything else that the trainer says to workers is a last
@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush, heapreplace
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from tmrl_core.errors import RemoteProtocolError
@@ -146,6 +147,8 @@ class Relay:
         self._turn = 0
         """Of the message that was begun last: so many bytes have been passed on for whoever sent all the time."""
         self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
+        self._short_bytes = 0
+        """What the first of those that want credit lacked when it was looked at last: less need not be looked at."""
         self._report: Report | None = None
         self._direct_all: Direct | None = None
         self._lasting: OrderedDict[str, Direct] = OrderedDict()
@@ -389,6 +392,7 @@ class Relay:
             stream.worker.streams.pop(stream.channel, None)
             stream.worker = None
         self._wants.pop(stream.id, None)
+        self._short_bytes = 0
         stream.partial = []
         kept = self._stream_queued(stream)
         self.reserved_bytes -= stream.reserved - kept
@@ -437,6 +441,7 @@ class Relay:
         stream.standing = 0
         stream.active = False
         self._wants.pop(stream.id, None)
+        self._short_bytes = 0
 
     def worker_left(self, connection: RelayConnection) -> None:
         """A worker's link is gone. What it had delivered whole still goes to the trainer."""
@@ -569,6 +574,7 @@ class Relay:
         if message.total > stream.wanted:
             stream.wanted = message.total
             self._wants.setdefault(stream.id, stream)
+            self._short_bytes = 0
             self.grant()
 
     def waits(self, connection: RelayConnection, message: Waits) -> None:
@@ -582,14 +588,21 @@ class Relay:
             self.trainer.put(("waits", stream.trainer_channel), Waits(stream.trainer_channel, stream.waits))
 
     def grant(self) -> None:
-        """Give credit to those who asked, in the order in which they asked, as far as the pool reaches."""
-        for stream in list(self._wants.values()):
+        """Give credit to those who asked, by whose turn it is, as far as the pool reaches.
+
+        Who waits keeps its turn while those that are served lose theirs, so nobody is passed over for ever.
+        """
+        if self.settings.budget_bytes - self.reserved_bytes < self._short_bytes:
+            return
+        self._short_bytes = 0
+        for stream in sorted(self._wants.values(), key=attrgetter("turn")):
             need = stream.wanted - stream.limit
             if need > 0:
                 over = stream.wanted - stream.forwarded > self.settings.window_bytes
                 if over and stream.limit - stream.forwarded > stream.standing:
                     continue  # it has its share; asked again when something of it has been forwarded
                 if need > self.settings.budget_bytes - self.reserved_bytes:
+                    self._short_bytes = need
                     return  # those behind wait too, so that a large want is not passed over for ever
                 stream.limit += need
                 self.reserved_bytes += need
