@@ -76,6 +76,7 @@ def test_a_torn_tail_is_cut_wherever_it_ends(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         file = SegmentFile.open(path)
         assert (file.bytes, file.torn_bytes) == (good, length - good)
+        assert path.stat().st_size == good
         file.append(b"three")
         file.close()
         assert notes(path) == [b"one", b"three"]

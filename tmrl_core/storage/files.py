@@ -158,7 +158,6 @@ class SegmentFile:
             opened.torn_bytes = os.fstat(descriptor).st_size - good_bytes
             if opened.torn_bytes:
                 calls.truncate(descriptor, good_bytes)
-                opened._dirty = True
         except OSError as exc:
             raise storage_error(f"{path} cannot be opened for writing", exc) from exc
         return opened
