@@ -21,6 +21,8 @@ from tmrl_core.networking.relay import Relay, RelaySettings
 CONNECT_TIMEOUT_S = 10.0
 CLOCK_S = 1e-4
 """How late a timer fires: what rounding may hide."""
+_LOOK_STEPS = 8
+"""Steps between two looks at what is waited for."""
 SERVER, CLIENT = Identity("server"), Identity("client")
 
 
@@ -315,9 +317,10 @@ class Network:
         """Go on until it holds; False: it did not within so much simulated time."""
         end = self.now + limit_s
         while not until():
-            if not self._heap or self._heap[0][0] > end:
-                return False
-            self.step()
+            for _ in range(_LOOK_STEPS):
+                if not self._heap or self._heap[0][0] > end:
+                    return until()
+                self.step()
         return True
 
     def note(self, kind: int, value: int) -> None:

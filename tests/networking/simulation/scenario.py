@@ -346,6 +346,9 @@ class Scenario:
         state = trainer.state
         if trainer.busy or not trainer.linked or state.to_acknowledge or self.spooled():
             return False
+        relay, alive = self.network.relay, len(self.living())
+        if {len(relay.streams), len(relay.workers), len(state.members)} != {alive}:
+            return False  # somebody is taken for alive who is not, or the other way round
         for worker in self.workers:
             if worker.alive and not (
                 worker.linked
@@ -367,6 +370,12 @@ class Scenario:
         """Who has not caught up, and how."""
         trainer = self.trainer
         words = [] if trainer.linked else ["the trainer is not linked"]
+        relay, alive = self.network.relay, len(self.living())
+        if {len(relay.streams), len(relay.workers), len(trainer.state.members)} != {alive}:
+            words.append(
+                f"of {alive} workers the relay knows {len(relay.workers)} and {len(relay.streams)} streams, and the "
+                f"trainer {len(trainer.state.members)}"
+            )
         if self.spooled():
             words.append(f"the spool keeps {self.spooled()} streams")
         if trainer.busy:
