@@ -44,7 +44,7 @@ def limit_memory() -> None:
 
 def piece(name: str, seed: int, cases: int | None, seconds: float | None) -> runner.Report:
     """Some cases of one target; runs in a process of its own."""
-    target = runner.targets()[name]()
+    target = runner.make(name)
     try:
         limit_memory()
         return runner.run(
@@ -60,7 +60,7 @@ def work_piece(item: tuple[str, int, int | None, float | None]) -> runner.Report
 
 def replay(path: Path) -> int:
     name, case = runner.load(path)
-    target = runner.targets()[name]()
+    target = runner.make(name)
     try:
         finding = runner.attempt(target, case)
     finally:
@@ -86,7 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=None, help="so many, shared out among the targets")
     parser.add_argument("--minutes", type=float, default=None, help="or for so long, the same time for each target")
-    parser.add_argument("--target", action="append", choices=list(runner.targets()), help="only this; may be repeated")
+    parser.add_argument("--target", action="append", choices=list(runner.TARGETS), help="only this; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default: 2)")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), metavar="FOLDER")
@@ -96,7 +96,7 @@ def main() -> int:
         return replay(options.replay)
     if (options.cases is None) == (options.minutes is None):
         parser.error("say either --cases or --minutes")
-    names = options.target or list(runner.targets())
+    names = options.target or list(runner.TARGETS)
     work: list[tuple[str, int, int | None, float | None]] = []
     if options.cases is not None:
         for name, cases in runner.shares(options.cases, names).items():

@@ -53,7 +53,6 @@ class Codec(Target):
     """Messages of samples, compressed and not, and values."""
 
     name = "codec"
-    weight = 20
     allowed = (CodecError,)
 
     def __init__(self) -> None:

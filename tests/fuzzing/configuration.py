@@ -38,7 +38,6 @@ class Configuration(Target):
     """Text to a checked configuration."""
 
     name = "config"
-    weight = 1
     allowed = (ConfigError,)
 
     def __init__(self) -> None:

@@ -255,7 +255,6 @@ class Conversations(Target):
     """The Server's, a worker's and a trainer's end, fed with conversations that were right once."""
 
     name = "connection"
-    weight = 6
     allowed = ()
 
     def make(self, mutator: Mutator) -> bytes:

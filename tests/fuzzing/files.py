@@ -115,7 +115,6 @@ class Segments(Target):
     """Files of records: as bytes, as replay rows, and as a log that is opened."""
 
     name = "segments"
-    weight = 10
     allowed = (CheckpointError, StorageError)
 
     def __init__(self) -> None:
@@ -207,7 +206,6 @@ class Checkpoints(Target):
     """Folders of checkpoints: arrays, state, manifest and rows."""
 
     name = "checkpoints"
-    weight = 8
     allowed = (CheckpointError,)
 
     def __init__(self) -> None:

@@ -110,7 +110,6 @@ class Handshakes(Target):
     """A Server's end of a socket that has just been accepted."""
 
     name = "handshake"
-    weight = 2
     allowed = (CredentialsError,)
 
     def __init__(self) -> None:

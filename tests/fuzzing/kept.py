@@ -21,7 +21,6 @@ class Kept(Target):
     """One file in the folder of a spool (first byte even) or of a replay memory (odd)."""
 
     name = "kept"
-    weight = 2
     allowed = (StorageError, CheckpointError)
 
     def __init__(self) -> None:

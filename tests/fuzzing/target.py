@@ -15,8 +15,6 @@ class Target(ABC):
     """
 
     name = ""
-    weight = 1
-    """Share of the cases, when all targets are run."""
     allowed: tuple[type[Exception], ...] = ()
     """The documented errors."""
 

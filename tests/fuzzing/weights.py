@@ -18,7 +18,6 @@ class Weights(Target):
     """Bytes as the weights of a policy, which stays as it was if they are none."""
 
     name = "weights"
-    weight = 6
     allowed = (WeightsError,)
 
     def __init__(self) -> None:

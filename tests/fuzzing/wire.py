@@ -87,7 +87,6 @@ class Frames(Target):
     """Bytes as frames."""
 
     name = "frames"
-    weight = 30
     allowed = (RemoteProtocolError,)
 
     def __init__(self) -> None:
@@ -143,7 +142,6 @@ class Messages(Target):
     """The payload of a control frame, and application envelopes."""
 
     name = "messages"
-    weight = 30
     allowed = (RemoteProtocolError,)
 
     def __init__(self) -> None:
