@@ -195,7 +195,12 @@ class Proxy:
 
     async def _accept(self) -> None:
         while True:
-            client, _ = await self._loop.sock_accept(self._listener)
+            try:
+                client, _ = await self._loop.sock_accept(self._listener)
+            except OSError as exc:  # no file descriptors are left, for instance
+                logger.warning("the proxy could not take a connection: %s", exc)
+                await asyncio.sleep(0.1)
+                continue
             self._spawn(self._carry(client), self._loop)
 
     async def _carry(self, client: socket.socket) -> None:
