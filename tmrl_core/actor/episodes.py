@@ -215,7 +215,8 @@ class EpisodePlayer:
         self._episode = episode
         if collect_samples:
             self.buffer.start_episode(episode.number, self._version)
-            self._collect(None, default_action, obs, 0.0, False, False, info)
+            extras = self.actor.reset_extras() if self._keeps_extras() else None
+            self._collect(None, default_action, obs, 0.0, False, False, info, extras)
             self.steps_collected += 1
         episode.obs = obs
         return obs, info
@@ -238,7 +239,11 @@ class EpisodePlayer:
             EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
                 What the environment raises passes.
         """
-        act = self.act(obs, test=test)
+        extras: dict[str, Any] | None = None
+        if collect_samples and self._keeps_extras():
+            act, extras = self.actor.act_with_extras(obs, test=test)
+        else:
+            act = self.act(obs, test=test)
         try:
             new_obs, rew, terminated, truncated, info = self.env.step(act)
             problem = self._check(new_obs) or reward_problem(rew)
@@ -252,7 +257,7 @@ class EpisodePlayer:
         if last_step and not terminated:
             truncated = True
         if collect_samples:
-            self._collect(obs, act, new_obs, rew, terminated, truncated, info)
+            self._collect(obs, act, new_obs, rew, terminated, truncated, info, extras)
             self.steps_collected += 1
         episode = self._episode
         if episode is not None and episode.open:
@@ -264,8 +269,20 @@ class EpisodePlayer:
                 self._finish_episode("terminated" if terminated else "truncated")
         return new_obs, rew, terminated, truncated, info
 
+    def _keeps_extras(self) -> bool:
+        """Whether this actor has more to say of an action than the action."""
+        return type(self.actor).act_with_extras is not ActorModule.act_with_extras
+
     def _collect(
-        self, prev_obs: Any, act: Any, obs: Any, rew: Any, terminated: bool, truncated: bool, info: dict[str, Any]
+        self,
+        prev_obs: Any,
+        act: Any,
+        obs: Any,
+        rew: Any,
+        terminated: bool,
+        truncated: bool,
+        info: dict[str, Any],
+        extras: dict[str, Any] | None = None,
     ) -> None:
         self._total_steps += 1
         if self.crc_debug:
@@ -277,7 +294,7 @@ class EpisodePlayer:
         sample: Any = (act, obs, rew, terminated, truncated, info)
         if self.sample_compressor is not None:
             sample = self.sample_compressor(*sample)
-        self.buffer.append_sample(sample)
+        self.buffer.append_sample(sample, extras)
 
     def _finish_episode(self, end: Any) -> None:
         """Close the open episode and leave its record in the Buffer."""
@@ -405,11 +422,16 @@ class EpisodePlayer:
         array, isfinite, vdot = np.ndarray, math.isfinite, np.vdot
         obs, total, test, collect = episode.obs, episode.total, episode.test, episode.collect
         cut = episode.limit - episode.steps
+        act_more = actor.act_with_extras if collect and self._keeps_extras() else None
+        extras: dict[str, Any] | None = None
         played = 0
         terminated = truncated = False
         try:
             while played < longest and not self._stopping:
-                action = act(obs, test)
+                if act_more is None:
+                    action = act(obs, test)
+                else:
+                    action, extras = act_more(obs, test)
                 try:
                     new_obs, rew, terminated, truncated, info = env_step(action)
                     good = (
@@ -434,7 +456,7 @@ class EpisodePlayer:
                 if played == cut and not terminated:
                     truncated = True
                 if collect:
-                    append((action, obs, rew, terminated, truncated, info))
+                    append((action, obs, rew, terminated, truncated, info), extras)
                 if terminated or truncated:
                     break
         finally:

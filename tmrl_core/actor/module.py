@@ -49,6 +49,23 @@ class ActorModule(ABC):
         """What a worker calls: `act`, after whatever preparation this kind of actor makes of an observation."""
         return self.act(obs, test=test)
 
+    def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
+        """What a worker calls for samples that it collects: the action, and what else is to be kept of it.
+
+        Args:
+            obs: as for `act_`.
+            test: True: no exploration.
+
+        Returns:
+            The action, and further values by name, such as its log-density `logp`: numbers or arrays of the same names,
+            dtypes and shapes each time. They travel as columns of their own. Nothing by default.
+        """
+        return self.act_(obs, test=test), {}
+
+    def reset_extras(self) -> dict[str, Any]:
+        """What a reset's sample, which no action led to, holds in the columns of `act_with_extras`; usually zeros."""
+        return {}
+
     def seed(self, seed: int) -> None:  # noqa: B027  # not abstract: a policy may have nothing random
         """Seed the exploration of this actor; nothing by default."""
 

@@ -73,13 +73,55 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """What a trainer wants of a worker. A last value: only the newest revision counts."""
+    """What a trainer wants of a worker. A last value: only the newest revision counts.
+
+    Args:
+        revision: grows with each directive.
+        evaluation: to play once, before anything else is collected.
+        pause: rest between episodes.
+        finish: the run is over.
+        collect: an encoded `Collect`, in lockstep collection.
+    """
 
     revision: int = 0
     evaluation: Evaluation | None = None
     pause: bool = False
     finish: bool = False
     collect: bytes | None = None
+
+
+class Collect(msgspec.Struct, frozen=True):
+    """A worker's share of a round of lockstep collection, in `Directive.collect`. A last value, as the directive is.
+
+    Exactly one of `steps` and `episodes` is set. The same round and version with another number means: that many in
+    all. Anything else that is not finished is abandoned for it.
+
+    Args:
+        round: number of the round, for people.
+        version: the policy to act with, exactly this one; each round has its own.
+        steps: environment steps after resets, in all; the open episode goes on in the next round.
+        episodes: whole episodes, in all.
+        seed: begin with a new episode of this seed, and seed the exploration with it; None: go on.
+    """
+
+    round: int
+    version: Version
+    steps: int | None = None
+    episodes: int | None = None
+    seed: int | None = None
+
+    @property
+    def amount(self) -> int:
+        """How many steps, or episodes."""
+        return (self.steps if self.episodes is None else self.episodes) or 0
+
+    @property
+    def done(self) -> str:
+        """What a worker says it waits for once all of this has been acknowledged."""
+        return (
+            f"the round after {self.round}, of which {self.amount} {'steps' if self.episodes is None else 'episodes'} "
+            f"with version {self.version[0]}.{self.version[1]} are done"
+        )
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -466,7 +508,7 @@ def negotiate(theirs: Iterable[int], ours: Iterable[int]) -> int | None:
 _body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
-def encode_body(body: PolicyUpdate | Directive | Progress) -> bytes:
+def encode_body(body: PolicyUpdate | Directive | Progress | Collect) -> bytes:
     """An application envelope as the bytes that the relay passes on."""
     return _encoder.encode(body)
 
