@@ -6,7 +6,7 @@ Six processes on this machine: a Server, a trainer that decodes and commits ever
 each, the strangers, and the one that measures. Each worker sends messages of 10 kB at a steady rate (20 a second, in
 all 4 MB/s; `--rate`), measured as what the trainer has committed. Phases of the same length take turns, without and
 with strangers. In each phase with them a hundred connections say nothing (they are opened again when the Server closes
-them), and a thousand logins with a wrong token are tried over all such phases, as fast as the Server takes them; whoever
+them), and a thousand logins with a wrong token are tried over all such phases, as fast as the Server takes them; who
 does not hear its refusal at once hangs up and tries again. All come from one address, which is the workers' too. A
 worker's loss is one minus the quotient of its rates with and without strangers.
 """
