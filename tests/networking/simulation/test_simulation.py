@@ -17,6 +17,7 @@ BLOCKS = 10
 SEEDS_OF_A_BLOCK, SEEDS_OF_A_BLOCK_FULL = 50, 500
 
 
+@pytest.mark.timeout(900)  # the long form, on a machine that does other things too
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_promise_is_kept(block: int, full: bool) -> None:
     seeds = SEEDS_OF_A_BLOCK_FULL if full else SEEDS_OF_A_BLOCK

@@ -20,6 +20,7 @@ from tmrl_core.training.remote import AWAY_S, STARVED_S, RemoteInterface
 SEEDS, SEEDS_FULL = 60, 600
 
 
+@pytest.mark.timeout(900)
 def test_it_goes_on_or_says_why_not(full: bool) -> None:
     gave_up = {False: 0, True: 0}
     for seed in range(SEEDS_FULL if full else SEEDS):
