@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tmrl_core.actor.episodes import EpisodePlayer
 from tmrl_core.actor.history import PolicyFiles
 from tmrl_core.actor.link import Farewell, RolloutLink
@@ -298,6 +300,19 @@ class LinkedPlayer(EpisodePlayer):
             logger.warning("the policy in %s is left aside, the trainer will send one: %s", path, exc)
         else:
             logger.info("the policy was loaded from %s", path)
+
+    def give_up_episode(self) -> None:
+        """End the open episode where it is, and drop what was not sent of it."""
+        episode = self._episode
+        if episode is not None and episode.open and episode.collect:
+            self.samples_dropped += self.buffer.drop_unsent()
+        self._close_episode()
+
+    def seed_next_episode(self, seed: int) -> None:
+        """Reset the next episode with this seed, and seed the exploration with it."""
+        self._next_seed = seed
+        self._seeds = np.random.default_rng(seed)
+        self.actor.seed(seed)
 
     # --- what the trainer asks for ------------------------------------------------------------------------------------
 

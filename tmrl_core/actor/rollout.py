@@ -1,4 +1,4 @@
-"""Rollout: the life of a worker, asynchronous or synchronous, as an expert, as a test, or deployed."""
+"""Rollout: the life of a worker, asynchronous, synchronous or in lockstep, as an expert, as a test, or deployed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from tmrl_core.actor.link import RolloutLink
 from tmrl_core.actor.linked import WAIT_S, LinkedPlayer
+from tmrl_core.actor.lockstep import LockstepPace
 from tmrl_core.actor.pacing import Brake, Ratio, StarvationWatch
 from tmrl_core.actor.synchronous import SynchronousPace
 from tmrl_core.errors import StarvedError
@@ -260,6 +261,29 @@ class Rollout(LinkedPlayer):
                 self._play(collect=True, test=False, limit=self.max_samples_per_episode, allow=pace.allow)
                 self._say(verbose)
                 self.send_and_clear_buffer()
+
+    # --- lockstep -----------------------------------------------------------------------------------------------------
+
+    def run_lockstep(self, verbose: bool = False) -> None:
+        """Collect what the trainer asks for, each share with exactly the version of the policy that it names.
+
+        Waits for the next share in between, and plays the evaluations that the trainer asks for. Returns when the
+        trainer finishes, or after `stop` or `close`.
+
+        Args:
+            verbose: log each share at INFO.
+
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            StarvedError: the worker is standalone.
+            TmrlError: the link has failed for good.
+        """
+        pace = LockstepPace(self, send_every=self._send_every, verbose=verbose)
+        with self._running():
+            while pace.go_on():
+                if self._play(collect=True, test=False, limit=self.max_samples_per_episode, allow=pace.allow):
+                    pace.ended()
+            self.send_and_clear_buffer()
 
     # --- figures ------------------------------------------------------------------------------------------------------
 

@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tmrl_core.networking.messages import Progress
+from tmrl_core.networking.messages import Collect, Progress
 from tmrl_core.samples import Buffer, Chunk, Version
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,23 @@ class TrainingInterface(ABC):
     def record_round(self, row: dict[str, Any]) -> None:
         """A round has ended with this row of statistics."""
         return None
+
+    def workers(self) -> list[tuple[bytes, str]]:
+        """Stream and name of each worker that can be asked to collect, in lockstep; in no particular order."""
+        return []
+
+    def collect(self, what: Collect | None, stream: bytes) -> None:
+        """Ask a worker to collect that, in lockstep; None: nothing more for now."""
+        raise NotImplementedError(f"{type(self).__name__} asks no workers to collect, so it cannot serve lockstep")
+
+    def says_done(self, stream: bytes, what: Collect) -> bool:
+        """Whether this worker waits since it has collected that, and all of it was committed."""
+        return False
+
+    @contextlib.contextmanager
+    def whole_round(self) -> Iterator[None]:
+        """Around a round that is finished although the target of training may have been reached meanwhile."""
+        yield
 
     @property
     def stopping(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import episode_values
 from tmrl_core.networking.delivery import Received
 from tmrl_core.networking.links import TrainerLink
-from tmrl_core.networking.messages import Blob, Directive, Evaluation, Progress, Version
+from tmrl_core.networking.messages import Blob, Collect, Directive, Evaluation, Progress, Version, encode_body
 from tmrl_core.samples import Buffer, Chunk, decode_message, decode_value
 from tmrl_core.training.evaluation import EvaluationResult, Evaluator
 from tmrl_core.training.interface import TrainingInterface
@@ -91,6 +92,9 @@ class RemoteInterface(TrainingInterface):
         self._refusals: dict[int, str] = {}
         self._refusals_said: set[tuple[str, str]] = set()
         self._revision = 0
+        self._evaluations: dict[bytes, Evaluation] = {}
+        self._shares: dict[bytes, bytes] = {}
+        self._in_round = False
         self._workers: dict[bytes, str] = {}
         self._phase = ""
         self._next_record = self._started
@@ -237,8 +241,39 @@ class RemoteInterface(TrainingInterface):
 
     def ask(self, evaluation: Evaluation, stream: bytes) -> None:
         """Tell a worker to play an evaluation."""
+        self._evaluations[stream] = evaluation
+        self._direct(stream)
+
+    def collect(self, what: Collect | None, stream: bytes) -> None:
+        """Tell a worker what to collect."""
+        if what is None:
+            self._shares.pop(stream, None)
+        else:
+            self._shares[stream] = encode_body(what)
+        self._direct(stream)
+
+    def _direct(self, stream: bytes) -> None:
+        """A directive is a last value: it holds all that is wanted of this worker."""
         self._revision += 1
-        self.link.direct(Directive(revision=self._revision, evaluation=evaluation), stream)
+        directive = Directive(self._revision, self._evaluations.get(stream), collect=self._shares.get(stream))
+        self.link.direct(directive, stream)
+
+    def workers(self) -> list[tuple[bytes, str]]:
+        """The workers that are linked."""
+        return [(member.stream, member.name) for member in self.link.members if member.live]
+
+    def says_done(self, stream: bytes, what: Collect) -> bool:
+        """Whether it says so; it does once all of it was acknowledged."""
+        return self.link.waits_of(stream) == what.done
+
+    @contextlib.contextmanager
+    def whole_round(self) -> Iterator[None]:
+        """Reaching the target stops nothing inside."""
+        self._in_round = True
+        try:
+            yield
+        finally:
+            self._in_round = False
 
     def finish(self) -> None:
         """Tell all workers that the run is over."""
@@ -269,7 +304,7 @@ class RemoteInterface(TrainingInterface):
         """True: training was asked to end, has reached its target, or its time is over."""
         if self.ending:
             return False
-        return self._stop or self.reached_target or self.time_is_over
+        return self._stop or self.time_is_over or (self.reached_target and not self._in_round)
 
     @property
     def asked_to_stop(self) -> bool:
@@ -357,6 +392,7 @@ class RemoteInterface(TrainingInterface):
                     self._joined(member)
             for stream, name in self._workers.items():
                 if stream not in members:
+                    self._evaluations.pop(stream, None)
                     self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
             self._workers = {stream: member.name for stream, member in members.items()}
         if self.evaluator is not None:

@@ -184,6 +184,11 @@ class TrainerLink(Link):
         with state.lock:
             return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
 
+    def waits_of(self, stream: bytes) -> str:
+        """What the worker of one stream waits for; empty text: it collects, or is not linked."""
+        with self._trainer.lock:
+            return self._trainer.waits.get(stream, "")
+
     @property
     def counts(self) -> TrainerCounts:
         """Counters of this link."""

@@ -1,0 +1,170 @@
+"""What a round of lockstep collection has brought, and the batch that it makes: each transition once, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.layout import Array, flatten, rebuild, stored_dtype, template
+from tmrl_core.training.lockstep_round import LastRows, Piece, Round
+from tmrl_core.training.memory import EpisodeStatistics, Refusals
+
+ENDS = "ends"
+"""Extra of a batch: 1 where the next row is no continuation of this one, whatever the reason."""
+
+
+class RoundMemory(EpisodeStatistics):
+    """Holds the samples of one round, and the last row of each stream.
+
+    Args:
+        device: where batches go.
+        clock: seconds.
+    """
+
+    transient = frozenset({"device", "round", "last_rows", "_clock", "episodes"})
+    """A round that was not finished is collected anew."""
+
+    def __init__(self, device: torch.device | str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.device = device
+        self.round: Round | None = None
+        self.last_rows = LastRows()
+        self.episodes: list[tuple[float, int]] = []
+        """(return, length) of the training episodes that have ended in this round."""
+        self._clock = clock
+
+    def begin(self, round_: Round) -> None:
+        """Another round begins."""
+        self.round = round_
+        self.episodes = []
+
+    def append(self, buffer: Buffer) -> Refusals:
+        """Take over what the round wants of a buffer; the rest is discarded and counted there."""
+        self.note_statistics(buffer)
+        now = self._clock()
+        for chunk in buffer.chunks:
+            piece = self.last_rows.join(chunk)
+            if self.round is not None:
+                self.round.take(piece, now)
+        if self.round is not None:
+            self.episodes += [
+                (record.episode_return, record.length)
+                for record in buffer.episodes
+                if record.mode == "train" and record.end != "aborted" and record.version == self.round.version
+            ]
+        return []
+
+    def __len__(self) -> int:
+        """Return how many transitions the round holds."""
+        return sum(sum(piece.follows) for piece in self.round.pieces) if self.round is not None else 0
+
+    def batch(self) -> tuple[Any, ...]:
+        """All transitions of the round, stream by stream, each stream's in the order in which they were made.
+
+        Returns:
+            (prev_obs, new_act, rew, new_obs, terminated, truncated, extras) with tensors [T, ...]; rewards and flags
+            are float32, float64 becomes float32. `extras` holds the samples' own and `ends`.
+
+        Raises:
+            SampleRefusedError: the samples are not arrays of one structure, shape and dtype.
+            ValueError: there is no transition.
+        """
+        pieces = [piece for piece in self.round.pieces if any(piece.follows)] if self.round is not None else []
+        if not pieces:
+            raise ValueError("the round holds no transition")
+        rows = [np.flatnonzero(piece.follows) for piece in pieces]
+        observations = [_flat(piece.chunk, "observation") for piece in pieces]
+        before = [_flat(piece.before or piece.chunk.slice(0, 1), "observation") for piece in pieces]
+        prev_obs = self._tensors(
+            [
+                [
+                    (path, np.concatenate([first, rest[:-1]]))
+                    for (path, first), (_, rest) in zip(left, right, strict=True)
+                ]
+                for left, right in zip(before, observations, strict=True)
+            ],
+            rows,
+        )
+        shape = template(pieces[0].chunk.observation)
+        extras = {
+            name: self._tree(rows, f"extra {name}", [piece.chunk.extras.get(name, []) for piece in pieces])
+            for name in pieces[0].chunk.extras
+        }
+        extras[ENDS] = torch.from_numpy(_ends(pieces, rows)).to(self.device or "cpu")
+        return (
+            rebuild(shape, prev_obs),
+            self._tree(rows, "action", [piece.chunk.action for piece in pieces]),
+            self._numbers(pieces, rows, "reward"),
+            rebuild(shape, self._tensors(observations, rows)),
+            self._numbers(pieces, rows, "terminated"),
+            self._numbers(pieces, rows, "truncated"),
+            extras,
+        )
+
+    def versions(self) -> Array:
+        """[T, 2] the policy version of each transition of the batch."""
+        pieces = self.round.pieces if self.round is not None else []
+        parts = [piece.chunk.version[np.asarray(piece.follows, bool)] for piece in pieces]
+        return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
+
+    def _tree(self, rows: Sequence[Array], name: str, trees: Sequence[Any]) -> Any:
+        return rebuild(template(trees[0]), self._tensors([_flat_tree(tree, name) for tree in trees], rows))
+
+    def _numbers(self, pieces: Sequence[Piece], rows: Sequence[Array], name: str) -> torch.Tensor:
+        parts = [np.asarray(getattr(piece.chunk, name))[at] for piece, at in zip(pieces, rows, strict=True)]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(self.device or "cpu")
+
+    def _tensors(self, flat: Sequence[list[tuple[str, Array]]], rows: Sequence[Array]) -> list[torch.Tensor]:
+        """One tensor per leaf, of the wanted rows of all pieces."""
+        layout = [(path, column.dtype, column.shape[1:]) for path, column in flat[0]]
+        for other in flat:
+            found = [(path, column.dtype, column.shape[1:]) for path, column in other]
+            if found != layout:
+                raise SampleRefusedError(
+                    f"the samples of one round differ: {layout} and {found}. Lockstep needs the same shapes and dtypes "
+                    "from all workers; see that they use the same environment."
+                )
+        tensors = []
+        for index, (_, dtype, _) in enumerate(layout):
+            joined = np.concatenate([columns[index][1][at] for columns, at in zip(flat, rows, strict=True)])
+            tensors.append(torch.from_numpy(joined.astype(stored_dtype(dtype, True))).to(self.device or "cpu"))
+        return tensors
+
+
+def _flat(chunk: Chunk, name: str) -> list[tuple[str, Array]]:
+    return _flat_tree(getattr(chunk, name), name)
+
+
+def _flat_tree(tree: Any, name: str) -> list[tuple[str, Array]]:
+    leaves = flatten(tree)
+    for path, column in leaves:
+        if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
+            raise SampleRefusedError(
+                f"{name}{path} is no array of numbers of one shape, which lockstep training needs; make it one in "
+                "worker.obs_preprocessor or the environment."
+            )
+    return leaves
+
+
+def _ends(pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
+    """[T] float32: 1 where the next transition of the batch is not the next step of the same episode."""
+    numbers = {stream: number for number, stream in enumerate(dict.fromkeys(piece.chunk.stream for piece in pieces))}
+    places = np.concatenate(
+        [
+            np.stack([np.full(len(at), numbers[piece.chunk.stream]), piece.chunk.episode[at], piece.chunk.step[at]], 1)
+            for piece, at in zip(pieces, rows, strict=True)
+        ]
+    )
+    done = np.concatenate(
+        [(piece.chunk.terminated | piece.chunk.truncated)[at] for piece, at in zip(pieces, rows, strict=True)]
+    )
+    ends = np.ones(len(places), np.float32)
+    goes_on = (places[1:] == places[:-1] + np.array([0, 0, 1])).all(axis=1)
+    ends[:-1] = done[:-1] | ~goes_on
+    return ends
