@@ -112,6 +112,10 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="tmrl-server", daemon=True)
         self._thread.start()
         self._ready.wait()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise what kept the Server from listening, if something did."""
         if self._failure is not None:
             self._thread.join(timeout=10.0)
             raise self._failure
