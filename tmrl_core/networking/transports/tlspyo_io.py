@@ -249,10 +249,16 @@ class Relay(Server):  # type: ignore[misc]
 class _RelayFactory(ServerProtocolFactory):  # type: ignore[misc]
     noisy = False
 
-    def buildProtocol(self, addr: Any) -> RelayProtocol | None:
+    def buildProtocol(self, addr: Any) -> Protocol:
         if self.server.strangers >= self.server.settings["max_strangers"]:
-            return None
+            return _TurnedAway()
         return RelayProtocol(self.server, f"{addr.host}:{addr.port}")
+
+
+class _TurnedAway(Protocol):  # type: ignore[misc]
+    # None in its place, which plain TCP takes for the same, is something that TLS in Twisted stumbles over.
+    def connectionMade(self) -> None:
+        self.transport.abortConnection()
 
 
 class RelayProtocol(ServerProtocol):  # type: ignore[misc]
