@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -384,7 +384,8 @@ def test_strangers_are_limited(place: Place, bounds: dict[str, Any], knocks: int
     async def main() -> None:
         loop = asyncio.get_running_loop()
         listener = await transport.serve("127.0.0.1", 0, no_peer)
-        with ExitStack() as stack:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(listener.close)
             socks = [stack.enter_context(socket.socket()) for _ in range(knocks)]
             for sock in socks:
                 sock.setblocking(False)
@@ -395,7 +396,6 @@ def test_strangers_are_limited(place: Place, bounds: dict[str, Any], knocks: int
             for sock in socks[:-closed]:
                 with pytest.raises(BlockingIOError):
                     sock.recv(1)
-        await listener.close()
 
     asyncio.run(main())
 
