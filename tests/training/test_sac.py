@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -12,16 +10,9 @@ from torch import Tensor, nn
 
 from tmrl_core.actor import SquashedGaussianMLPActor
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.critics import CriticList, EnsembleCritic, MLPActorCritic, critics_of
-from tmrl_core.training.sac import (
-    REDQSACAgent,
-    SacAgent,
-    SpinupSacAgent,
-    critic_loss,
-    critic_target,
-    policy_loss,
-    temperature_loss,
-)
+from tmrl_core.training.critics import CriticList, MLPActorCritic, critics_of
+from tmrl_core.training.redq import REDQSACAgent
+from tmrl_core.training.sac import SacAgent, SpinupSacAgent
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-2, 2, (2,), np.float32)
@@ -44,88 +35,6 @@ def batch(size: int = 32, seed: int = 0) -> Any:
         done,
         1 - done,
     )
-
-
-def test_critic_target_equals_the_slow_loop() -> None:
-    reward, q, log_prob = (torch.randn(20) for _ in range(3))
-    terminated = (torch.rand(20) < 0.5).float()
-    alpha, gamma = torch.tensor(0.3), 0.9
-    expected = []
-    for i in range(20):
-        value = float(q[i]) - float(alpha) * float(log_prob[i])
-        expected.append(float(reward[i]) + (0.0 if terminated[i] else gamma * value))
-    found = critic_target(reward, terminated, q, log_prob, alpha, gamma)
-    assert found.tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_critic_loss_equals_the_slow_loop() -> None:
-    q, target = torch.randn(3, 20), torch.randn(20)
-    expected = 0.0
-    for k in range(3):
-        expected += sum(0.5 * (float(q[k, i]) - float(target[i])) ** 2 for i in range(20)) / 20
-    assert float(critic_loss(q, target)) == pytest.approx(expected, rel=1e-5)
-
-
-def test_policy_loss_equals_the_slow_loop() -> None:
-    q, log_prob = torch.randn(20), torch.randn(20)
-    expected = sum(0.3 * float(log_prob[i]) - float(q[i]) for i in range(20)) / 20
-    assert float(policy_loss(q, log_prob, torch.tensor(0.3))) == pytest.approx(expected, rel=1e-4)
-
-
-def test_temperature_loss_equals_the_slow_loop_and_moves_the_right_way() -> None:
-    log_prob = torch.randn(20).requires_grad_()
-    values = log_prob.tolist()
-    log_alpha = torch.tensor(-0.7, requires_grad=True)
-    loss = temperature_loss(log_alpha, log_prob, -2.0)
-    expected = sum(0.7 * (values[i] - 2.0) for i in range(20)) / 20
-    assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
-    # Entropy (about 0) above its target (-2): the temperature has to fall, so the gradient is positive.
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert float(log_alpha.grad) > 0  # type: ignore[arg-type]
-    assert log_prob.grad is None
-
-
-@pytest.mark.parametrize("name", ["reward_B", "terminated_B", "next_q_B", "next_log_prob_B"])
-def test_a_column_in_place_of_a_vector_is_refused(name: str) -> None:
-    arguments: Any = {n: torch.zeros(4) for n in ("reward_B", "terminated_B", "next_q_B", "next_log_prob_B")}
-    arguments[name] = torch.zeros(4, 1)
-    with pytest.raises(ValueError, match=name):
-        critic_target(**arguments, alpha=torch.tensor(1.0), gamma=0.9)
-
-
-def test_columns_are_refused_by_every_loss() -> None:
-    column, vector = torch.zeros(4, 1), torch.zeros(4)
-    calls: list[Callable[[], Tensor]] = [
-        lambda: critic_loss(torch.zeros(2, 4), column),
-        lambda: policy_loss(column, vector, vector[0]),
-        lambda: policy_loss(vector, column, vector[0]),
-        lambda: temperature_loss(vector[0], column, -1.0),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match=r"must be \[B\]"):
-            call()
-
-
-def test_the_ensemble_equals_its_members_one_by_one() -> None:
-    critic = EnsembleCritic(OBSERVATIONS, ACTIONS, (8, 8), nn.Tanh, count=3)
-    obs, act = torch.randn(5, 3), torch.randn(5, 2)
-    layers: Any = [layer for layer in critic.net if hasattr(layer, "weight")]
-    for k in range(3):
-        x = torch.cat([obs, act], 1)
-        for i, layer in enumerate(layers):
-            x = x @ layer.weight[k] + layer.bias[k, 0]
-            x = torch.tanh(x) if i < 2 else x
-        assert torch.allclose(critic(obs, act)[k], x[:, 0], atol=1e-6)
-
-
-def test_the_ensemble_starts_as_torch_starts_a_linear_layer() -> None:
-    critic = EnsembleCritic(OBSERVATIONS, ACTIONS, (64,), nn.ReLU, count=2)
-    layer: Any = critic.net[0]
-    weight = layer.weight.detach()
-    bound = 1 / math.sqrt(5)
-    assert float(weight.abs().max()) <= bound
-    assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
-    assert not torch.equal(weight[0], weight[1])
 
 
 class Plain(nn.Module):
@@ -255,23 +164,6 @@ def test_the_target_entropy_is_minus_the_number_of_action_elements() -> None:
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="'lion'"):
         SacAgent(OBSERVATIONS, ACTIONS, "cpu", optimizer_actor="lion")
-
-
-def test_redq_updates_the_policy_every_so_often_and_refuses_an_impossible_subset() -> None:
-    agent = REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", n=4, m=2, q_updates_per_policy_update=3, **SMALL)
-    metrics = [agent.train(batch(seed=i)) for i in range(6)]
-    assert ["loss_actor" in metric for metric in metrics] == [False, False, True] * 2
-    assert agent.critics.count == 4
-    with pytest.raises(ConfigError, match="m=5 and n=4"):
-        REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", n=4, m=5)
-
-
-def test_redq_s_value_is_the_mean_and_its_target_the_lowest_of_a_random_pair() -> None:
-    agent = REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", n=3, m=2, **SMALL)
-    q = torch.tensor([[1.0], [2.0], [6.0]])
-    assert agent._value(q).tolist() == [3.0]
-    torch.manual_seed(0)
-    assert {float(agent._pessimistic(q)) for _ in range(50)} == {1.0, 2.0}
 
 
 def test_publishing_reads_the_weights_that_are_trained() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 
 class TrainingAgent(ABC):
@@ -16,6 +16,13 @@ class TrainingAgent(ABC):
         action_space: of the environment.
         device: where it computes.
     """
+
+    collection: ClassVar[frozenset[str]] = frozenset({"asynchronous", "synchronous", "lockstep"})
+    """Modes of collection (`worker.collection`) that it learns from."""
+    action_spaces: ClassVar[frozenset[str]] = frozenset()
+    """Action spaces that it takes: `box` (of floats), `discrete`. Empty: what its constructor takes."""
+    wants_extras: ClassVar[bool] = False
+    """True: batches end in a dict of what a memory knows besides, where it does."""
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
         self.observation_space = observation_space

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tmrl_core.training.critics import EnsembleCritic
+
+OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
+ACTIONS = gym.spaces.Box(-2, 2, (2,), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_the_ensemble_equals_its_members_one_by_one() -> None:
+    critic = EnsembleCritic(OBSERVATIONS, ACTIONS, (8, 8), nn.Tanh, count=3)
+    obs, act = torch.randn(5, 3), torch.randn(5, 2)
+    layers: Any = [layer for layer in critic.net if hasattr(layer, "weight")]
+    for k in range(3):
+        x = torch.cat([obs, act], 1)
+        for i, layer in enumerate(layers):
+            x = x @ layer.weight[k] + layer.bias[k, 0]
+            x = torch.tanh(x) if i < 2 else x
+        assert torch.allclose(critic(obs, act)[k], x[:, 0], atol=1e-6)
+
+
+def test_the_ensemble_starts_as_torch_starts_a_linear_layer() -> None:
+    critic = EnsembleCritic(OBSERVATIONS, ACTIONS, (64,), nn.ReLU, count=2)
+    layer: Any = critic.net[0]
+    weight = layer.weight.detach()
+    bound = 1 / math.sqrt(5)
+    assert float(weight.abs().max()) <= bound
+    assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
+    assert not torch.equal(weight[0], weight[1])

@@ -1,0 +1,253 @@
+"""What the algorithms minimise, and the targets in it: pure functions of tensors.
+
+Shape suffixes: K critics, B batch, N discrete actions, A action elements. A *discount* is what multiplies the value of
+what follows: gamma, or gamma^n of each row where n rewards are summed up in `reward_B`. Termination takes that value
+away. Truncation does not: an episode that a limit cut, which the state does not show, ends in a state that has a value
+like any other (Pardo et al., arXiv:1712.00378), so no function here takes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def _one_dimensional(**tensors: Any) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.ndim != 1:
+            raise ValueError(f"{name} must be [B], got {list(tensor.shape)}; [B, 1] would broadcast silently")
+
+
+def _scalar_or_one_dimensional(**tensors: float | Tensor) -> None:
+    _one_dimensional(**{name: t for name, t in tensors.items() if isinstance(t, Tensor) and t.ndim > 0})
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def td_target(reward_B: Tensor, terminated_B: Tensor, next_value_B: Tensor, discount: float | Tensor) -> Tensor:
+    """[B] what a critic should say: the reward, and the discounted value of what follows.
+
+    Args:
+        reward_B: [B] float32; with n steps, their discounted sum.
+        terminated_B: [B] float32, 1 where nothing follows.
+        next_value_B: [B] value of the state that follows (n steps later).
+        discount: gamma, or [B] gamma^n.
+
+    Raises:
+        ValueError: an argument is not 1-D.
+
+    Source: Sutton and Barto, Reinforcement Learning, 2nd edition, eq. 6.2 and (n steps) 7.1.
+    """
+    _one_dimensional(reward_B=reward_B, terminated_B=terminated_B, next_value_B=next_value_B)
+    _scalar_or_one_dimensional(discount=discount)
+    return reward_B + discount * (1.0 - terminated_B) * next_value_B
+
+
+def critic_target(
+    reward_B: Tensor,
+    terminated_B: Tensor,
+    next_q_B: Tensor,
+    next_log_prob_B: Tensor,
+    alpha: Tensor,
+    gamma: float | Tensor,
+) -> Tensor:
+    """[B] what SAC's critics should say: the reward and the discounted soft value of what follows.
+
+    Args:
+        reward_B: [B] float32.
+        terminated_B: [B] float32, 1 where nothing follows.
+        next_q_B: [B] value of a fresh action in the next state, by the target critics.
+        next_log_prob_B: [B] log-density of that action, in nats.
+        alpha: scalar temperature.
+        gamma: discount, a number or [B].
+
+    Raises:
+        ValueError: an argument is not 1-D.
+
+    Source: Haarnoja et al., arXiv:1812.05905, eq. 3 and 6.
+    """
+    _one_dimensional(next_q_B=next_q_B, next_log_prob_B=next_log_prob_B)
+    return td_target(reward_B, terminated_B, next_q_B - alpha * next_log_prob_B, gamma)
+
+
+def chosen_value(q_BN: Tensor, index_B: Tensor) -> Tensor:
+    """[B] value of one action of each row.
+
+    Args:
+        q_BN: [B, N] values.
+        index_B: [B] integers, 0 to N - 1.
+
+    Raises:
+        ValueError: `index_B` is not 1-D.
+    """
+    _one_dimensional(index_B=index_B)
+    return q_BN.gather(-1, index_B.to(torch.int64).unsqueeze(-1)).squeeze(-1)
+
+
+def double_value(online_q_BN: Tensor, target_q_BN: Tensor) -> Tensor:
+    """[B] value, by the target network, of the action that the online network finds best.
+
+    Args:
+        online_q_BN: [B, N] values of the next state's actions by the network that learns.
+        target_q_BN: [B, N] the same by its slow copy.
+
+    Source: van Hasselt et al., arXiv:1509.06461, eq. 4.
+    """
+    return chosen_value(target_q_BN, online_q_BN.argmax(dim=-1))
+
+
+def soft_value(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
+    """[B] value of a state under a policy over discrete actions, entropy included: an exact expectation.
+
+    Args:
+        q_BN: [B, N] values.
+        log_prob_BN: [B, N] the policy's log-probabilities, in nats.
+        alpha: scalar temperature.
+
+    Source: Christodoulou, arXiv:1910.07207, eq. 10.
+    """
+    return (log_prob_BN.exp() * (q_BN - alpha * log_prob_BN)).sum(dim=-1)
+
+
+def smoothed_action(
+    action_BA: Tensor, noise_BA: Tensor, scale: float, clip: float, low_A: Tensor, high_A: Tensor
+) -> Tensor:
+    """[B, *action shape] the target policy's action with clipped noise, so that a target is the value of a region.
+
+    Args:
+        action_BA: the target policy's actions.
+        noise_BA: standard Gaussian numbers of their shape.
+        scale: standard deviation of the noise where actions are scaled to [-1, 1].
+        clip: bound of the noise, in the same unit.
+        low_A, high_A: the actions' bounds, of their own shape.
+
+    Source: Fujimoto et al., arXiv:1802.09477, eq. 14 and algorithm 1.
+    """
+    half_range_A = (high_A - low_A) / 2.0
+    return torch.clamp(action_BA + (scale * noise_BA).clamp(-clip, clip) * half_range_A, low_A, high_A)
+
+
+# --- losses of critics ------------------------------------------------------------------------------------------------
+
+
+def critic_loss(q_KB: Tensor, target_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
+    """Squared error, averaged over the batch and summed over the critics, so that each learns as if alone.
+
+    Args:
+        q_KB: [K, B] what the critics say.
+        target_B: [B] what they should say, without gradient.
+        weight_B: [B] importance of each row where rows were not drawn uniformly; None: all alike.
+
+    Raises:
+        ValueError: `target_B` or `weight_B` is not 1-D.
+
+    Source: Haarnoja et al., arXiv:1812.05905, eq. 5; the weights: Schaul et al., arXiv:1511.05952, section 3.4.
+    """
+    _one_dimensional(target_B=target_B, weight_B=weight_B)
+    error_KB = (q_KB - target_B).square()
+    return 0.5 * (error_KB if weight_B is None else error_KB * weight_B).mean(dim=1).sum()
+
+
+def huber_loss(q_B: Tensor, target_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
+    """DQN's loss: squared up to an error of 1, linear beyond, averaged over the batch.
+
+    Args:
+        q_B: [B] what the network says of the actions that were taken.
+        target_B: [B] what it should say, without gradient.
+        weight_B: [B] importance of each row; None: all alike.
+
+    Raises:
+        ValueError: an argument is not 1-D.
+
+    Source: Mnih et al., Nature 518 (2015), algorithm 1, whose clipped error is this loss's gradient.
+    """
+    _one_dimensional(q_B=q_B, target_B=target_B, weight_B=weight_B)
+    error_B = functional.smooth_l1_loss(q_B, target_B, reduction="none")
+    return (error_B if weight_B is None else error_B * weight_B).mean()
+
+
+def td_error(q_KB: Tensor, target_B: Tensor) -> Tensor:
+    """[B] distance of what was said to what should have been, averaged over the critics: a row's priority.
+
+    Args:
+        q_KB: [K, B], or [B], what the critics say.
+        target_B: [B] what they should say.
+
+    Raises:
+        ValueError: `target_B` is not 1-D.
+
+    Source: Schaul et al., arXiv:1511.05952, section 3.3.
+    """
+    _one_dimensional(target_B=target_B)
+    error = (q_KB - target_B).detach().abs()
+    return error if error.ndim == 1 else error.mean(dim=0)
+
+
+# --- losses of policies -----------------------------------------------------------------------------------------------
+
+
+def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor) -> Tensor:
+    """Moves the policy towards valuable actions and entropy.
+
+    Args:
+        q_B: [B] value of fresh actions, with gradients through the actions.
+        log_prob_B: [B] their log-density, in nats.
+        alpha: scalar temperature, without gradient.
+
+    Raises:
+        ValueError: an argument is not 1-D.
+
+    Source: Haarnoja et al., arXiv:1812.05905, eq. 7.
+    """
+    _one_dimensional(q_B=q_B, log_prob_B=log_prob_B)
+    return (alpha * log_prob_B - q_B).mean()
+
+
+def discrete_policy_loss(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
+    """`policy_loss` over discrete actions, whose expectation needs no sample.
+
+    Args:
+        q_BN: [B, N] values, without gradient.
+        log_prob_BN: [B, N] the policy's log-probabilities, in nats.
+        alpha: scalar temperature, without gradient.
+
+    Source: Christodoulou, arXiv:1910.07207, eq. 12.
+    """
+    return -soft_value(q_BN, log_prob_BN, alpha).mean()
+
+
+def deterministic_policy_loss(q_B: Tensor) -> Tensor:
+    """Moves a deterministic policy uphill.
+
+    Args:
+        q_B: [B] value of the policy's actions, with gradients through the actions.
+
+    Raises:
+        ValueError: `q_B` is not 1-D.
+
+    Source: Silver et al., ICML 2014, eq. 9; TD3 takes the first critic (Fujimoto et al., arXiv:1802.09477, algorithm 1).
+    """
+    _one_dimensional(q_B=q_B)
+    return -q_B.mean()
+
+
+def temperature_loss(log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float) -> Tensor:
+    """Moves the temperature towards a target entropy.
+
+    Args:
+        log_alpha: scalar; the temperature is exp(log_alpha).
+        log_prob_B: [B] float32, log-density of freshly sampled actions, in nats; for discrete actions minus each
+            state's entropy.
+        target_entropy: nats, usually minus the action dimension.
+
+    Raises:
+        ValueError: `log_prob_B` is not 1-D.
+
+    Source: Haarnoja et al., arXiv:1812.05905, eq. 18, with log_alpha in place of alpha, as its authors' code has it.
+    """
+    _one_dimensional(log_prob_B=log_prob_B)
+    return -(log_alpha * (log_prob_B.detach() + target_entropy)).mean()

@@ -1,0 +1,70 @@
+"""Making optimizers, stepping them, and having slow copies follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.errors import ConfigError
+
+
+def make_optimizer(
+    name: str, parameters: Sequence[Tensor], lr: float, betas: Sequence[float] | None = None, l2: float | None = None
+) -> torch.optim.Optimizer:
+    """An optimizer by its name, fused where torch has it for these parameters' device.
+
+    Args:
+        name: adam, adamw or sgd.
+        parameters: what it moves.
+        lr: learning rate.
+        betas: Adam's; None: torch's default.
+        l2: weight decay; None: the optimizer's default.
+
+    Raises:
+        ConfigError: the name is none of adam, adamw and sgd.
+    """
+    kind = name.lower()
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, weight_decay=l2 or 0.0)
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    if kind not in makers:
+        raise ConfigError(f"optimizer {name!r} is none of adam, adamw, sgd")
+    options: dict[str, Any] = {"lr": lr}
+    if betas is not None:
+        options["betas"] = tuple(betas)
+    if l2 is not None:
+        options["weight_decay"] = l2
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    return makers[kind](parameters, fused=fused, **options)
+
+
+def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | None = None) -> None:
+    """One step of the optimizer down this loss.
+
+    Args:
+        optimizer: whose parameters the loss depends on.
+        loss: scalar with gradients.
+        max_norm: a larger Euclidean norm of all gradients together is scaled down to this; None: none is.
+    """
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+    optimizer.step()
+
+
+@torch.no_grad()
+def follow(targets: list[Tensor], sources: list[Tensor], polyak: float) -> None:
+    """Move slow copies towards what they copy, in place.
+
+    Args:
+        targets: parameters of the slow copy.
+        sources: those of what it copies, in the same order.
+        polyak: share of itself that the copy keeps; 0: it becomes equal.
+
+    Source: Polyak averaging as in Lillicrap et al., arXiv:1509.02971, algorithm 1, with polyak = 1 - tau.
+    """
+    torch._foreach_lerp_(targets, sources, 1.0 - polyak)
