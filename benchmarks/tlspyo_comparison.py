@@ -310,7 +310,8 @@ def their_weights(keys: str) -> float:
     relay.recv()
     fleet = Process(their_fleet, keys, port)
     fleet.recv()
-    trainer = Process(their_trainer, keys, port, mp.get_context("spawn").Value("q", 0))
+    got = mp.get_context("spawn").Value("q", 0)  # in a name: it goes with the last one
+    trainer = Process(their_trainer, keys, port, got)
     trainer.recv()
     times = []
     for _ in range(2):
@@ -401,4 +402,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+    finally:  # tlspyo's processes outlive a parent that fails
+        for left in psutil.Process().children(recursive=True):
+            left.kill()
+    sys.exit(status)
