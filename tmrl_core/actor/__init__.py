@@ -9,7 +9,11 @@ from tmrl_core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
+    from tmrl_core.actor.numpy_on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
+    from tmrl_core.actor.numpy_on_policy import NumpyGaussianMLPActor as NumpyGaussianMLPActor
     from tmrl_core.actor.numpy_policies import NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor
+    from tmrl_core.actor.on_policy_policies import CategoricalMLPActor as CategoricalMLPActor
+    from tmrl_core.actor.on_policy_policies import GaussianMLPActor as GaussianMLPActor
     from tmrl_core.actor.torch_module import TorchActorModule as TorchActorModule
     from tmrl_core.actor.torch_policies import SquashedGaussianMLPActor as SquashedGaussianMLPActor
     from tmrl_core.actor.twins import choose_actor as choose_actor
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ActorModule": "module",
+    "CategoricalMLPActor": "on_policy_policies",
+    "GaussianMLPActor": "on_policy_policies",
+    "NumpyCategoricalMLPActor": "numpy_on_policy",
+    "NumpyGaussianMLPActor": "numpy_on_policy",
     "NumpySquashedGaussianMLPActor": "numpy_policies",
     "SquashedGaussianMLPActor": "torch_policies",
     "TorchActorModule": "torch_module",
@@ -26,6 +34,10 @@ _HOMES = {
 
 __all__ = [
     "ActorModule",
+    "CategoricalMLPActor",
+    "GaussianMLPActor",
+    "NumpyCategoricalMLPActor",
+    "NumpyGaussianMLPActor",
     "NumpySquashedGaussianMLPActor",
     "SquashedGaussianMLPActor",
     "TorchActorModule",

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tmrl_core.actor.activations import activation_name
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.numpy_on_policy import NumpyCategoricalMLPActor, NumpyGaussianMLPActor
 from tmrl_core.actor.numpy_policies import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
 from tmrl_core.config import resolve_with
 from tmrl_core.errors import ConfigError
 
-_TWINS: dict[str, type[NumpySquashedGaussianMLPActor]] = {
+_TWINS: dict[str, Callable[..., ActorModule]] = {
+    "tmrl_core.actor:CategoricalMLPActor": NumpyCategoricalMLPActor,
+    "tmrl_core.actor.on_policy_policies:CategoricalMLPActor": NumpyCategoricalMLPActor,
+    "tmrl_core.actor:GaussianMLPActor": NumpyGaussianMLPActor,
+    "tmrl_core.actor.on_policy_policies:GaussianMLPActor": NumpyGaussianMLPActor,
     "tmrl_core:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
     "tmrl_core.actor:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
     "tmrl_core.actor.torch_policies:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
@@ -19,12 +26,17 @@ _TWINS: dict[str, type[NumpySquashedGaussianMLPActor]] = {
 
 _NUMPY_POLICIES = frozenset(
     {
+        "tmrl_core.actor:NumpyCategoricalMLPActor",
+        "tmrl_core.actor.numpy_on_policy:NumpyCategoricalMLPActor",
+        "tmrl_core.actor:NumpyGaussianMLPActor",
+        "tmrl_core.actor.numpy_on_policy:NumpyGaussianMLPActor",
         "tmrl_core.actor:NumpySquashedGaussianMLPActor",
         "tmrl_core.actor.numpy_policies:NumpySquashedGaussianMLPActor",
     }
 )
 
-_KEYWORDS = frozenset({"hidden_sizes", "activation"})
+_NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
+"""Parameters of a twin that are no keyword arguments of the policy."""
 
 
 def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[..., Any] | None:
@@ -48,7 +60,7 @@ def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[
         actor if isinstance(actor, str) else f"{_attribute(actor, '__module__')}:{_attribute(actor, '__qualname__')}"
     )
     twin = _TWINS.get(reference)
-    if twin is None or not _KEYWORDS.issuperset(keywords):
+    if twin is None or not (inspect.signature(twin).parameters.keys() - _NO_KEYWORDS).issuperset(keywords):
         return None
     if activation_name(keywords.get("activation", "relu")) not in SUPPORTED_ACTIVATIONS:
         return None
@@ -89,7 +101,8 @@ def choose_actor(
 
 
 def _acts_without_torch(actor: Any) -> bool:
-    return actor is NumpySquashedGaussianMLPActor or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
+    classes = (NumpySquashedGaussianMLPActor, NumpyCategoricalMLPActor, NumpyGaussianMLPActor)
+    return actor in classes or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
 
 
 def _attribute(value: Any, name: str) -> str:

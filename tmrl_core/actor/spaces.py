@@ -1,0 +1,77 @@
+"""Action spaces as on-policy policies see them: a few numbered actions, or a Box that clips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tmrl_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DiscreteActions:
+    """The actions of a Discrete space.
+
+    Args:
+        count: how many.
+        start: the first.
+    """
+
+    count: int
+    start: int
+
+    def of(self, index: int) -> Any:
+        """The action of this index, from 0: an np.int64."""
+        return np.int64(index + self.start)
+
+
+def discrete_actions(owner: str, space: Any) -> DiscreteActions:
+    """The actions of a space that a categorical policy can choose from.
+
+    Raises:
+        ConfigError: it is not Discrete.
+    """
+    if not isinstance(space, spaces.Discrete):
+        raise ConfigError(f"{owner} chooses from a Discrete space, the environment's action space is {space}.")
+    return DiscreteActions(int(space.n), int(space.start))
+
+
+@dataclass(frozen=True)
+class BoxBounds:
+    """The bounds of a Box of actions, which may be infinite.
+
+    Args:
+        low, high: [size] float64.
+        shape: of one action.
+        dtype: of one action.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of one action."""
+        return int(self.low.size)
+
+    def clipped(self, drawn: np.ndarray) -> np.ndarray:
+        """An action of the space: `drawn` [size], within the bounds."""
+        action: np.ndarray = np.clip(drawn, self.low, self.high).astype(self.dtype).reshape(self.shape)
+        return action
+
+
+def box_bounds(owner: str, space: Any) -> BoxBounds:
+    """The bounds of an action space that a Gaussian policy can act in.
+
+    Raises:
+        ConfigError: it is no Box of floats.
+    """
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise ConfigError(f"{owner} acts in a Box of floats, the environment's action space is {space}.")
+    low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
+    return BoxBounds(low, high, space.shape, np.dtype(space.dtype))
