@@ -128,7 +128,8 @@ def server(network: Network, pipe: Pipe) -> None:
                 return
             if command == "forget":
                 forget_peak()
-            pipe.send((made.relay.queued_bytes, made.relay.reserved_bytes) if command == "queued" else memory_bytes())
+            flow = made.relay.flow
+            pipe.send((flow.queued_bytes, flow.reserved_bytes) if command == "queued" else memory_bytes())
 
 
 def _say_why_links_end(relay: Any) -> None:

@@ -231,8 +231,8 @@ class World:
     def check(self) -> None:
         """The relay's budgets."""
         relay = self.relay
-        assert 0 <= relay.reserved_bytes <= SETTINGS.budget_bytes
-        assert 0 <= relay.queued_bytes <= SETTINGS.budget_bytes
+        assert 0 <= relay.flow.reserved_bytes <= SETTINGS.budget_bytes
+        assert 0 <= relay.flow.queued_bytes <= SETTINGS.budget_bytes
 
     def goes_on(self) -> None:
         """A message of the good worker's reaches the good trainer's memory and is acknowledged."""

@@ -594,7 +594,7 @@ def test_a_want_is_granted_up_to_the_window_and_again_when_something_was_forward
     tell(ends.trainer, Credit(0, 0, 10 * size))
     assert sum(len(frame.buffer) for frame in sent(ends.trainer) if frame.kind == Kind.DATA) == size
     assert ends.limits(0) == [65_536 + window]
-    assert ends.relay.reserved_bytes == 65_536 + window - size
+    assert ends.relay.flow.reserved_bytes == 65_536 + window - size
 
 
 def test_a_large_want_is_not_passed_over_for_small_ones_that_came_later() -> None:
@@ -612,12 +612,12 @@ def test_a_large_want_is_not_passed_over_for_small_ones_that_came_later() -> Non
 
 def test_a_resume_voids_what_is_queued_of_the_epoch_before() -> None:
     ends = Ends()
-    reserved = ends.relay.reserved_bytes
+    reserved = ends.relay.flow.reserved_bytes
     ends.message(0, bytes(1_000))
-    assert ends.relay.queued_bytes > 0
+    assert ends.relay.flow.queued_bytes > 0
     tell(ends.trainer, Resume(ends.channels[0], 0), Credit(0, 0, 1 << 20))
-    assert ends.relay.queued_bytes == 0
-    assert ends.relay.reserved_bytes == reserved
+    assert ends.relay.flow.queued_bytes == 0
+    assert ends.relay.flow.reserved_bytes == reserved
     assert not [frame for frame in sent(ends.trainer) if frame.kind == Kind.DATA]
 
 
@@ -627,7 +627,7 @@ def test_workers_are_halted_when_the_trainer_goes_and_their_queues_are_given_bac
     ends.trainer.lost(None, 1.0)
     for worker in ends.workers:
         assert Halt(0) in said(worker)
-    assert (ends.relay.queued_bytes, ends.relay.reserved_bytes) == (0, 0)
+    assert (ends.relay.flow.queued_bytes, ends.relay.flow.reserved_bytes) == (0, 0)
 
 
 def publish(trainer: Connection, incarnation: int, counter: int) -> None:

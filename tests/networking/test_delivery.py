@@ -451,7 +451,7 @@ class Delivery(RuleBasedStateMachine):
         if frame.flags & LAST:
             assert self.current_sent == self.messages[current[0]].size
             self.messages[current[0]].fate = "sent"
-        self.flight.append(bytes(wire))
+        self.flight.append(bytearray(bytes(wire)))
 
     @rule(window=st.sampled_from([1, 1_000, 80_000, 1 << 20]))
     def want(self, window: int) -> None:

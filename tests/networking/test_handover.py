@@ -108,7 +108,7 @@ def test_what_a_worker_hands_over_reaches_the_trainer_that_comes_later_in_order_
     assert worker.sender.samples_acked == 0
     assert spooled(network, worker) == 4
     assert network.relay.streams == {}
-    assert network.relay.reserved_bytes == network.relay.queued_bytes == 0
+    assert network.relay.flow.reserved_bytes == network.relay.flow.queued_bytes == 0
     trainer.connect()
     network.settle(work=trainer)
     assert trainer.memory == worker.made
@@ -185,7 +185,7 @@ def test_a_trainer_that_comes_during_a_hand_over_gets_the_spooled_part_then_the_
     assert trainer.memory == worker.made
     assert trainer.state.gap_messages == 0
     assert network.spool.used_bytes == 0
-    assert network.relay.reserved_bytes == network.relay.queued_bytes == 0
+    assert network.relay.flow.reserved_bytes == network.relay.flow.queued_bytes == 0
     assert network.relay.streams == {}
 
 
@@ -413,7 +413,7 @@ def test_a_full_spool_says_so_and_the_rest_stays_with_the_worker() -> None:
     trainer.connect()
     network.settle(work=trainer)
     assert sorted(trainer.memory) == sorted(worker.made + other.made), "they are still there: their usual way is open"
-    assert network.relay.reserved_bytes <= 2 * network.settings.standing_bytes
+    assert network.relay.flow.reserved_bytes <= 2 * network.settings.standing_bytes
 
 
 def test_samples_of_another_run_are_kept_until_its_trainer_comes(network: SpoolNetwork) -> None:

@@ -471,13 +471,13 @@ def test_a_message_that_begins_before_the_last_one_has_ended(place: Place) -> No
 
 
 def test_what_was_half_sent_by_a_worker_that_lost_its_link_is_given_back(place: Place) -> None:
-    reserved = place.relay.reserved_bytes
+    reserved = place.relay.flow.reserved_bytes
     wolf = place.stranger()
     resume = wolf.as_worker()
     wolf.frame(Kind.DATA, FIRST, (head(length=100_000) + bytes(70_000))[:MAX_PAYLOAD_BYTES], epoch=resume.epoch)
     wolf.tell(CloseStream(77))
     wolf.refused("misuse", "channel 77")
-    until(lambda: place.relay.reserved_bytes == reserved)
+    until(lambda: place.relay.flow.reserved_bytes == reserved)
     place.goes_on()
 
 
@@ -486,7 +486,7 @@ def test_frames_of_an_epoch_that_is_over_are_thrown_away(place: Place) -> None:
     resume = wolf.as_worker()
     for _ in range(5):
         wolf.frame(Kind.DATA, FIRST | LAST, head(length=30_000) + bytes(30_000), epoch=resume.epoch + 1)
-    until(lambda: place.relay.discarded_messages == 5)
+    until(lambda: place.relay.flow.discarded_messages == 5)
     place.goes_on()
 
 
@@ -496,7 +496,7 @@ def test_a_stream_of_another_run_reaches_nobody(place: Place) -> None:
     assert isinstance(wolf.hear(Welcome), Welcome)
     wolf.tell(OpenStream(0, b"stream of a wolf", "wolf"))
     wolf.frame(Kind.DATA, FIRST | LAST, head() + b"x")
-    until(lambda: place.relay.discarded_messages == 1)
+    until(lambda: place.relay.flow.discarded_messages == 1)
     place.goes_on()
     assert place.trainer.counts.workers == 1
 

@@ -181,7 +181,8 @@ def test_joined_messages_stay_within_the_limits_and_apart_where_layouts_differ(p
     other = Buffer(maxlen=None)
     other.append_sample((np.zeros(1, np.float32), np.zeros(2, np.float32), 0.0, False, True, {}))
     hand_over_at_once(worker, [*small[:20], *other.take()[0], *small[20:]], [])
-    sizes, widths = [], []
+    sizes: list[int] = []
+    widths: list[int] = []
     while sum(sizes) < 401:
         assert trainer.wait(DEADLINE_S)
         received = trainer.receive()

@@ -179,8 +179,8 @@ class Network:
         moved = False
         for pipe in self.random.sample(self.pipes, len(self.pipes)):
             moved = pipe.step() or moved
-        assert 0 <= self.relay.reserved_bytes <= self.settings.budget_bytes
-        assert self.relay.queued_bytes <= self.relay.reserved_bytes
+        assert 0 <= self.relay.flow.reserved_bytes <= self.settings.budget_bytes
+        assert self.relay.flow.queued_bytes <= self.relay.flow.reserved_bytes
         return moved
 
     def settle(self, until: Callable[[], bool] | None = None, work: Trainer | None = None, steps: int = 20_000) -> None:
@@ -235,7 +235,7 @@ def test_samples_arrive_in_order_once_and_are_acknowledged_after_the_commit(netw
     assert trainer.memory == worker.made
     assert worker.sender.samples_acked == 4
     assert worker.sender.held_bytes == 0
-    assert network.relay.queued_bytes == 0
+    assert network.relay.flow.queued_bytes == 0
 
 
 def test_a_trainer_killed_between_receipt_and_append_gets_the_sample_again(network: Network) -> None:
@@ -293,7 +293,7 @@ def test_a_link_cut_at_any_moment_loses_nothing_and_duplicates_nothing() -> None
             mine = [body for body in trainer.memory if body.startswith(worker.name.encode() + b":")]
             assert mine == worker.made, f"seed {seed}: the order within a stream changed"
             assert worker.sender.samples_acked == len(worker.made), f"seed {seed}"
-        assert network.relay.queued_bytes == 0
+        assert network.relay.flow.queued_bytes == 0
         assert trainer.state.gap_messages == 0
 
 
@@ -448,7 +448,7 @@ def test_who_sends_little_is_among_the_next_however_many_send_much() -> None:
             worker.make(60_000)
     network.settle(until=lambda: len(trainer.memory) > 50, work=trainer)
     trainer.pipe.frozen = True
-    network.settle(until=lambda: network.relay.queued_bytes > 60 * 60_000)
+    network.settle(until=lambda: network.relay.flow.queued_bytes > 60 * 60_000)
     little.make(100)
     network.settle(until=lambda: bool(network.relay.streams[little.sender.stream].queue))
     taken = len(trainer.memory)
@@ -471,7 +471,7 @@ def test_who_asks_for_little_credit_does_not_wait_behind_all_who_ask_for_much() 
         for _ in range(9):
             worker.make(300_000)
     relay = network.relay
-    network.settle(until=lambda: len(relay._wants) > 5 and len(trainer.memory) > 60, work=trainer)
+    network.settle(until=lambda: len(relay.flow._wants) > 5 and len(trainer.memory) > 60, work=trainer)
     little.make(100_000)  # more than the standing credit
     taken = len(trainer.memory)
     network.settle(until=lambda: little.made[-1] in trainer.memory, work=trainer)
@@ -645,7 +645,7 @@ def test_what_a_lost_worker_had_delivered_whole_still_arrives(network: Network) 
     network.settle(work=trainer)
     assert trainer.memory == worker.made
     assert network.relay.streams == {}
-    assert network.relay.reserved_bytes == 0
+    assert network.relay.flow.reserved_bytes == 0
 
 
 def test_a_second_trainer_is_refused_while_the_first_is_alive_and_admitted_when_it_is_silent(network: Network) -> None:

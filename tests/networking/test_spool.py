@@ -284,7 +284,7 @@ def test_delivery_holds_over_cuts_and_restarts_of_the_server(
     assert trainer.memory == worker.made
     assert (trainer.state.gap_messages, trainer.state.duplicates) == (0, 0)
     assert network.refused == []
-    assert network.relay.reserved_bytes == network.relay.queued_bytes == 0
+    assert network.relay.flow.reserved_bytes == network.relay.flow.queued_bytes == 0
     network.spool.close()
 
 
@@ -460,7 +460,7 @@ def test_a_worker_whose_samples_the_disk_does_not_take_keeps_them_and_is_told_wh
             thread.posted.get()()
     assert "No space left" in worker.state.hand_over_refusal
     assert not worker.sender.settled
-    assert network.relay.reserved_bytes == network.relay.queued_bytes == 0
+    assert network.relay.flow.reserved_bytes == network.relay.flow.queued_bytes == 0
     trainer = Trainer(network)
     trainer.connect()
     network.settle(work=trainer)
@@ -493,7 +493,7 @@ def test_a_slow_disk_holds_up_nobody_else_and_takes_no_more_than_the_credit(tmp_
     trainer.connect()
     end(ending)
     network.settle()
-    assert 0 < network.relay.queued_bytes <= 4 << 20, "and no more than that is in memory"
+    assert 0 < network.relay.flow.queued_bytes <= 4 << 20, "and no more than that is in memory"
     assert ending.sender.samples_stored == 0, "stored means in the file"
     for _ in range(20):
         live.make(50_000)
@@ -505,7 +505,7 @@ def test_a_slow_disk_holds_up_nobody_else_and_takes_no_more_than_the_credit(tmp_
         network.step()
         while not thread.posted.empty():
             thread.posted.get()()
-    assert network.relay.queued_bytes == 0
+    assert network.relay.flow.queued_bytes == 0
     network.spool.close()
 
 

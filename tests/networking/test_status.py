@@ -135,19 +135,19 @@ def test_what_is_there_is_told(wires: Wires) -> None:
     assert stream.relayed_bytes > 1000
     assert stream.dropped_messages == 0
     assert seen.budgets["samples"].limit_bytes == wires.relay.settings.budget_bytes
-    assert seen.budgets["samples"].reserved_bytes == wires.relay.reserved_bytes
+    assert seen.budgets["samples"].reserved_bytes == wires.relay.flow.reserved_bytes
     assert seen.budgets["policy"].used_bytes == seen.policy.size_bytes > 0
 
 
 def test_what_is_queued_is_told_while_the_trainer_takes_nothing(wires: Wires) -> None:
     wires.trainer()
     _, sender = wires.worker("a")
-    wires.relay._trainer_limit = 0  # what a trainer that has given no credit looks like
+    wires.relay.flow._trainer_limit = 0  # what a trainer that has given no credit looks like
     sender.offer([b"x" * 500], 1)
     wires.run()
     (stream,) = wires.look().streams
     assert stream.queued_messages == 1
-    assert stream.queued_bytes == wires.relay.queued_bytes > 500
+    assert stream.queued_bytes == wires.relay.flow.queued_bytes > 500
     assert stream.relayed_messages == 0
 
 

@@ -35,7 +35,7 @@ def same(first: Chunk, second: Chunk) -> bool:
     return first.kinds == second.kinds and list(first.step) == list(second.step)
 
 
-TREES = {
+TREES: dict[str, Any] = {
     "array": lambda i: np.full((3, 2), i, np.float32),
     "scalar": float,
     "tuple": lambda i: (np.full(2, i), np.float32(i), f"text {i}"),

@@ -27,9 +27,9 @@ class Checker:
             Violation: a budget is passed, or weights went back.
         """
         relay, owner = self.network.relay, end.owner
-        if not 0 <= relay.queued_bytes <= relay.reserved_bytes <= relay.settings.budget_bytes:
+        if not 0 <= relay.flow.queued_bytes <= relay.flow.reserved_bytes <= relay.settings.budget_bytes:
             raise Violation(
-                f"the relay's budget: {relay.queued_bytes} bytes queued, {relay.reserved_bytes} reserved, "
+                f"the relay's budget: {relay.flow.queued_bytes} bytes queued, {relay.flow.reserved_bytes} reserved, "
                 f"{relay.settings.budget_bytes} allowed"
             )
         if isinstance(owner, Worker):
@@ -78,11 +78,11 @@ class Checker:
         reserved = sum(stream.reserved for stream in relay.streams.values())
         queued = sum(size for stream in relay.streams.values() for _, size in stream.queue)
         queued += sum(size for stream in relay.streams.values() for _, size in stream.handed)
-        queued += relay._sending[2] if relay._sending is not None and not relay._sending_spooled else 0
-        if reserved != relay.reserved_bytes or queued != relay.queued_bytes:
+        queued += relay.flow._sending[2] if relay.flow._sending is not None and not relay.flow._sending_spooled else 0
+        if reserved != relay.flow.reserved_bytes or queued != relay.flow.queued_bytes:
             raise Violation(
-                f"the relay counts {relay.reserved_bytes} bytes reserved and {relay.queued_bytes} queued; there are "
-                f"{reserved} and {queued}"
+                f"the relay counts {relay.flow.reserved_bytes} bytes reserved and {relay.flow.queued_bytes} queued; "
+                f"there are {reserved} and {queued}"
             )
         for worker in workers:
             self.accounts(worker)

@@ -15,6 +15,7 @@ from tmrl_core.networking.framing import Frame
 from tmrl_core.networking.messages import Want
 from tmrl_core.networking.peers import TrainerState
 from tmrl_core.networking.relay import Relay, RelayConnection
+from tmrl_core.networking.relay.flow import Flow
 from tmrl_core.networking.relay.handover import HandOvers
 from tmrl_core.networking.relay.spool import About, Spool, SpooledMessage
 from tmrl_core.networking.relay.streams import RelayStream
@@ -103,9 +104,9 @@ def no_gap_notice() -> Iterator[None]:
 def no_budget() -> Iterator[None]:
     """The relay grants whatever is asked for."""
 
-    want = Relay.want
+    want = Flow.want
 
-    def generous(self: Relay, connection: RelayConnection, message: Want) -> None:
+    def generous(self: Flow, connection: RelayConnection, message: Want) -> None:
         want(self, connection, message)
         stream = connection.stream(message.channel)
         need = message.total - stream.limit
@@ -114,7 +115,7 @@ def no_budget() -> Iterator[None]:
             self.reserved_bytes += need
             self._tell_limit(stream)
 
-    with patch.object(Relay, "want", generous):
+    with patch.object(Flow, "want", generous):
         yield
 
 
@@ -122,15 +123,15 @@ def no_budget() -> Iterator[None]:
 def no_epochs() -> Iterator[None]:
     """The relay takes frames of an earlier resume for those of the latest."""
 
-    samples_frame = Relay.samples_frame
+    samples_frame = Flow.frame
 
-    def any_epoch(self: Relay, connection: RelayConnection, frame: Frame) -> None:
+    def any_epoch(self: Flow, connection: RelayConnection, frame: Frame) -> None:
         stream = connection.streams.get(frame.channel)
         if stream is not None and stream.active:
             frame.epoch = stream.epoch
         samples_frame(self, connection, frame)
 
-    with patch.object(Relay, "samples_frame", any_epoch):
+    with patch.object(Flow, "frame", any_epoch):
         yield
 
 

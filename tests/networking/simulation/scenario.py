@@ -296,8 +296,8 @@ class Scenario:
         for worker in self.workers:
             forgotten = self.spool == "memory" and network.servers > worker.servers
             self.checker.finished(worker, memory, elsewhere, forgotten)
-        if network.relay.queued_bytes:
-            raise Violation(f"{network.relay.queued_bytes} bytes are left at the relay")
+        if network.relay.flow.queued_bytes:
+            raise Violation(f"{network.relay.flow.queued_bytes} bytes are left at the relay")
 
     def fill(self) -> None:
         """What the result says of the run so far."""

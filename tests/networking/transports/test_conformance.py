@@ -303,10 +303,10 @@ def test_a_slow_reader_holds_back_no_other_and_no_memory_grows(ends: Ends, loop:
                 sender.offer([bytes(1_000_000)], 1)
             driver.wake()
             # Nobody takes anything from the trainer's inbox: it fills, then the relay's budget, and no more.
-            await until(lambda: trainer.inbox_held > 3 << 20 and session.relay.queued_bytes > 2 << 20)
+            await until(lambda: trainer.inbox_held > 3 << 20 and session.relay.flow.queued_bytes > 2 << 20)
             for _ in range(200):
                 await asyncio.sleep(0)
-                assert session.relay.reserved_bytes <= 40 << 20
+                assert session.relay.flow.reserved_bytes <= 40 << 20
             other, other_sender = make_worker("other")
             await session.worker(other)
             await until(lambda: other_sender.active)

@@ -128,7 +128,7 @@ class RelayConnection(Connection):
             case CloseStream():
                 relay.close_stream(self, message.channel)
             case Want():
-                relay.want(self, message)
+                relay.flow.want(self, message)
             case HandOver():
                 relay.hand_overs.begin(self, message.channel)
             case Waits():
@@ -145,7 +145,7 @@ class RelayConnection(Connection):
             case Ack():
                 relay.ack(message)
             case Credit():
-                relay.trainer_credit(message)
+                relay.flow.trainer_credit(message)
             case Direct():
                 relay.direct(message)
             case Report():
@@ -181,7 +181,7 @@ class RelayConnection(Connection):
 
     def _on_frame(self, frame: Frame) -> None:
         if self.state == "worker" and frame.kind == Kind.DATA:
-            self.relay.samples_frame(self, frame)
+            self.relay.flow.frame(self, frame)
         elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
             self._policy_frame(frame)
         else:
@@ -218,7 +218,7 @@ class RelayConnection(Connection):
 
     def _next_frame(self) -> bytes | bytearray | None:
         if self.state == "trainer":
-            return self.relay.next_samples_frame()
+            return self.relay.flow.next_frame()
         if self.state == "probe":
             return self.echoes.next_frame()
         if self.state != "worker":

@@ -78,9 +78,9 @@ class HandOvers:
         if stream.trainer_channel or stream.handing:
             return  # a trainer has come meanwhile, and will resume it; or it was said twice
         kept = self.kept(stream)
-        self.relay.void(stream)
+        self.relay.flow.void(stream)
         stream.handing = True
-        self.relay.activate(stream)
+        self.relay.flow.activate(stream)
         connection.send(Resume(channel, kept.next_number if kept is not None else 0, stream.epoch, stream.limit))
         connection.put(("stored", channel), Stored(channel, kept.stored if kept is not None else 0))
 
@@ -98,16 +98,16 @@ class HandOvers:
         body[0] = body[0][SAMPLES_HEAD.size :]
         about = About(stream.id, stream.run, stream.name, stream.signature)
         stream.handed.append((number, size))
-        self.relay.queued_bytes += size
+        self.relay.flow.queued_bytes += size
         refusal = self.spool.append(about, number=number, floor=floor, position=position, samples=samples, body=body)
         if refusal:
             stream.handed.pop()
-            self.relay.queued_bytes -= size
+            self.relay.flow.queued_bytes -= size
             self._refuse(stream, refusal)
 
     def _refuse(self, stream: RelayStream, reason: str) -> None:
         """Take no more of a stream, and tell its worker; it may ask again when it is told to halt again."""
-        self.relay.void(stream)
+        self.relay.flow.void(stream)
         stream.handing = False
         kept = self.kept(stream)
         self.say(f"samples of worker {stream.name}, run {stream.run!r}, are not taken: {reason}")
@@ -126,8 +126,8 @@ class HandOvers:
             stream.worker.put(("stored", stream.channel), Stored(stream.channel, stored))
         while stream.handed and stream.handed[0][0] < stored:
             _, size = stream.handed.popleft()
-            self.relay.queued_bytes -= size
-            self.relay.forwarded(stream, size)
+            self.relay.flow.queued_bytes -= size
+            self.relay.flow.forwarded(stream, size)
 
     def _failed(self, stream_id: bytes, reason: str) -> None:
         stream = self.relay.streams.get(stream_id)

@@ -88,11 +88,11 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
         spooled=tuple(spooled),
         spooled_left_out=spooled_left_out,
         budgets=_budgets(relay, policy_bytes),
-        relayed_messages=relay.relayed_messages,
-        relayed_samples=relay.relayed_samples,
-        relayed_bytes=relay.relayed_bytes,
-        dropped_messages=relay.dropped_messages,
-        discarded_messages=relay.discarded_messages,
+        relayed_messages=relay.flow.relayed_messages,
+        relayed_samples=relay.flow.relayed_samples,
+        relayed_bytes=relay.flow.relayed_bytes,
+        dropped_messages=relay.flow.dropped_messages,
+        discarded_messages=relay.flow.discarded_messages,
         refused_peers=relay.refused_peers,
         protocol_errors=relay.protocol_errors,
         **_known(relay.process()),
@@ -121,8 +121,8 @@ def _budgets(relay: Relay, policy_bytes: int) -> dict[str, BudgetStatus]:
     """Every bounded store, by the name that people see."""
     budgets = {
         "samples": BudgetStatus(
-            used_bytes=relay.queued_bytes,
-            reserved_bytes=relay.reserved_bytes,
+            used_bytes=relay.flow.queued_bytes,
+            reserved_bytes=relay.flow.reserved_bytes,
             limit_bytes=relay.settings.budget_bytes,
         ),
         "policy": BudgetStatus(used_bytes=policy_bytes, limit_bytes=relay.settings.max_policy_bytes),
