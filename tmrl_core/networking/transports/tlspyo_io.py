@@ -11,7 +11,7 @@ classes inside of them are used instead, with what has to differ overridden:
   the Server. So nobody else can join it and listen, the sender of each message is known by its connection, and two TLS
   hops less are needed. A peer may join one new group `p.` + 128 random bits and send to `hub`, and nothing else.
 - *Endpoint*: one connection, whose end is reported with its reason; a new one is a new link, with a new group.
-- Both: no Nagle's algorithm (together with TCP's delayed acknowledgements it costs a lone message 40 ms), messages of
+- Both: no Nagle's algorithm (with delayed acknowledgements of TCP it can hold a lone message for 40 ms), messages of
   64 kB at most, MessagePack instead of pickle, and none of tlspyo's acknowledgements, which nothing waits for.
 
 The process ends with its parent: at the end of its standard input (which the parent holds open), of the local
