@@ -80,7 +80,7 @@ class LinkPieces:
         """Whether the window has room for more bytes."""
         return self._sent - self._sent_read < self._window_bytes
 
-    def data(self, buffers: Sequence[bytes | bytearray]) -> Iterator[bytearray]:
+    def data(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytearray]:
         """The full pieces that these buffers, after what is left of earlier ones, make; `rest` has what is left now."""
         for buffer in buffers:
             self._sent += len(buffer)
