@@ -323,3 +323,26 @@ def test_a_slow_reader_holds_back_no_other_and_no_memory_grows(ends: Ends, loop:
             await until(drain)
 
     loop.run_until_complete(main())
+
+
+def test_a_connection_that_fails_by_our_own_fault_ends_its_link(
+    ends: Ends, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with Session(ends) as session:
+            worker, _ = make_worker()
+            connection, driver = await session.worker(worker)
+            other, _ = await session.worker(make_worker("b")[0])
+            await until(lambda: connection.state == "open" and other.state == "open")
+
+            def broken(now: float) -> list[bytes | bytearray | memoryview]:
+                raise IndexError("a defect")
+
+            session.accepted[0].to_send = broken  # type: ignore[method-assign]
+            session.accepted[0].wake()
+            await asyncio.wait_for(driver.ended, DEADLINE_S)
+            assert len(session.relay.workers) == 1
+            assert not other.closing
+
+    loop.run_until_complete(main())
+    assert "a link failed" in caplog.text

@@ -6,11 +6,14 @@ Everything here runs in the thread of one asyncio event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.connection import Connection
+
+logger = logging.getLogger(__name__)
 
 LINGER_S = 1.0
 """How long a closed link still waits for the other side to read the last words."""
@@ -76,6 +79,14 @@ class Driver(ABC):
 
     def _pump(self) -> None:
         self._scheduled = False
+        try:
+            self._move()
+        except Exception:
+            # A defect of ours: a link that stood still for ever would hide it, and a new one starts clean.
+            logger.exception("a link failed and is closed; its client makes a new one")
+            self.abort()
+
+    def _move(self) -> None:
         connection = self.connection
         while self._writable() or (connection.closing and not self._finishing):
             buffers = connection.to_send(self.loop.time())
