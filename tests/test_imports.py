@@ -45,7 +45,12 @@ LAYERS: list[tuple[str, ...]] = [
 PROTOCOL = ("messages", "framing", "connection", "delivery", "peers", "relay")
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
 DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
-TORCH_FILES = {"actor.torch_module", "actor.torch_policies"}
+TORCH_FILES = {
+    "actor.off_policy_policies",
+    "actor.on_policy_policies",
+    "actor.torch_module",
+    "actor.torch_policies",
+}
 
 
 def module_name(file: Path) -> str:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor, numpy_twin
+import tmrl_core.actor
+from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor, choose_actor, numpy_twin
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
 ACT = spaces.Box(-1, 1, (1,), np.float32)
@@ -73,3 +74,26 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "action_space"),
+    [
+        ("CategoricalMLPActor", {"hidden_sizes": (8,)}, spaces.Discrete(3)),
+        ("DeterministicMLPActor", {"hidden_sizes": (8,), "noise": 0.2}, ACT),
+        ("GaussianMLPActor", {"hidden_sizes": (8,)}, ACT),
+        ("QValueMLPActor", {"hidden_sizes": (8,), "dueling": True}, spaces.Discrete(3)),
+        ("SquashedGaussianMLPActor", {"hidden_sizes": (8,)}, ACT),
+    ],
+)
+def test_each_policy_of_the_project_has_a_twin(name: str, kwargs: dict[str, Any], action_space: Any) -> None:
+    policy = getattr(tmrl_core.actor, name)
+    original = policy(OBS, action_space, **kwargs)
+    for reference in (f"tmrl_core.actor:{name}", f"{policy.__module__}:{name}", policy):
+        make = choose_actor(reference, kwargs)
+        twin = make(observation_space=OBS, action_space=action_space)
+        assert type(twin).__name__ == f"Numpy{name}"
+        twin.from_blob(*original.to_blob(), device="cpu")
+    for reference in (f"tmrl_core.actor:Numpy{name}", f"{type(twin).__module__}:Numpy{name}", type(twin)):
+        twin = choose_actor(reference, kwargs, backend="numpy")(observation_space=OBS, action_space=action_space)
+        assert type(twin).__name__ == f"Numpy{name}"

@@ -9,9 +9,13 @@ from tmrl_core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
+    from tmrl_core.actor.numpy_off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
+    from tmrl_core.actor.numpy_off_policy import NumpyQValueMLPActor as NumpyQValueMLPActor
     from tmrl_core.actor.numpy_on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
     from tmrl_core.actor.numpy_on_policy import NumpyGaussianMLPActor as NumpyGaussianMLPActor
     from tmrl_core.actor.numpy_policies import NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor
+    from tmrl_core.actor.off_policy_policies import DeterministicMLPActor as DeterministicMLPActor
+    from tmrl_core.actor.off_policy_policies import QValueMLPActor as QValueMLPActor
     from tmrl_core.actor.on_policy_policies import CategoricalMLPActor as CategoricalMLPActor
     from tmrl_core.actor.on_policy_policies import GaussianMLPActor as GaussianMLPActor
     from tmrl_core.actor.torch_module import TorchActorModule as TorchActorModule
@@ -22,10 +26,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "ActorModule": "module",
     "CategoricalMLPActor": "on_policy_policies",
+    "DeterministicMLPActor": "off_policy_policies",
     "GaussianMLPActor": "on_policy_policies",
     "NumpyCategoricalMLPActor": "numpy_on_policy",
+    "NumpyDeterministicMLPActor": "numpy_off_policy",
     "NumpyGaussianMLPActor": "numpy_on_policy",
+    "NumpyQValueMLPActor": "numpy_off_policy",
     "NumpySquashedGaussianMLPActor": "numpy_policies",
+    "QValueMLPActor": "off_policy_policies",
     "SquashedGaussianMLPActor": "torch_policies",
     "TorchActorModule": "torch_module",
     "choose_actor": "twins",
@@ -35,10 +43,14 @@ _HOMES = {
 __all__ = [
     "ActorModule",
     "CategoricalMLPActor",
+    "DeterministicMLPActor",
     "GaussianMLPActor",
     "NumpyCategoricalMLPActor",
+    "NumpyDeterministicMLPActor",
     "NumpyGaussianMLPActor",
+    "NumpyQValueMLPActor",
     "NumpySquashedGaussianMLPActor",
+    "QValueMLPActor",
     "SquashedGaussianMLPActor",
     "TorchActorModule",
     "choose_actor",

@@ -9,30 +9,29 @@ from typing import Any, cast
 
 from tmrl_core.actor.activations import activation_name
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.numpy_off_policy import NumpyDeterministicMLPActor, NumpyQValueMLPActor
 from tmrl_core.actor.numpy_on_policy import NumpyCategoricalMLPActor, NumpyGaussianMLPActor
 from tmrl_core.actor.numpy_policies import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
 from tmrl_core.config import resolve_with
 from tmrl_core.errors import ConfigError
 
-_TWINS: dict[str, Callable[..., ActorModule]] = {
-    "tmrl_core.actor:CategoricalMLPActor": NumpyCategoricalMLPActor,
-    "tmrl_core.actor.on_policy_policies:CategoricalMLPActor": NumpyCategoricalMLPActor,
-    "tmrl_core.actor:GaussianMLPActor": NumpyGaussianMLPActor,
-    "tmrl_core.actor.on_policy_policies:GaussianMLPActor": NumpyGaussianMLPActor,
-    "tmrl_core:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
-    "tmrl_core.actor:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
-    "tmrl_core.actor.torch_policies:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor,
-}
+_POLICIES: list[tuple[str, str, type[ActorModule]]] = [
+    ("CategoricalMLPActor", "on_policy_policies", NumpyCategoricalMLPActor),
+    ("DeterministicMLPActor", "off_policy_policies", NumpyDeterministicMLPActor),
+    ("GaussianMLPActor", "on_policy_policies", NumpyGaussianMLPActor),
+    ("QValueMLPActor", "off_policy_policies", NumpyQValueMLPActor),
+    ("SquashedGaussianMLPActor", "torch_policies", NumpySquashedGaussianMLPActor),
+]
+"""Name, module and twin of each."""
+
+_TWINS = {
+    f"tmrl_core.actor{place}:{name}": twin for name, module, twin in _POLICIES for place in ("", f".{module}")
+} | {"tmrl_core:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor}
+
+_NUMPY_CLASSES = tuple(twin for _, _, twin in _POLICIES)
 
 _NUMPY_POLICIES = frozenset(
-    {
-        "tmrl_core.actor:NumpyCategoricalMLPActor",
-        "tmrl_core.actor.numpy_on_policy:NumpyCategoricalMLPActor",
-        "tmrl_core.actor:NumpyGaussianMLPActor",
-        "tmrl_core.actor.numpy_on_policy:NumpyGaussianMLPActor",
-        "tmrl_core.actor:NumpySquashedGaussianMLPActor",
-        "tmrl_core.actor.numpy_policies:NumpySquashedGaussianMLPActor",
-    }
+    f"{place}:{twin.__name__}" for twin in _NUMPY_CLASSES for place in ("tmrl_core.actor", twin.__module__)
 )
 
 _NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
@@ -92,8 +91,8 @@ def choose_actor(
         return twin
     if backend == "numpy" and not _acts_without_torch(actor):
         raise ConfigError(
-            f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy twin; use auto or torch, or the policy "
-            "tmrl_core.actor:SquashedGaussianMLPActor with the activation relu or tanh"
+            f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy twin; use auto or torch, or one of the "
+            f"policies {', '.join(name for name, _, _ in _POLICIES)} of tmrl_core.actor with relu or tanh"
         )
     if isinstance(actor, str):
         return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
@@ -101,8 +100,7 @@ def choose_actor(
 
 
 def _acts_without_torch(actor: Any) -> bool:
-    classes = (NumpySquashedGaussianMLPActor, NumpyCategoricalMLPActor, NumpyGaussianMLPActor)
-    return actor in classes or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
+    return actor in _NUMPY_CLASSES or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
 
 
 def _attribute(value: Any, name: str) -> str:
