@@ -373,7 +373,7 @@ def test_local_s_children_get_the_options_that_are_theirs_too() -> None:
         ("--trainer", "trainer.device=nonsense", "trainer.device: found 'nonsense'"),
         ("--worker", "worker.device=nonsense", "worker.device: found 'nonsense'"),
         ("--local", "worker.device=nonsense", "worker.device: found 'nonsense'"),
-        ("--local", "worker.collection=lockstep", "worker.collection: lockstep is not there yet"),
+        ("--local", "worker.collection=lockstep", "trainer.loop: tmrl_core.training:TorchTrainingOffline does not"),
     ],
 )
 def test_what_only_the_library_knows_to_be_wrong_is_one_message_too(

@@ -9,7 +9,7 @@ import pytest
 
 from tmrl_core import roles
 from tmrl_core.config import Config, from_values, load, use
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, StarvedError
 
 
 @pytest.fixture(autouse=True)
@@ -88,12 +88,14 @@ def test_a_worker_keeps_to_its_limits() -> None:
         with roles.make_worker(config, standalone=True) as worker:
             roles.run_worker(worker, config)
             assert worker.steps_collected == 2 * 6
-        lockstep = from_values({"worker": {"collection": "lockstep"}})
-        with (
-            roles.make_worker(config, standalone=True) as worker,
-            pytest.raises(ConfigError, match="lockstep is not there yet"),
-        ):
-            roles.run_worker(worker, lockstep)
+        lockstep = from_values(
+            {"worker": {"collection": "lockstep"}, "trainer": {"loop": "tmrl_core.training:TrainingLockstep"}}
+        )
+        with roles.make_worker(config, standalone=True) as worker:
+            with pytest.raises(StarvedError, match="there is none: the worker is standalone"):
+                roles.run_worker(worker, lockstep)
+            with pytest.raises(ConfigError, match="an expert's samples are of no use"):
+                roles.run_worker(worker, lockstep, expert=True)
     finally:
         use(None)
 

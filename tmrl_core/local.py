@@ -68,7 +68,6 @@ def run_local(
     changes = changes_for_this_machine(config, single_process=single_process, quickstart=quickstart)
     changes += SMALL if small else []
     config = with_changes(config, changes)
-    roles.check_collection(config)
     roles.check_device(config.worker.device, "worker.device")
     roles.check_device(config.trainer.device, "trainer.device")
     conflict = ratios_conflict(config, workers, roles.longest_episode(config))

@@ -128,6 +128,11 @@ def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -
     settings = config.worker
     nb_steps = math.inf if settings.nb_steps is None else settings.nb_steps
     nb_episodes = math.inf if settings.nb_episodes is None else settings.nb_episodes
+    if expert and settings.collection == "lockstep":
+        raise ConfigError(
+            "worker.collection: lockstep trains on what its own policy has done, so an expert's samples are of no use; "
+            "use asynchronous collection with experts"
+        )
     if expert or settings.collection == "asynchronous":
         worker.run(
             test_episode_interval=settings.test_episode_interval,
@@ -146,17 +151,7 @@ def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -
             verbose=False,
         )
     else:
-        check_collection(config)
-
-
-def check_collection(config: Config) -> None:
-    """See that this version has the mode.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    if config.worker.collection == "lockstep":
-        raise ConfigError("worker.collection: lockstep is not there yet; use synchronous or asynchronous")
+        worker.run_lockstep()
 
 
 def make_trainer(config: Config) -> Trainer:

@@ -162,10 +162,13 @@ def test_the_brake_against_the_simulation(brake: float, ratio: float, start: int
         assert not finishes(config, 2, random.Random(3), longest=5)
 
 
+LOCKSTEP = {"worker": {"collection": "lockstep"}, "trainer": {"loop": "tmrl_core.training:TrainingLockstep"}}
+
+
 def test_no_brake_and_no_ratio_never_starve() -> None:
     assert ratios_conflict(from_values({"worker": {"max_env_steps_per_update": None}})) is None
     assert ratios_conflict(from_values({"worker": {"collection": "synchronous"}})) is None
-    assert ratios_conflict(from_values({"worker": {"collection": "lockstep"}})) is None
+    assert ratios_conflict(from_values(LOCKSTEP)) is None
 
 
 def endless(**keys: float | bool) -> Config:

@@ -78,9 +78,52 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
         yield "worker.when_full: drop_oldest would lose what the trainer asked for in lockstep; use block or auto"
+    yield from lockstep_problems(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:
         yield (
             f"trainer.evaluation.target_return: {evaluation.target_return:g} is never compared while "
             "trainer.evaluation.every_updates is 0; set that, for example to 2000"
         )
+
+
+LOCKSTEP_LOOPS = frozenset({"tmrl_core.training:TrainingLockstep", "tmrl_core.training.lockstep:TrainingLockstep"})
+OTHER_LOOPS = frozenset(
+    f"tmrl_core.training{module}:{name}"
+    for module in ("", ".offline")
+    for name in ("TrainingOffline", "TorchTrainingOffline")
+)
+"""The project's own loops; of others only their makers know."""
+
+
+def lockstep_problems(config: Config) -> Iterator[str]:
+    """One line for each key that does not go with lockstep collection, or only with it."""
+    worker, memory, trainer = config.worker, config.memory, config.trainer
+    if worker.collection != "lockstep":
+        if trainer.loop in LOCKSTEP_LOOPS:
+            yield (
+                f"trainer.loop: {trainer.loop} needs worker.collection: lockstep, found {worker.collection}; "
+                "off-policy agents take tmrl_core.training:TorchTrainingOffline"
+            )
+        return
+    if trainer.loop in OTHER_LOOPS:
+        yield (
+            f"trainer.loop: {trainer.loop} does not train in lockstep, and worker.collection is lockstep; take "
+            "tmrl_core.training:TrainingLockstep (with an agent such as tmrl_core.training:PPOAgent), or another "
+            "worker.collection"
+        )
+    lockstep = trainer.lockstep
+    if (lockstep.steps_per_round is None) == (lockstep.episodes_per_round is None):
+        yield (
+            f"trainer.lockstep: set one of steps_per_round ({lockstep.steps_per_round}) and episodes_per_round "
+            f"({lockstep.episodes_per_round}), and the other one to null"
+        )
+    # There is no memory that could undo or compare anything: a round is trained on as it came.
+    for key, value in (
+        ("worker.sample_compressor", worker.sample_compressor),
+        ("worker.crc_debug", worker.crc_debug or None),
+        ("memory.sample_preprocessor", memory.sample_preprocessor),
+        ("memory.storage", memory.storage if memory.storage != "ram" else None),
+    ):
+        if value is not None:
+            yield f"{key}: {value} is for a replay memory, and lockstep collection has none; leave it out"

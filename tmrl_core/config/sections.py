@@ -90,7 +90,8 @@ class WorkerSection(Section, frozen=True, kw_only=True):
         Literal["asynchronous", "synchronous", "lockstep"],
         doc(
             "asynchronous: collect without waiting for weights (but for `max_env_steps_per_update`). synchronous: keep "
-            "`max_steps_per_update`. lockstep: the trainer says what to collect for which version."
+            "`max_steps_per_update`. lockstep: each version of the policy is trained on exactly what was collected "
+            "with it, as `trainer.lockstep` says; for PPO."
         ),
     ] = "asynchronous"
     name: Annotated[Text | None, doc("Label in logs and metrics. null: the host's name and the process id.")] = None
@@ -368,13 +369,33 @@ class EvaluationSection(Section, frozen=True, kw_only=True):
     time_limit_s: Annotated[PositiveSeconds | None, doc("Training ends after so many seconds. null: no limit.")] = None
 
 
+class LockstepSection(Section, frozen=True, kw_only=True):
+    """Lockstep collection: what the workers collect in a round, all together."""
+
+    steps_per_round: Annotated[
+        Positive | None,
+        doc(
+            "Environment steps (without resets) that each version of the policy is trained on. null: "
+            "`episodes_per_round`."
+        ),
+    ] = 4000
+    episodes_per_round: Annotated[Positive | None, doc("Whole episodes instead of steps. null: steps.")] = None
+    grace_s: Annotated[
+        PositiveSeconds,
+        doc(
+            "Seconds after which a worker's share of a round is given to the others: when it has gone, says nothing, "
+            "or is not done so long after the first that is."
+        ),
+    ] = 30.0
+
+
 class TrainerSection(Section, frozen=True, kw_only=True):
     """The Trainer's loop."""
 
     loop: Annotated[Reference, doc("The training loop's class.")] = "tmrl_core.training:TorchTrainingOffline"
     epochs: Annotated[Positive, doc("Epochs; a checkpoint is written after each.")] = 10
     rounds: Annotated[Positive, doc("Rounds in an epoch; each gives one row of statistics.")] = 50
-    steps: Annotated[Positive, doc("Updates in a round.")] = 2000
+    steps: Annotated[Positive, doc("Updates in a round. Not in lockstep, where the agent's arguments say it.")] = 2000
     update_model_interval: Annotated[Positive, doc("Updates between two published versions of the policy.")] = 100
     update_buffer_interval: Annotated[Positive, doc("Updates between two looks for new samples.")] = 100
     max_training_steps_per_env_step: Annotated[
@@ -400,6 +421,9 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     evaluation: Annotated[
         EvaluationSection, doc("Deterministic episodes of fixed seeds that the trainer asks a worker for.")
     ] = field(default_factory=EvaluationSection)
+    lockstep: Annotated[
+        LockstepSection, doc("Lockstep collection: what the workers collect in a round, all together.")
+    ] = field(default_factory=LockstepSection)
 
 
 class CheckpointSection(Section, frozen=True, kw_only=True):

@@ -17,12 +17,15 @@ _HOMES = {
     "REDQMLPActorCritic": "critics",
     "OffPolicyAgent": "off_policy",
     "REDQSACAgent": "redq",
+    "PPOAgent": "ppo",
     "ReplayMemory": "replay",
+    "RoundMemory": "round_memory",
     "SacAgent": "sac",
     "SpinupSacAgent": "sac",
     "TorchMemory": "memory",
     "TorchTrainingOffline": "offline",
     "TrainingAgent": "agent",
+    "TrainingLockstep": "lockstep",
     "TrainingOffline": "offline",
 }
 

@@ -74,6 +74,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         for key, value in config.agent.kwargs.items()
     }
     check_kwargs(agent_cls, agent_kwargs, "agent.kwargs")
+    check_collection(agent_cls, config)
     # The agent's policy has to be the one that workers act with: what describes that one describes both.
     accepted = inspect.signature(agent_cls).parameters
     for key, value in config.actor.kwargs.items():
@@ -96,4 +97,34 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         start_training=trainer.start_training,
         device=trainer.device,
         **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
+        **_lockstep(config),
+    )
+
+
+def _lockstep(config: Config) -> dict[str, Any]:
+    """Keyword arguments of a loop for lockstep collection."""
+    if config.worker.collection != "lockstep":
+        return {}
+    lockstep = config.trainer.lockstep
+    return {
+        "steps_per_round": lockstep.steps_per_round,
+        "episodes_per_round": lockstep.episodes_per_round,
+        "grace_s": lockstep.grace_s,
+        "seed": config.run.seed,
+    }
+
+
+def check_collection(agent_cls: Any, config: Config) -> None:
+    """See that the agent can learn from what is collected in this mode, as far as its class says.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    modes = getattr(agent_cls, "collection", None)
+    collection = config.worker.collection
+    if modes is None or collection in modes:
+        return
+    raise ConfigError(
+        f"agent.cls: {config.agent.cls} does not learn from worker.collection: {collection}; it works with "
+        f"{' and '.join(sorted(modes))}"
     )

@@ -1,0 +1,281 @@
+"""Proximal policy optimization, for discrete and for continuous actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from tmrl_core.actor.flattening import vector_size
+from tmrl_core.actor.on_policy_policies import (
+    CategoricalMLPActor,
+    GaussianMLPActor,
+    OnPolicyActor,
+    make_mlp,
+    orthogonal,
+)
+from tmrl_core.actor.torch_policies import flatten_batch
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.gae import generalized_advantages
+from tmrl_core.training.optimizers import make_optimizer
+from tmrl_core.training.ppo_losses import clipped_policy_loss, divergence, value_loss
+from tmrl_core.training.round_memory import ENDS
+
+
+class PPOActorCritic(torch.nn.Module):
+    """A policy with a density, and the value of observations; they share no weights.
+
+    Args:
+        observation_space, action_space, hidden_sizes, activation: as for the policies.
+        actor_cls: makes the policy; None: a categorical one for Discrete actions, else a Gaussian one.
+        actor_kwargs: its further keyword arguments.
+
+    Raises:
+        ConfigError: a space that the policy cannot take.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int],
+        activation: str | Callable[[], torch.nn.Module],
+        actor_cls: Callable[..., OnPolicyActor] | None,
+        **actor_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if actor_cls is None:
+            actor_cls = CategoricalMLPActor if isinstance(action_space, spaces.Discrete) else GaussianMLPActor
+        self.actor = actor_cls(
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation, **actor_kwargs
+        )
+        layers, width = make_mlp(vector_size(self.actor.layout), hidden_sizes, activation)
+        self.critic = torch.nn.Sequential(*layers, orthogonal(torch.nn.Linear(width, 1), 1.0))
+
+    def value(self, flat_BD: Tensor) -> Tensor:
+        """[B] values of flattened observations [B, D]."""
+        value_B: Tensor = self.critic(flat_BD).squeeze(-1)
+        return value_B
+
+
+class PPOAgent(TrainingAgent):
+    """Learns from one round of lockstep collection at a time: some epochs of minibatches of it, with clipped ratios.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.flattening` says.
+        action_space: Discrete, or a Box of floats.
+        device: where it computes; None: cpu.
+        actor_cls: makes the policy; None: `CategoricalMLPActor` for Discrete actions, else `GaussianMLPActor`.
+        hidden_sizes: width of each hidden layer, of the policy and of the value alike.
+        activation: their class, or its name.
+        log_std: of the Gaussian policy, the logarithm of its first standard deviation.
+        gamma: discount of one step.
+        gae_lambda: weight of longer sums in the advantages.
+        lr: learning rate.
+        lr_final: the rate falls to this part of it in a straight line, over `lr_rounds`; 1: it stays.
+        lr_rounds: in how many rounds.
+        update_epochs: how often each transition is trained on.
+        minibatch_size: transitions in a minibatch.
+        clip_ratio: how far from 1 the ratio of densities is followed.
+        value_clip: how far from the old value the new one is followed; None: everywhere.
+        value_coef: weight of the value's loss.
+        entropy_coef: weight of the bonus for entropy.
+        max_grad_norm: longer gradients are shortened to this; None: they are not.
+        target_kl: training on a round stops once the policy has moved 1.5 times as far, in nats; None: never.
+        normalize_advantages: to a mean of 0 and a standard deviation of 1, in each minibatch.
+        optimizer: adam, adamw or sgd.
+
+    Raises:
+        ConfigError: a space or a parameter that does not fit.
+
+    Source: Schulman et al., arXiv:1707.06347.
+    """
+
+    collection: ClassVar[frozenset[str]] = frozenset({"lockstep"})
+    """Modes of collection that it can learn from."""
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
+    wants_extras: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = None,
+        actor_cls: Callable[..., OnPolicyActor] | None = None,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str | Callable[[], torch.nn.Module] = "tanh",
+        log_std: float | None = None,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        lr: float = 3e-4,
+        lr_final: float = 1.0,
+        lr_rounds: int | None = None,
+        update_epochs: int = 10,
+        minibatch_size: int = 64,
+        clip_ratio: float = 0.2,
+        value_clip: float | None = None,
+        value_coef: float = 0.5,
+        entropy_coef: float = 0.0,
+        max_grad_norm: float | None = 0.5,
+        target_kl: float | None = None,
+        normalize_advantages: bool = True,
+        optimizer: str = "adam",
+    ) -> None:
+        super().__init__(observation_space, action_space, device if device is not None else "cpu")
+        for name, value in (("update_epochs", update_epochs), ("minibatch_size", minibatch_size)):
+            if value < 1:
+                raise ConfigError(f"agent.kwargs.{name}: found {value}, allowed: at least 1")
+        if lr_final != 1.0 and not lr_rounds:
+            raise ConfigError("agent.kwargs.lr_rounds: set it, since lr_final says what the rate falls to by then")
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self.lr = lr
+        self.lr_final = lr_final
+        self.lr_rounds = lr_rounds
+        self.update_epochs = update_epochs
+        self.minibatch_size = minibatch_size
+        self.clip_ratio = clip_ratio
+        self.value_clip = value_clip
+        self.value_coef = value_coef
+        self.entropy_coef = entropy_coef
+        self.max_grad_norm = max_grad_norm
+        self.target_kl = target_kl
+        self.normalize_advantages = normalize_advantages
+        self.rounds = 0
+        """Rounds trained on."""
+        kwargs = {} if log_std is None else {"log_std": log_std}
+        self.model = PPOActorCritic(observation_space, action_space, hidden_sizes, activation, actor_cls, **kwargs).to(
+            self.device
+        )
+        self.model.actor.to_device(self.device)
+        self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, None, None)
+        self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
+
+    def get_actor(self) -> OnPolicyActor:
+        """The policy."""
+        return self.model.actor
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        """Train on one round.
+
+        Args:
+            batch: `(prev_obs, new_act, rew, new_obs, terminated, truncated, extras)` of [T, ...] tensors, in the order
+                in which they were made; extras with `logp`, `ends`, and what the policy needs beside.
+
+        Returns:
+            Metrics, and how many `updates` were made.
+
+        Raises:
+            ConfigError: the workers' policy says no `logp`.
+        """
+        obs, action, reward_T, next_obs, terminated_T, _, extras = batch
+        if "logp" not in extras:
+            raise ConfigError(
+                "actor.cls: the workers' policy brings no logp with its actions; take one of tmrl_core.actor: "
+                "CategoricalMLPActor (Discrete actions) or GaussianMLPActor"
+            )
+        flat_TD = flatten_batch(self.model.actor.layout, obs)
+        old_log_prob_T = extras["logp"].reshape(-1)
+        known = self.model.actor.trained_action(action, extras)
+        with torch.no_grad():
+            value_T = self.model.value(flat_TD)
+        advantage_T, return_T = self._advantages(reward_T, value_T, next_obs, terminated_T, extras[ENDS])
+        self._set_rate()
+        sums: dict[str, list[Tensor]] = {}
+        updates = skipped = 0
+        stopped = False
+        for _ in range(self.update_epochs):
+            order = torch.randperm(len(flat_TD), generator=self.generator).to(flat_TD.device)
+            for index_B in torch.split(order, self.minibatch_size):
+                if self.normalize_advantages and len(index_B) < 2:
+                    continue  # one advantage has no standard deviation
+                loss, metrics = self._loss(
+                    flat_TD[index_B], known[index_B], old_log_prob_T[index_B],
+                    advantage_T[index_B], return_T[index_B], value_T[index_B],
+                )  # fmt: skip
+                if self.target_kl is not None and float(metrics["kl"]) > 1.5 * self.target_kl:
+                    stopped = True
+                    break
+                if self._step(loss):
+                    updates += 1
+                else:
+                    skipped += 1
+                for name, value in metrics.items():
+                    sums.setdefault(name, []).append(value)
+            if stopped:
+                break
+        self.rounds += 1
+        unexplained = (return_T - value_T).var() / (return_T.var() + 1e-8)
+        return {
+            "updates": updates,
+            **{name: torch.stack(values).mean() for name, values in sums.items()},
+            "updates_skipped": skipped,
+            "kl_stopped": float(stopped),
+            "explained_variance": 1.0 - unexplained,
+        }
+
+    def _advantages(
+        self, reward_T: Tensor, value_T: Tensor, next_obs: Any, terminated_T: Tensor, ends_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[T] advantages and [T] returns. Only where a run ends the value of what followed is not that of the next."""
+        next_value_T = torch.cat([value_T[1:], value_T[:1]])
+        at = torch.nonzero(ends_T).squeeze(1)
+        with torch.no_grad():
+            flat_ED = flatten_batch(self.model.actor.layout, _rows(next_obs, at))
+            next_value_T[at] = self.model.value(flat_ED)
+        arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, ends_T))
+        advantages, returns = generalized_advantages(*arrays, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        return torch.from_numpy(advantages).to(value_T.device), torch.from_numpy(returns).to(value_T.device)
+
+    def _loss(
+        self, flat_BD: Tensor, known: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, return_B: Tensor,
+        old_value_B: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        if self.normalize_advantages:
+            advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
+        log_prob_B, entropy_B = self.model.actor.log_prob_and_entropy(flat_BD, known)
+        loss_actor = clipped_policy_loss(log_prob_B, old_log_prob_B, advantage_B, self.clip_ratio)
+        loss_critic = value_loss(self.model.value(flat_BD), return_B, old_value_B, self.value_clip)
+        entropy = entropy_B.mean()
+        # Twice half the squared error: the coefficient is that of the paper's L^VF.
+        loss = loss_actor + 2.0 * self.value_coef * loss_critic - self.entropy_coef * entropy
+        with torch.no_grad():
+            clipped = ((log_prob_B - old_log_prob_B).exp() - 1.0).abs() > self.clip_ratio
+            return loss, {
+                "loss_actor": loss_actor.detach(),
+                "loss_critic": loss_critic.detach(),
+                "entropy": entropy.detach(),
+                "kl": divergence(log_prob_B, old_log_prob_B),
+                "clip_fraction": clipped.float().mean(),
+            }
+
+    def _step(self, loss: Tensor) -> bool:
+        """One step against the gradient; False: it is not finite, and nothing has changed."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        longest = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+        if not bool(torch.isfinite(norm)):
+            return False
+        self.optimizer.step()
+        return True
+
+    def _set_rate(self) -> None:
+        if self.lr_rounds:
+            part = min(1.0, self.rounds / self.lr_rounds)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr * (1.0 + part * (self.lr_final - 1.0))
+
+
+def _rows(tree: Any, at: Tensor) -> Any:
+    """The rows `at` of each leaf."""
+    if isinstance(tree, dict):
+        return {key: _rows(value, at) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_rows(value, at) for value in tree)
+    return tree[at]
