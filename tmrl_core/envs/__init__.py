@@ -1,7 +1,14 @@
-"""Environments: Gymnasium's, made to fit."""
+"""Environments: Gymnasium's, made to fit, and the project's own, whose ids importing this registers."""
 
 from __future__ import annotations
 
+import gymnasium
+
+from tmrl_core.envs.example import ExampleEnv
 from tmrl_core.envs.generic import GenericGymEnv
 
-__all__ = ["GenericGymEnv"]
+__all__ = ["ExampleEnv", "GenericGymEnv"]
+
+for _id in ("example-v0", "Example-v0"):
+    # No max_episode_steps: the environment truncates by itself, and its classic variant takes one step more.
+    gymnasium.register(_id, entry_point="tmrl_core.envs.example:ExampleEnv")
