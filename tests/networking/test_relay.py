@@ -724,6 +724,16 @@ def test_silence_is_noticed_and_heartbeats_keep_an_idle_link(network: Network) -
     assert network.relay.workers == {}
 
 
+def test_no_deadline_is_past_when_a_link_begins(network: Network) -> None:
+    network.now = 5_000.0
+    worker, trainer = Worker(network, "a"), Trainer(network)
+    worker.connect()
+    trainer.connect()
+    network.settle()
+    for pipe in network.pipes:
+        assert all(end.deadline() > network.now for end in pipe.ends)
+
+
 def test_a_peer_that_never_says_who_it_is_is_cut_off(network: Network) -> None:
     connection = network.relay.connection()
     connection.connected(Identity("somewhere"), 0.0)

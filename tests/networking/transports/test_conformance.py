@@ -277,6 +277,32 @@ def test_a_deadline_that_is_past_already_is_met_at_once(ends: Ends, loop: asynci
     loop.run_until_complete(main())
 
 
+def test_a_deadline_that_is_past_already_hides_no_silence(ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
+    async def main() -> None:
+        async with Session(ends) as session:
+            connection, driver = await session.worker(make_worker()[0])
+            await until(lambda: connection.state == "open")
+            since = connection._connected_at
+            connection._last_out -= 100.0
+            driver._pump()
+            sent = connection.bytes_out
+            await until(lambda: connection.bytes_out > sent)
+            assert connection._connected_at == since, "nobody stood still"
+
+    loop.run_until_complete(main())
+
+
+def test_a_trainer_that_falls_silent_at_once_is_noticed(ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
+    async def main() -> None:
+        async with Session(ends, silent_s=0.4, heartbeat_s=0.05) as session:
+            mute, _ = await session.trainer(make_trainer(), silent_s=60, heartbeat_s=60)
+            await until(lambda: session.relay.trainer is not None)
+            await until(lambda: session.relay.trainer is None)
+            await until(lambda: mute.closing)
+
+    loop.run_until_complete(main())
+
+
 def test_a_process_that_stood_still_takes_nobody_for_silent(ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
     async def main() -> None:
         async with Session(ends, silent_s=0.6, heartbeat_s=0.1) as session:

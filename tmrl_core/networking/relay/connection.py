@@ -109,6 +109,10 @@ class RelayConnection(Connection):
                 ack = Ack(ack.channel, max(ack.next, earlier.next), earlier.refused or ack.refused)
         self.put(key, ack)
 
+    def _on_connected(self) -> None:
+        # From here on, not from the clock's zero: a deadline long past looks as if this process had stood still.
+        self._noticed = self._now
+
     def _on_control(self, message: Control) -> None:
         relay = self.relay
         match message:

@@ -97,7 +97,8 @@ class Driver(ABC):
             self._finish_once()
         elif connection.started:
             # A deadline that has moved later is looked at when the timer fires; one that is sooner needs a new timer.
-            deadline = connection.deadline()
+            # One that is past already is met at once, which says nothing of how late this process is.
+            deadline = max(connection.deadline(), self.loop.time())
             if self._timer is None or deadline < self._timer_at:
                 self._cancel_timer()
                 # Not asked of the handle: uvloop's for a time that is past has no `when`.
