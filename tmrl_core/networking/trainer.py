@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import CheckpointError, NetworkError, StorageError
+from tmrl_core.errors import CheckpointError, ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
+from tmrl_core.networking.iterations import Iterations
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.transports.select import link_settings
@@ -133,8 +134,9 @@ class Trainer:
         self._interface: RemoteInterface | None = None
         self._link: TrainerLink | None = None
         self._store: CheckpointStore | None = None
+        self._iterations = Iterations(self)
         self.training: Any = None
-        """The training object, once `run` has made or loaded it."""
+        """The training object, once `run`, `train_iteration` or `restore` has made or loaded it."""
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -187,8 +189,123 @@ class Trainer:
             self._idle.wait(60.0)
         if self._store is not None:
             self._store.close(60.0)
-        if self._link is not None:
-            self._link.close()
+        self._iterations.close()
+
+    # --- one round at a time ------------------------------------------------------------------------------------------
+
+    def train_iteration(self) -> dict[str, Any]:
+        """Train for one round of the training object, with workers that stay linked between the rounds.
+
+        The first call makes a new training object, unless `restore` has loaded one, and dials the Server. Neither this
+        nor `save` looks at `checkpoint_path`; `trainer.epochs` and targets end nothing here.
+
+        Returns:
+            The round's row of statistics, with `iteration` (how many are done), and of the training episodes that have
+            ended in it `episodes` (how many), `return_min`, `return_mean`, `return_max` and `episode_length_mean`; NaN
+            where there was none. In lockstep these are exactly the episodes that ended in the round.
+
+        Raises:
+            LinkClosedError: `stop` or `close` was called meanwhile.
+            TmrlError: as `run`.
+        """
+        return self._iterations.train()
+
+    def save(self, root: str | Path) -> Path:
+        """Write a checkpoint into a folder of its own under `root`, and wait until it is there.
+
+        Returns:
+            The checkpoint's folder, `checkpoint_` and the number of iterations; `restore` takes it.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        return self._iterations.save(Path(root))
+
+    def restore(self, path: str | Path) -> None:
+        """Go on from a checkpoint that `save` wrote; for `train_iteration` and `act`.
+
+        Raises:
+            CheckpointError: it is damaged, or belongs to another configuration. Nothing was changed then.
+        """
+        self._iterations.restore(Path(path))
+
+    def act(self, obs: Any, test: bool = True) -> Any:
+        """The policy's action for one observation; `test`: without exploration. Needs no Server.
+
+        Raises:
+            ConfigError: the training object has no agent.
+        """
+        actor = _actor_of(self._iterations.training)
+        if actor is None:
+            raise ConfigError("this training object has no agent that could act")
+        return actor.act_(obs, test=test)
+
+    def finish(self) -> None:
+        """After `train_iteration`: tell the workers that the run is over, so that they end, and take what they send."""
+        if self._interface is not None and self.training is not None:
+            self._send_home(self.training, self._interface)
+
+    # What `Iterations` makes these of.
+
+    @property
+    def interface(self) -> RemoteInterface | None:
+        """What the training object sees of the Server, while there is a link."""
+        return self._interface
+
+    def make_training(self) -> Any:
+        """A new training object."""
+        prepare_torch(self._config)
+        return self._make()
+
+    def load_training(self, path: Path) -> Any:
+        """The training object of a checkpoint that `dump_training` wrote.
+
+        Raises:
+            CheckpointError: it is damaged, or belongs to another configuration.
+        """
+        prepare_torch(self._config)
+        if self._load is not None:
+            return self._load(path)
+        training = self._make()
+        training.load(path)
+        return training
+
+    def dump_training(self, training: Any, path: Path, recorder: Recorder | None) -> None:
+        """Write a checkpoint to `path`.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._note_delivery(training, recorder)
+        if self._dump is not None:
+            self._dump(training, path)
+        else:
+            training.save(path)
+
+    def open_recorder(self, training: Any, closing: contextlib.ExitStack) -> Recorder:
+        """Where the run's records go, closed with `closing`."""
+        recorder = Recorder(
+            open_sinks(
+                self._config.run_folder,
+                tensorboard=self._config.metrics.tensorboard,
+                wandb=None,
+                console=self._config.metrics.console,
+            ),
+            elapsed_s=getattr(training, "elapsed_s", 0.0),
+        )
+        closing.callback(recorder.close)
+        return recorder
+
+    def open_interface(self, training: Any, recorder: Recorder) -> RemoteInterface:
+        """Dial the Server."""
+        interface = self._connect(training, recorder)
+        interface.event(names.EVENT_START, run_name=self._run_name)
+        return interface
+
+    def close_interface(self) -> None:
+        """Close the link, if there is one."""
+        self._close_link()
+        self._interface = None
 
     def _close_memory(self, training: Any) -> None:
         """Let another trainer use the folder of a memory on disk; it can still be read."""
@@ -284,6 +401,10 @@ class Trainer:
         """See that the final policy is published and evaluated, then send the workers home."""
         if not interface.reached_target:
             self._evaluate(training, interface)
+        self._send_home(training, interface)
+
+    def _send_home(self, training: Any, interface: RemoteInterface) -> None:
+        """Tell the workers that the run is over, and take what they still send."""
         interface.ending = True
         interface.finish()
         came_back = self._await_server(interface)
@@ -421,20 +542,9 @@ class Trainer:
         interface = self._interface
         score = None
         if interface is not None:
-            self._commit(training, interface)
-            link = interface.link
-            training.delivery = {
-                "incarnation": link.incarnation,
-                "counter": link.version[1],
-                "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
-                "refusals": link.refusals,
-                "gap_messages": link.counts.gap_messages,
-                "gap_samples": link.counts.gap_samples,
-            }
             latest = interface.evaluator.latest if interface.evaluator is not None else None
             score = latest.mean if latest is not None else None
-        if recorder is not None:
-            training.elapsed_s = recorder.elapsed_s
+        self._note_delivery(training, recorder)
         at = (training.epoch, getattr(training, "total_updates", 0))
 
         def written() -> None:
@@ -451,6 +561,23 @@ class Trainer:
         else:
             training.save(self.checkpoint_path)
         written()
+
+    def _note_delivery(self, training: Any, recorder: Recorder | None) -> None:
+        """What a checkpoint holds besides the training object's own state: where the streams of samples stand."""
+        interface = self._interface
+        if interface is not None:
+            self._commit(training, interface)
+            link = interface.link
+            training.delivery = {
+                "incarnation": link.incarnation,
+                "counter": link.version[1],
+                "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
+                "refusals": link.refusals,
+                "gap_messages": link.counts.gap_messages,
+                "gap_samples": link.counts.gap_samples,
+            }
+        if recorder is not None:
+            training.elapsed_s = recorder.elapsed_s
 
     def _commit(self, training: Any, interface: RemoteInterface) -> None:
         """Acknowledge what was taken, as far as the memory's disk takes it; what it does not stays with its workers."""

@@ -106,10 +106,9 @@ class TrainingLockstep(TrainingOffline):
             **kwargs,
         )
 
-    def run_epoch(self, interface: TrainingInterface) -> list[dict[str, Any]]:
-        """As `TrainingOffline.run_epoch`; each round publishes its policy itself."""
-        self.published = True
-        return super().run_epoch(interface)
+    def _begin(self, interface: TrainingInterface) -> None:
+        self.published = True  # each round publishes its policy itself
+        super()._begin(interface)
 
     def _run_round(self, interface: TrainingInterface) -> bool:
         statistics = self.statistics = _RoundStatistics()
@@ -132,13 +131,13 @@ class TrainingLockstep(TrainingOffline):
     def _collect(self, interface: TrainingInterface) -> bool:
         """Until the round is complete; False: it was stopped before."""
         memory: RoundMemory = self.memory
-        round_ = self._begin(interface.version)
+        round_ = self._begin_round(interface.version)
         try:
             while not interface.stopping:
                 if interface.version != round_.version:
                     # Somebody knew a higher incarnation than this trainer's: the policy has another version now.
                     self._cancel(interface, round_)
-                    round_ = self._begin(interface.version)
+                    round_ = self._begin_round(interface.version)
                 self.update_buffer(interface)
                 if round_.complete:
                     return True
@@ -154,7 +153,7 @@ class TrainingLockstep(TrainingOffline):
             self._lacks = self._waits_for = ""
             self._count(round_)
 
-    def _begin(self, version: Version) -> Round:
+    def _begin_round(self, version: Version) -> Round:
         round_ = Round(
             self.rounds_done + 1,
             version,

@@ -208,28 +208,55 @@ class TrainingOffline:
         if profiler is not None:
             profiler.enable()
         rows = []
-        if not self.published:
-            interface.broadcast_model(self.agent.get_actor())
-            self.published = True
-        if self.agent_scheduler is not None and self.round == 0 and self.step == 0:
-            self.agent_scheduler(self.agent, self.epoch)
+        self._begin(interface)
         while self.round < self.rounds and not interface.stopping:
-            if not self._run_round(interface):
+            row = self._round_row(interface)
+            if row is None:
                 break
-            row = self._row()
             rows.append(row)
-            interface.record_round(row)
-            self.round += 1
-            self.step = 0
-        if self.round >= self.rounds:
-            self.round = 0
-            self.epoch += 1
+        self._end()
         if profiler is not None:
             profiler.disable()
             text = io.StringIO()
             pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(30)
             logger.info("where the epoch's time went:\n%s", text.getvalue())
         return rows
+
+    def run_iteration(self, interface: TrainingInterface) -> dict[str, Any] | None:
+        """Train for one round; the last one of an epoch ends it.
+
+        Returns:
+            Its row of statistics; None: `interface.stopping` came first, and the round goes on with the next call.
+
+        Raises:
+            StarvedError: both sides wait for each other for ever.
+        """
+        self._begin(interface)
+        row = self._round_row(interface) if not interface.stopping else None
+        self._end()
+        return row
+
+    def _begin(self, interface: TrainingInterface) -> None:
+        if not self.published:
+            interface.broadcast_model(self.agent.get_actor())
+            self.published = True
+        if self.agent_scheduler is not None and self.round == 0 and self.step == 0:
+            self.agent_scheduler(self.agent, self.epoch)
+
+    def _end(self) -> None:
+        if self.round >= self.rounds:
+            self.round = 0
+            self.epoch += 1
+
+    def _round_row(self, interface: TrainingInterface) -> dict[str, Any] | None:
+        """One round; its row of statistics, or None when it was stopped before its end."""
+        if not self._run_round(interface):
+            return None
+        row = self._row()
+        interface.record_round(row)
+        self.round += 1
+        self.step = 0
+        return row
 
     def _run_round(self, interface: TrainingInterface) -> bool:
         """False: it was stopped before its end."""

@@ -17,7 +17,7 @@ from tmrl_core.metrics.records import episode_values
 from tmrl_core.networking.delivery import Received
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.messages import Blob, Collect, Directive, Evaluation, Progress, Version, encode_body
-from tmrl_core.samples import Buffer, Chunk, decode_message, decode_value
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
 from tmrl_core.training.evaluation import EvaluationResult, Evaluator
 from tmrl_core.training.interface import TrainingInterface
 
@@ -77,6 +77,8 @@ class RemoteInterface(TrainingInterface):
         self.reached_target = False
         self.keep: Callable[[list[Received]], None] | None = None
         """Called with messages before they are acknowledged; raises StorageError where they cannot be kept."""
+        self.on_episode: Callable[[EpisodeRecord], None] | None = None
+        """Called with the record of each episode."""
         self.ending = False
         """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
         self._max_message_bytes = max_message_bytes
@@ -339,6 +341,8 @@ class RemoteInterface(TrainingInterface):
 
     def _note_episodes(self, buffer: Buffer) -> None:
         for record in buffer.episodes:
+            if self.on_episode is not None:
+                self.on_episode(record)
             self._record(
                 "episode",
                 episode_values(
