@@ -88,6 +88,7 @@ def write(folder: Path, transitions: int, sync: str, repetitions: int) -> None:
     memory.deferred = True
     number = 0
     rates = []
+    processor = []
     source = messages()
 
     def append(chunk: Any) -> None:
@@ -100,11 +101,12 @@ def write(folder: Path, transitions: int, sync: str, repetitions: int) -> None:
         append(next(source))
     for _ in range(repetitions):
         chunks = [next(source) for _ in range(400)]
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         for chunk in chunks:
             append(chunk)
         rates.append(len(chunks) / (time.perf_counter() - started))
-    print(json.dumps({"rates": rates}), flush=True)
+        processor.append(len(chunks) / (time.process_time() - used))
+    print(json.dumps({"rates": rates, "processor": processor}), flush=True)
     for chunk in source:
         append(chunk)
         if number % 10 == 0:
@@ -187,7 +189,8 @@ def main() -> None:
         common = ("--folder", folder, "--transitions", options.transitions, "--repetitions", options.repetitions)
         writer = subprocess.Popen(command("--step", "write", "--sync", options.sync, *common), stdout=subprocess.PIPE)
         assert writer.stdout is not None
-        appends = json.loads(writer.stdout.readline())["rates"]
+        written = json.loads(writer.stdout.readline())
+        appends = written["rates"]
         said = 0
         for _ in range(30):
             said = int(writer.stdout.readline())
@@ -216,6 +219,7 @@ def main() -> None:
         middle = statistics.median(rates)
         spread = f" (median of {len(rates)}; {min(rates):,.0f} to {max(rates):,.0f}; reach {REACH[key]:,.0f})"
         line(what, middle, "/s", middle >= REACH[key], spread)
+    print(f"appends for each second of processor time: {statistics.median(written['processor']):,.0f}")
     baseline = statistics.median(found["baseline"])
     print(f"the same from RAM: {baseline:,.0f}/s; ratio {statistics.median(found['rates']) / baseline:.2f}")
     opening = found["opening"]

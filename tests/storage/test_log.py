@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tmrl_core.errors import StorageError, StorageFullError
 from tmrl_core.storage import FileCalls, RecordLog
+from tmrl_core.storage import log as log_module
 
 
 def make(folder: Path, **kwargs: Any) -> RecordLog:
@@ -186,4 +188,65 @@ def test_a_folder_of_any_bytes_opens_or_is_the_documented_error(tmp_path_factory
     except StorageError:
         return
     assert set(found) <= {b"", *(bytes([i]) * 40 for i in range(6))}
+    log.close()
+
+
+class Syncs(FileCalls):
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.fails = False
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def sync(self, descriptor: int) -> None:
+        name = threading.current_thread().name
+        self.threads.append(name)
+        if name == "tmrl-flush":
+            self.begun.set()
+            assert self.may_end.wait(10)
+            if self.fails:
+                raise OSError(errno.EIO, "it was not written")
+
+
+def test_a_file_is_flushed_beside_its_writer_as_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "FLUSHED_AT_ONCE", 200)
+    calls = Syncs()
+    log = make(tmp_path, segment_bytes=2000, calls=calls)
+    while not calls.threads:
+        log.append(b"a", [bytes(100)])
+        if log.bytes >= 200:
+            assert calls.begun.wait(10)
+    for _ in range(3):
+        log.append(b"b", [bytes(100)])
+    assert calls.threads == ["tmrl-flush"], "one at a time, and no append waits for it"
+    calls.may_end.set()
+    log.close()
+    assert not any(thread.name == "tmrl-flush" for thread in threading.enumerate())
+
+
+def test_a_flush_beside_the_writer_that_failed_is_said_before_the_next_file_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "FLUSHED_AT_ONCE", 100)
+    calls = Syncs()
+    calls.fails = True
+    calls.may_end.set()
+    log = make(tmp_path, segment_bytes=500, calls=calls)
+    while log.bytes < 500:
+        log.append(b"a", [bytes(100)])
+    with pytest.raises(StorageError, match="cannot be flushed"):
+        log.append(b"b")
+    assert log.numbers == [1]
+    log.append(b"b")
+    assert log.numbers == [1, 2], "it was said once"
+    log.close()
+
+
+def test_with_fsync_nothing_is_flushed_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "FLUSHED_AT_ONCE", 100)
+    calls = Syncs()
+    log = make(tmp_path, sync="fsync", calls=calls)
+    for _ in range(4):
+        log.append(b"a", [bytes(100)])
+    assert set(calls.threads) == {threading.current_thread().name}
     log.close()

@@ -5,11 +5,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tmrl_core.errors import ConfigError, SampleRefusedError
-from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples.records import Segment
 from tmrl_core.training import GenericTorchMemory, ReplayMemory
-from tmrl_core.training.memory import TorchMemory, collate_to_torch, compare_with_original
+from tmrl_core.training.memory import (
+    LastRow,
+    TorchMemory,
+    collate_to_torch,
+    compare_with_original,
+    last_row_of,
+    rows_that_follow,
+)
 
 
 def pairs(memory: GenericTorchMemory) -> list[tuple[Any, Any]]:
@@ -175,3 +185,43 @@ def test_sizes_may_be_floats_and_must_be_whole() -> None:
     assert GenericTorchMemory(memory_size=1e6).memory_size == 1_000_000
     with pytest.raises(ConfigError, match="batch_size"):
         GenericTorchMemory(batch_size=0.5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_rows_follow_as_a_slow_loop_says(data: st.DataObject) -> None:
+    segments, episode, step = [], 1, 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        rows = data.draw(st.integers(0, 3))
+        segments.append(Segment(rows, episode, step, 1, 1))
+        step += rows + data.draw(st.sampled_from([0, 0, 1]))
+        if data.draw(st.booleans()):
+            episode, step = episode + 1, data.draw(st.integers(0, 1))
+    count = sum(segment.rows for segment in segments)
+    if not count:
+        return
+
+    def flags() -> Any:
+        return np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+
+    chunk = Chunk(
+        rows=count,
+        action=np.zeros(count, np.float32),
+        action_present=flags(),
+        observation=np.zeros(count, np.float32),
+        reward=np.zeros(count),
+        terminated=flags(),
+        truncated=flags(),
+        segments=tuple(segments),
+    )
+    first = LastRow(data.draw(st.integers(1, 2)), data.draw(st.integers(-1, 1)))
+    for last in (None, first):
+        expected, place = [], None if last is None else (last.episode, last.step)
+        for row in range(count):
+            now = int(chunk.episode[row]), int(chunk.step[row])
+            joined = place is not None and place[0] == now[0] and place[1] + 1 == now[1]
+            ended = row > 0 and (chunk.terminated[row - 1] or chunk.truncated[row - 1])
+            expected.append(bool(joined and not ended and chunk.action_present[row]))
+            place = now
+        assert rows_that_follow(chunk, last).tolist() == expected
+    assert last_row_of(chunk) == LastRow(int(chunk.episode[-1]), int(chunk.step[-1]))

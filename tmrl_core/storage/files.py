@@ -74,7 +74,7 @@ def storage_error(what: str, exc: OSError) -> StorageError:
 
 
 class SegmentFile:
-    """Writes one file of records, at its end. Not safe for several threads.
+    """Writes one file of records, at its end. Not safe for several threads, but for `flush`.
 
     Use `create` or `open`, not the constructor.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".seg"
 SEGMENT_BYTES = 64 << 20
+FLUSHED_AT_ONCE = 4 << 20
+"""With `sync` "os", a file is flushed beside its writer whenever it has grown by so much."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,10 @@ class RecordLog:
         format_name: what kind of records these are; a folder with another kind is refused.
         description: JSON-able, goes into the head of each new file; may be set at any time (`log.description = ...`)
             and counts from the next file on.
-        sync: "os": a record survives the sudden end of this process when `append` returns; "fsync": that of the
-            machine too, at the cost of a flush each.
+        sync: "os": a record survives the sudden end of this process when `append` returns, and that of the machine
+            once its file is full, after `flush`, or when the system has written it; "fsync": that of the machine too
+            when `append` returns, at the cost of a flush each. With "os" a file is flushed as it grows, by a thread
+            that `close` joins, so that little is left to flush when the next one is begun.
         segment_bytes: a new file is begun when one has reached this.
         first_note: called when a file is begun, returns the note of its first record (without payload): all that must
             be known when the files before it are gone, such as the marks of all streams. None: no such record.
@@ -85,6 +90,10 @@ class RecordLog:
         self._file: SegmentFile | None = None
         self._sealed = False
         self._closed = False
+        self._flushed_bytes = 0
+        self._flushing: threading.Thread | None = None
+        self._not_flushed: StorageError | None = None
+        """Why the thread could not flush: said by the next flush that somebody waits for, as a system says it once."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._numbers = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
@@ -211,7 +220,36 @@ class RecordLog:
         if file is None or self._sealed or file.bytes >= self.segment_bytes:
             file = self._begin()
         payload_offset, end = file.append(note, buffers)
+        if self._sync == "os" and end - self._flushed_bytes >= FLUSHED_AT_ONCE:
+            self._flush_beside(file, end)
         return Place(self._numbers[-1], payload_offset, end)
+
+    def _flush_beside(self, file: SegmentFile, end: int) -> None:
+        if self._flushing is not None and self._flushing.is_alive():
+            return
+
+        def work() -> None:
+            try:
+                file.flush()
+            except StorageError as exc:
+                self._not_flushed = exc
+
+        self._flushed_bytes = end
+        self._flushing = threading.Thread(target=work, name="tmrl-flush")
+        self._flushing.start()
+
+    def _join_flush(self) -> None:
+        """Wait for the thread.
+
+        Raises:
+            StorageError: it could not flush.
+        """
+        if self._flushing is not None:
+            self._flushing.join()
+            self._flushing = None
+        failed, self._not_flushed = self._not_flushed, None
+        if failed is not None:
+            raise failed
 
     def seal(self) -> None:
         """Have the next record begin a new file."""
@@ -223,6 +261,7 @@ class RecordLog:
         path = self.path(number)
         if self._file is not None and self._sync == "os":
             # What is behind this file is checked by no one later: it must not be lost with the machine unnoticed.
+            self._join_flush()
             self._file.flush()
         file = SegmentFile.create(
             path, self.format_name, self.description, first_note, sync=self._sync, calls=self._calls
@@ -230,6 +269,7 @@ class RecordLog:
         if self._file is not None:
             self._file.close()
         self._file = file
+        self._flushed_bytes = 0
         self._sealed = False
         self._numbers.append(number)
         self._next_number = number + 1
@@ -258,6 +298,7 @@ class RecordLog:
             StorageError: they may not be.
         """
         if self._file is not None:
+            self._join_flush()
             self._file.flush()
             try:
                 flush_folder(self.folder)
@@ -267,6 +308,10 @@ class RecordLog:
     def close(self) -> None:
         """Let go of the files; a second call does nothing. Nothing can be appended after it."""
         self._closed = True
+        try:
+            self._join_flush()
+        except StorageError as exc:
+            logger.warning("%s", exc)
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -32,7 +32,7 @@ import torch
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.storage import OS, FileCalls, FolderLock, Record, RecordLog, SegmentReader
 from tmrl_core.storage.format import scan
-from tmrl_core.training.layout import Array, Column, RowLayout
+from tmrl_core.training.layout import Array, Column, RowLayout, fill
 from tmrl_core.training.row_table import RowTable
 from tmrl_core.training.rows import Rows
 from tmrl_core.training.segments import RowFormat, parse_rows_note, rows_note
@@ -252,12 +252,12 @@ class DiskRows(Rows):
     def put(self, column: Column, start: int, values: Array) -> None:
         """Fill staged rows."""
         begin, _, columns = self._staged[-1]
-        columns[column.group][start - begin : start - begin + len(values), column.start : column.stop] = values
+        fill(columns[column.group][start - begin : start - begin + len(values), column.start : column.stop], values)
 
     def put_versions(self, start: int, values: Array) -> None:
         """Fill staged rows."""
         begin, _, columns = self._staged[-1]
-        columns[-1][start - begin : start - begin + len(values)] = values
+        fill(columns[-1][start - begin : start - begin + len(values)], values)
 
     def publish(self, stop: int) -> None:
         """They can be read after the next `commit`."""

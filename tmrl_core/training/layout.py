@@ -27,6 +27,8 @@ Array: TypeAlias = npt.NDArray[Any]
 FLOAT32 = np.dtype(np.float32)
 FLAG_DTYPE = FLOAT32
 """Flags and rewards are float32 in a batch, so they are stored as that."""
+NARROW = 4
+"""Columns of at most so many elements are copied element by element: NumPy's loop over so short rows is slow."""
 
 
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -109,6 +111,16 @@ def tree_spec(tree: Any, what: str, downcast_float64: bool) -> TreeSpec:
             )
         leaves.append(Leaf(path, stored_dtype(leaf.dtype, downcast_float64), leaf.shape[1:]))
     return TreeSpec(template(tree), tuple(leaves))
+
+
+def fill(target: Array, values: Array) -> None:
+    """`target[:] = values`, both [rows, width]; narrow columns one element after another, which is twice as fast."""
+    width = target.shape[1]
+    if 1 < width <= NARROW:
+        for i in range(width):
+            target[:, i] = values[:, i]
+    else:
+        target[:] = values
 
 
 @dataclass(frozen=True)

@@ -52,13 +52,23 @@ def rows_that_follow(chunk: Chunk, last: LastRow | None) -> Array:
     They do when both are of the same episode, with consecutive step indices, the first ended nothing, and the second
     has an action. The row before the first is `last`, the stream's last row, which must not have ended its episode.
     """
-    episode, step = chunk.episode, chunk.step
-    follows = np.empty(chunk.rows, bool)
-    follows[0] = last is not None and last.episode == episode[0] and last.step + 1 == step[0]
-    follows[1:] = (episode[1:] == episode[:-1]) & (step[1:] == step[:-1] + 1)
+    follows: Array = chunk.action_present.copy()
     follows[1:] &= ~(chunk.terminated | chunk.truncated)[:-1]
-    follows &= chunk.action_present
+    # Within a segment steps are consecutive, so only where one begins is there anything to compare.
+    start = 0
+    for segment in chunk.segments:
+        if segment.rows:
+            if last is None or (last.episode, last.step + 1) != (segment.episode, segment.first_step):
+                follows[start] = False
+            last = LastRow(segment.episode, segment.first_step + segment.rows - 1)
+            start += segment.rows
     return follows
+
+
+def last_row_of(chunk: Chunk) -> LastRow:
+    """The last row of a chunk that has one."""
+    segment = next(segment for segment in reversed(chunk.segments) if segment.rows)
+    return LastRow(segment.episode, segment.first_step + segment.rows - 1)
 
 
 def collate_to_torch(values: Sequence[Any], device: torch.device | str | None) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.layout import Array, Column, RowLayout
+from tmrl_core.training.layout import Array, Column, RowLayout, fill
 
 
 class RowLease:
@@ -171,9 +171,9 @@ class RamRows(Rows):
     def _put(self, ring: Array, columns: slice, start: int, values: Array) -> None:
         at = start % self.capacity
         first = min(len(values), self.capacity - at)
-        ring[at : at + first, columns] = values[:first]
+        fill(ring[at : at + first, columns], values[:first])
         if first < len(values):
-            ring[: len(values) - first, columns] = values[first:]
+            fill(ring[: len(values) - first, columns], values[first:])
 
     def publish(self, stop: int) -> None:
         """They can be read at once."""

@@ -113,22 +113,31 @@ class RowFormat:
     @cached_property
     def row_bytes(self) -> int:
         """Bytes of one row, a multiple of 8."""
-        length = sum(np.dtype(d).itemsize * w for d, w in zip(self.dtypes, self.widths, strict=True))
-        return length + -length % 8
+        return self._used_bytes + -self._used_bytes % 8
+
+    @cached_property
+    def _used_bytes(self) -> int:
+        return sum(np.dtype(d).itemsize * w for d, w in zip(self.dtypes, self.widths, strict=True))
+
+    @cached_property
+    def _places(self) -> list[tuple[np.dtype[Any], int, int]]:
+        """Of each array its dtype, and where in a row its elements begin and end."""
+        dtypes = map(np.dtype, self.dtypes)
+        return [
+            (dtype, at, at + dtype.itemsize * width)
+            for dtype, width, at in zip(dtypes, self.widths, self.offsets, strict=True)
+        ]
 
     def empty(self, rows: int) -> Array:
         """[rows, row_bytes] uint8, to be filled through `columns`; what is between columns is zero."""
         made = np.empty((rows, self.row_bytes), np.uint8)
-        length = sum(np.dtype(d).itemsize * w for d, w in zip(self.dtypes, self.widths, strict=True))
-        made[:, length:] = 0
+        if self._used_bytes < self.row_bytes:
+            made[:, self._used_bytes :] = 0
         return made
 
     def columns(self, rows: Array) -> list[Array]:
         """Of rows [n, row_bytes] uint8, the arrays [n, width]: views."""
-        return [
-            rows[:, at : at + np.dtype(dtype).itemsize * width].view(dtype)
-            for dtype, width, at in zip(self.dtypes, self.widths, self.offsets, strict=True)
-        ]
+        return [rows[:, start:stop].view(dtype) for dtype, start, stop in self._places]
 
 
 def append_rows(
