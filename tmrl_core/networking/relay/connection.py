@@ -50,6 +50,10 @@ GREETING_PAYLOAD_BYTES = 8_192
 """Longest frame of a peer that has not been let in."""
 
 
+_REGISTERED = ("worker", "trainer")
+"""Of whom the Server's log says when they come and leave; who only asks is not among them."""
+
+
 class RelayConnection(Connection):
     """The Server's end of one link."""
 
@@ -85,6 +89,7 @@ class RelayConnection(Connection):
         self._incoming_bytes = 0
         self._incoming_size = 0
         self._left = False
+        self._parting = ""
         self._noticed = 0.0
         self.echoes = Echoes()
         self._snapshot = b""
@@ -121,6 +126,8 @@ class RelayConnection(Connection):
             case Hello():
                 relay.greet(self, message)
                 self._let_in()
+                if self.state in _REGISTERED:
+                    relay.register.came(self, self._now)
             case Probe():
                 relay.probes.greet(self, message, self._now)
                 self._let_in()
@@ -275,6 +282,8 @@ class RelayConnection(Connection):
         if self._left:
             return
         self._left = True
+        if self.state in _REGISTERED:
+            self.relay.register.left(self, self._parting or self.reason, self._now)
         if self.state == "worker":
             self.relay.worker_left(self)
         elif self.state == "trainer":
@@ -283,6 +292,12 @@ class RelayConnection(Connection):
             self.relay.probes.left()
         elif self.state == "observer":
             self.relay.observers.discard(self)
+
+    def close(self) -> None:
+        """Close in order, since the Server ends."""
+        if not self.closing:
+            self._parting = "this Server ends"
+        super().close()
 
     def refuse(self, code: str, reason: str) -> None:
         """Tell the other side why, then no more."""

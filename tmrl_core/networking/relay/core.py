@@ -38,6 +38,7 @@ from tmrl_core.networking.relay.flow import Flow
 from tmrl_core.networking.relay.handover import HandOvers
 from tmrl_core.networking.relay.owners import Owners
 from tmrl_core.networking.relay.probes import Probes
+from tmrl_core.networking.relay.register import Register
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spool import Spool
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
@@ -85,6 +86,7 @@ class Relay:
         self.versions = versions
         self.wall_clock = wall_clock
         self.probes = Probes(self)
+        self.register = Register(say)
         self.incarnation = 0
         self.policy: Policy | None = None
         self.policy_run = ""

@@ -1,0 +1,56 @@
+"""Says in the Server's log who comes and who goes, in a bounded number of lines. Sans-I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tmrl_core.networking.relay.connection import RelayConnection
+
+LINES_AT_ONCE = 500
+LINES_PER_S = 1.0
+"""How fast lines may follow each other once so many have come at once: a peer that comes and goes fills no disk."""
+
+
+class Register:
+    """One line for each worker or trainer that is let in, and one for each that leaves, with the reason.
+
+    Args:
+        say: takes a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lines = float(LINES_AT_ONCE)
+        self._lines_at: float | None = None
+        self._unsaid = 0
+
+    def came(self, connection: RelayConnection, now: float) -> None:
+        """A peer was let in."""
+        self._line(f"{_who(connection)} joined, run {connection.run!r}", now)
+
+    def left(self, connection: RelayConnection, why: object, now: float) -> None:
+        """A peer's link is gone; `why` is its connection's reason, None for one that was closed in order."""
+        reason = str(why).rstrip(".") if why is not None else "in order"
+        self._line(f"{_who(connection)} left after {connection.linked_s(now):.0f} s: {reason}", now)
+
+    def _line(self, line: str, now: float) -> None:
+        before = self._lines_at if self._lines_at is not None else now
+        self._lines = min(float(LINES_AT_ONCE), self._lines + max(0.0, now - before) * LINES_PER_S)
+        self._lines_at = now
+        if self._lines < 1.0:
+            self._unsaid += 1
+            return
+        self._lines -= 1.0
+        if self._unsaid:
+            line += f" (and {self._unsaid} that came or left and were not said)"
+            self._unsaid = 0
+        self._say(line)
+
+
+def _who(connection: RelayConnection) -> str:
+    """Role, label, whose credentials, and where from: what `--credentials revoke` and people need."""
+    name = connection.name or "unnamed"
+    identity = connection.identity
+    of = f"{identity.name}'s certificate, " if identity.name else ""
+    # What a peer calls itself may hold anything, line breaks too.
+    return f"{connection.state} {name if name.isprintable() else repr(name)} ({of}{identity.address})"
