@@ -387,6 +387,10 @@ class LockstepSection(Section, frozen=True, kw_only=True):
             "or is not done so long after the first that is."
         ),
     ] = 30.0
+    min_workers: Annotated[
+        Positive,
+        doc("Workers that must be there before the first round of a trainer's process begins."),
+    ] = 1
 
 
 class TrainerSection(Section, frozen=True, kw_only=True):

@@ -110,6 +110,7 @@ def _lockstep(config: Config) -> dict[str, Any]:
         "steps_per_round": lockstep.steps_per_round,
         "episodes_per_round": lockstep.episodes_per_round,
         "grace_s": lockstep.grace_s,
+        "min_workers": lockstep.min_workers,
         "seed": config.run.seed,
     }
 

@@ -46,6 +46,7 @@ class TrainingLockstep(TrainingOffline):
         episodes_per_round: whole episodes instead.
         grace_s: seconds after which a share of a round is taken from a worker that has gone, says nothing, or is not
             done so long after the first that is; others get it.
+        min_workers: the first round that this process collects begins once so many workers are there.
         seed: mixed with the number of the round into the seed of each worker's first episode; None: workers go by
             their own.
         clock: seconds.
@@ -56,7 +57,18 @@ class TrainingLockstep(TrainingOffline):
     """
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"steps_per_round", "episodes_per_round", "grace_s", "seed", "clock", "suspended", "_seeded", "_lacks"}
+        {
+            "steps_per_round",
+            "episodes_per_round",
+            "grace_s",
+            "min_workers",
+            "_begun",
+            "seed",
+            "clock",
+            "suspended",
+            "_seeded",
+            "_lacks",
+        }
     )
 
     def __init__(
@@ -71,6 +83,7 @@ class TrainingLockstep(TrainingOffline):
         steps_per_round: int | None = None,
         episodes_per_round: int | None = None,
         grace_s: float = 30.0,
+        min_workers: int = 1,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         **kwargs: Any,
@@ -85,6 +98,7 @@ class TrainingLockstep(TrainingOffline):
         self.steps_per_round = steps_per_round
         self.episodes_per_round = episodes_per_round
         self.grace_s = grace_s
+        self.min_workers = min_workers
         self.seed = seed
         self.clock = clock
         self.rounds_done = 0
@@ -93,6 +107,8 @@ class TrainingLockstep(TrainingOffline):
         """Steps or episodes that were taken from stragglers, and given to others."""
         self.suspended: set[bytes] = set()
         """Streams that lost a share and have sent nothing since."""
+        self._begun = False
+        """Whether a round was collected in this process."""
         self._lacks = ""
         self._seeded: set[bytes] = set()
         super().__init__(
@@ -142,7 +158,8 @@ class TrainingLockstep(TrainingOffline):
                 if round_.complete:
                     return True
                 workers = interface.workers()
-                for stream, what in round_.poll(workers, self.clock(), interface.says_done):
+                self._begun = self._begun or len(workers) >= self.min_workers
+                for stream, what in round_.poll(workers if self._begun else (), self.clock(), interface.says_done):
                     interface.collect(what, stream)
                 self._say_lack(interface, round_, len(workers))
                 interface.wait(min(LOOK_S, self.sleep_between_buffer_retrieval_attempts))
@@ -199,6 +216,7 @@ class TrainingLockstep(TrainingOffline):
         lack = (
             f"{round_.brought} of {round_.amount} {noun} of round {round_.number} have arrived, "
             f"{workers} {'worker is' if workers == 1 else 'workers are'} there"
+            f"{'' if self._begun else f', trainer.lockstep.min_workers is {self.min_workers}'}"
         )
         if lack != self._waits_for:
             self._lacks = self._waits_for = lack
