@@ -64,8 +64,9 @@ Batch = tuple[Any, Any, torch.Tensor, Any, torch.Tensor, torch.Tensor]
 class _Block:
     """Batches drawn together, and what is needed to draw them again."""
 
-    def __init__(self, batches: list[Batch], generator_state: dict[str, Any]) -> None:
+    def __init__(self, batches: list[Batch], draws: Array, generator_state: dict[str, Any]) -> None:
         self.batches = batches
+        self.draws = draws
         self.position = 0
         self.generator_state = generator_state
 
@@ -474,6 +475,16 @@ class ReplayMemory(EpisodeStatistics):
         block.position += 1
         return block.batches[block.position - 1]
 
+    def indices_of(self, batch: Any) -> list[int] | None:
+        """Absolute indices of the transitions of a batch that was just drawn; None: it is not known any more."""
+        block = self._block
+        for position, known in enumerate(block.batches if block is not None else ()):
+            if known is batch:
+                assert block is not None
+                draws = block.draws[position * self.batch_size : (position + 1) * self.batch_size]
+                return [int(self._rows.index_of(int(draw))) for draw in draws]
+        return None
+
     def _current_block(self) -> _Block:
         block = self._block
         if block is None or block.position == len(block.batches):
@@ -495,7 +506,7 @@ class ReplayMemory(EpisodeStatistics):
         state = self._generator.bit_generator.state
         rows = self._generator.integers(0, len(self), size=count * self.batch_size)
         if self.sample_preprocessor is not None:
-            return _Block([self._preprocessed(rows)], dict(state))
+            return _Block([self._preprocessed(rows)], rows, dict(state))
         gathered = [
             group.to(self.device or "cpu").view(count, self.batch_size, -1) for group in self._rows.gather(rows)
         ]
@@ -508,7 +519,7 @@ class ReplayMemory(EpisodeStatistics):
             return list(values.view(count, self.batch_size, *c.shape).unbind(0))
 
         batches = [index_batches(field, count) for field in layout.batch(column)]
-        return _Block(list(zip(*batches, strict=True)), dict(state))
+        return _Block(list(zip(*batches, strict=True)), rows, dict(state))
 
     def _preprocessed(self, rows: Array) -> Batch:
         assert self.sample_preprocessor is not None
