@@ -49,7 +49,7 @@ def worker_of(config: Config, name: str = "robot") -> Iterator[RolloutWorker]:
     """A worker that collects in a thread of its own, as `--worker` does."""
     use(config)
     try:
-        worker = roles.make_worker(config, name=name, model_path=None)
+        worker = roles.make_worker(config, name=name)
     finally:
         use(None)
     thread = threading.Thread(target=roles.run_worker, args=(worker, config))
@@ -68,7 +68,7 @@ def pipeline(
 ) -> Iterator[tuple[Trainer, list[RolloutWorker]]]:
     """A Server, workers that collect, and a Trainer that has not begun."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(Server(port=0, config=make_config(tmp_path, **sections)))
+        server = stack.enter_context(Server(port=0, config=make_config(tmp_path, 0, **sections)))
         config = make_config(tmp_path, server.port, **sections)
         robots = [stack.enter_context(worker_of(config, f"robot{number}")) for number in range(workers)]
         trainer = stack.enter_context(Trainer(config=config))
