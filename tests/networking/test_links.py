@@ -342,6 +342,33 @@ def test_a_worker_that_starts_first_waits_for_the_server(keys: Path) -> None:
         assert collect(trainer, 10) == list(range(10))
 
 
+def test_a_worker_says_that_nobody_takes_its_samples_and_that_somebody_does_again(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tmrl_core.networking.links")
+    worker = place.worker()
+    until(lambda: worker._taken is False, worker)
+    trainer = place.trainer()
+    until(lambda: worker._taken is True, worker)
+    trainer.close()
+    until(lambda: worker._taken is False, worker)
+    said = [record.getMessage() for record in caplog.records if "run 'run'" in record.getMessage()]
+    waits = "there is no trainer of run 'run': samples wait here until there is one"
+    assert said == [waits, "a trainer of run 'run' takes samples", waits]
+
+
+def test_a_worker_of_another_run_than_the_trainers_says_so_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = TrainerLink(place.settings(), name="trainer", run="other")
+    trainer.start()
+    place.stack.callback(trainer.close)
+    assert trainer.wait_connected(DEADLINE_S)
+    worker = place.worker()
+    until(lambda: bool(worker._halts_said), worker)
+    (said,) = [record for record in caplog.records if "run.name" in record.getMessage()]
+    assert said.levelno == logging.WARNING
+    assert "'other'" in said.getMessage()
+
+
 def test_a_wrong_token_is_said_on_both_sides_and_ends_the_tries(
     keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,6 +116,9 @@ class WorkerLink(Link):
         """How many of the next items are not joined with others, since one of them cannot be encoded."""
         self._policy: tuple[Version, bytes] | None = None
         self._refusals_said: set[str] = set()
+        self._taken: bool | None = None
+        """Whether a trainer takes samples, as far as the log has said."""
+        self._halts_said: set[str] = set()
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
         if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
             self._compression = "none"  # copying is faster than compressing there
@@ -252,6 +255,25 @@ class WorkerLink(Link):
         if self._has_work():
             self._poke()
         super()._notify()
+        if self.connected:
+            self._say_who_takes()
+
+    def _say_who_takes(self) -> None:
+        """Say when nobody takes this worker's samples, and when somebody does again."""
+        worker = self._worker
+        if self._sender.active:
+            if self._taken is False:
+                logger.info("a trainer of run %r takes samples", worker.run)
+            self._taken = True
+            self._halts_said.clear()
+        elif worker.halted and worker.halt_reason:
+            if worker.halt_reason not in self._halts_said and len(self._halts_said) < _REFUSALS_SAID:
+                self._halts_said.add(worker.halt_reason)
+                logger.warning("%s", worker.halt_reason)
+            self._taken = False
+        elif worker.halted and self._taken is not False and not worker.ending:
+            self._taken = False
+            logger.info("there is no trainer of run %r: samples wait here until there is one", worker.run)
 
     def take_policy(self) -> PolicyUpdate | None:
         """The newest policy, if it was not taken yet; never waits."""

@@ -102,7 +102,10 @@ class WorkerState(ClientState):
         self.progress = Progress()
         self.waits = ""
         """What this worker waits for, with which numbers; empty while it collects."""
+        self.halted = False
+        """Whether the Server has said that no trainer takes samples, and not taken it back."""
         self.halt_reason = ""
+        """Why, where it is not that there is none."""
         self.ending = False
         """Whether this worker ends, and hands over to the Server what no trainer takes."""
         self.hand_over_refusal = ""
@@ -214,8 +217,10 @@ class WorkerConnection(Connection):
                     self.say_waits()
                 state.on_change()
             case Resume():
+                state.halted = False
                 state.halt_reason = ""
                 state.trainer_there()
+                state.on_change()
                 self._halted.discard(message.channel)
                 self._sender(message.channel).resume(
                     channel=message.channel,
@@ -225,6 +230,7 @@ class WorkerConnection(Connection):
                 )
                 self.wake()
             case Halt():
+                state.halted = True
                 state.halt_reason = message.reason
                 state.trainer_gone()
                 self._sender(message.channel).halt()
