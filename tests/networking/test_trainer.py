@@ -155,13 +155,35 @@ def spaces() -> tuple[Any, Any]:
     return env.observation_space, env.action_space
 
 
-def test_a_finished_checkpoint_returns_at_once(server: Server, worker: Worker, tmp_path: Path) -> None:
+def test_a_finished_checkpoint_returns_at_once(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_config(tmp_path, epochs=1)
     Trainer(server_port=server.port, config=config).run()
+    monkeypatch.setattr("tmrl_core.networking.trainer.FINISHED_S", 0.2)
     # Nobody listens there: it would wait for ever.
     again = Trainer(server_port=server.port + 1, config=config)
     again.run()
     assert again.training.epoch == 1
+
+
+def test_a_trainer_of_a_finished_checkpoint_sends_workers_home(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, epochs=1)
+    Trainer(server_port=server.port, config=config).run()
+    worker.thread.join(20)
+    # The Server's process, and with it what it kept for those who were away, is another one.
+    with Server(port=0, config=config) as other:
+        waiting = Worker(other, config, monkeypatch)
+        try:
+            Trainer(server_port=other.port, config=config).run()
+            waiting.thread.join(20)
+            assert not waiting.thread.is_alive(), "it waits for a run that is over"
+            assert waiting.worker._link is not None
+            assert waiting.worker._link.finished
+        finally:
+            waiting.close()
 
 
 def test_it_goes_on_from_a_checkpoint_and_calls_the_updater(server: Server, worker: Worker, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ SERVER_S = 60.0
 """Longest wait in seconds for a Server that is away when the run ends, so that workers hear of it."""
 RETURN_S = 3.0
 """Seconds in which workers find a Server that has come back: as long as they wait between two tries."""
+FINISHED_S = 5.0
+"""Longest wait in seconds for a Server where the checkpoint is of a finished run, so that workers hear of that."""
 QUIET_S = 2.0
 """Seconds without samples after which they have sent all."""
 
@@ -338,7 +340,13 @@ class Trainer:
         if is_new:
             self._checkpoint(training, wait=True)
         if training.epoch >= training.epochs:
-            logger.info("the checkpoint is of a finished run: %d of %d epochs", training.epoch, training.epochs)
+            logger.info(
+                "the checkpoint is of a finished run: %d of %d epochs. To train on, raise trainer.epochs; to begin anew, "
+                "choose another run.name",
+                training.epoch,
+                training.epochs,
+            )
+            self._pass_on_the_end(training)
             return
         self._write_model(training)
         with contextlib.ExitStack() as closing:
@@ -397,17 +405,41 @@ class Trainer:
         logger.info("the policy has reached the target and lost it again since; training goes on")
         return False
 
+    def _pass_on_the_end(self, training: Any) -> None:
+        """Tell workers that wait for this run's trainer that it is over: nobody else would."""
+        samples = getattr(training, "total_samples", 0)
+        with contextlib.ExitStack() as closing:
+            recorder = Recorder([])
+            interface = self._connect(training, recorder)
+            closing.callback(self._close_link)
+            deadline = time.monotonic() + FINISHED_S
+            try:
+                while not interface.asked_to_stop and time.monotonic() < deadline:
+                    if interface.link.wait_connected(0.1):
+                        self._send_home(training, interface, just_come=True)
+                        break
+                else:
+                    logger.info("no Server was told: none let this trainer in within %g s", FINISHED_S)
+            except NetworkError as exc:
+                logger.warning("workers that wait for this trainer are not told that the run is over: %s", exc)
+            if getattr(training, "total_samples", 0) != samples:
+                self._checkpoint(training, recorder, wait=True)
+
     def _finish(self, training: Any, interface: RemoteInterface) -> None:
         """See that the final policy is published and evaluated, then send the workers home."""
         if not interface.reached_target:
             self._evaluate(training, interface)
         self._send_home(training, interface)
 
-    def _send_home(self, training: Any, interface: RemoteInterface) -> None:
-        """Tell the workers that the run is over, and take what they still send."""
+    def _send_home(self, training: Any, interface: RemoteInterface, just_come: bool = False) -> None:
+        """Tell the workers that the run is over, and take what they still send.
+
+        Args:
+            just_come: this trainer may not have heard of all workers yet.
+        """
         interface.ending = True
         interface.finish()
-        came_back = self._await_server(interface)
+        came_back = self._await_server(interface) or just_come
         # Workers that have heard of it send what is left, and go; one that stays silent is not waited for.
         now = time.monotonic()
         deadline, quiet = now + DRAIN_S, now + (RETURN_S if came_back else QUIET_S)
