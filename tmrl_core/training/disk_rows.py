@@ -325,6 +325,11 @@ class DiskRows(Rows):
         """As in `RamRows`; where rows were lost, counted from the oldest."""
         return int(self._indices(np.array([draw]))[0])
 
+    def draws_of(self, indices: Array) -> Array:
+        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        draws: Array = indices - self.oldest
+        return draws if self.readable - self.oldest < self.capacity else indices % self.capacity
+
     def _indices(self, draws: Array) -> Array:
         if self.readable - self.oldest < self.capacity:
             return self.oldest + draws

@@ -12,7 +12,7 @@ A column is a slice of its group's row, and a batch's columns are views of what 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -139,9 +139,10 @@ class RowLayout:
     Args:
         observation: spec of one observation.
         action: spec of one action.
+        extras: names of further columns, one float32 each.
     """
 
-    def __init__(self, observation: TreeSpec, action: TreeSpec) -> None:
+    def __init__(self, observation: TreeSpec, action: TreeSpec, extras: Sequence[str] = ()) -> None:
         self.observation = observation
         self.action = action
         self.dtypes: list[np.dtype[Any]] = []
@@ -153,6 +154,7 @@ class RowLayout:
         self.new_obs = [self._add(leaf) for leaf in observation.leaves]
         self.terminated = self._add(scalar)
         self.truncated = self._add(scalar)
+        self.extras = {name: self._add(scalar) for name in extras}
 
     def _add(self, leaf: Leaf) -> Column:
         if leaf.dtype not in self.dtypes:
@@ -186,12 +188,16 @@ class RowLayout:
 
     def describe(self) -> dict[str, Any]:
         """This layout as JSON-able values; `from_description` undoes it."""
-        return {"observation": _describe(self.observation), "action": _describe(self.action)}
+        described: dict[str, Any] = {"observation": _describe(self.observation), "action": _describe(self.action)}
+        return {**described, "extras": list(self.extras)} if self.extras else described
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> RowLayout:
         """The layout that `describe` described."""
-        return cls(_undescribe(description["observation"]), _undescribe(description["action"]))
+        extras = description.get("extras", [])
+        if not isinstance(extras, list) or not all(isinstance(name, str) for name in extras):
+            raise ValueError("extras that are no names")
+        return cls(_undescribe(description["observation"]), _undescribe(description["action"]), extras)
 
 
 def _describe(spec: TreeSpec) -> dict[str, Any]:

@@ -12,16 +12,13 @@ A transition has an absolute index, counted from the first ever written. Where t
 rings in RAM (rows.py), or append-only files (disk_rows.py); the same seed draws the same transitions from both.
 Checkpoints of a memory in RAM write ranges of absolute indices; those of one on disk refer to its folder.
 
-Batches are drawn in blocks of several: one draw of indices, one gather per dtype and one split serve up to
-`MAX_BLOCK_BATCHES` batches. A block is thrown away when something is appended, so that new transitions are drawn at
-once; block sizes grow from one after each append, so that not much is ever thrown away.
+Which transitions a chunk makes is said by joining.py and n_steps.py, how batches are drawn by drawing.py.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,59 +28,31 @@ import torch
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.disk_rows import DiskRows
-from tmrl_core.training.layout import (
-    Array,
-    Column,
-    RowLayout,
-    TreeSpec,
-    flatten,
-    index_batches,
-    rebuild,
-    tree_spec,
-)
+from tmrl_core.training.drawing import Drawing
+from tmrl_core.training.joining import Joined, Tail, join_pairs, tail_of_pairs
+from tmrl_core.training.layout import Array, Column, RowLayout, TreeSpec, tree_spec
 from tmrl_core.training.memory import (
     MAX_STREAMS,
-    EpisodeStatistics,
-    LastRow,
     Refusals,
-    collate_to_torch,
     compare_with_original,
-    last_row_of,
     rows_that_follow,
     whole_number,
 )
+from tmrl_core.training.n_steps import join_n_steps
+from tmrl_core.training.prioritized import Priorities, Prioritization
 from tmrl_core.training.rows import RamRows, RowLease, Rows
 
 logger = logging.getLogger(__name__)
 
-MAX_BLOCK_BATCHES = 32
-MAX_BLOCK_BYTES = 1 << 20
-Batch = tuple[Any, Any, torch.Tensor, Any, torch.Tensor, torch.Tensor]
+_OWN_VALUES = {"statistics", "steps"}
 
 
-class _Block:
-    """Batches drawn together, and what is needed to draw them again."""
-
-    def __init__(self, batches: list[Batch], draws: Array, generator_state: dict[str, Any]) -> None:
-        self.batches = batches
-        self.draws = draws
-        self.position = 0
-        self.generator_state = generator_state
-
-
-@dataclass(frozen=True)
-class _Tail(LastRow):
-    """The last row of a stream, which ended nothing: what a next chunk may join."""
-
-    spec: TreeSpec
-    observation: list[Array]
-
-
-class ReplayMemory(EpisodeStatistics):
-    """Uniform replay over the newest `memory_size` valid transitions.
+class ReplayMemory(Drawing):
+    """Replay of the newest `memory_size` valid transitions, drawn uniformly or by priorities.
 
     Iterating yields `nb_steps` batches `(prev_obs, new_act, rew, new_obs, terminated, truncated)` of tensors
-    [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size].
+    [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size]. With n steps or priorities a dict of
+    extras follows.
 
     Args:
         device: where batches go; None: the CPU.
@@ -100,9 +69,13 @@ class ReplayMemory(EpisodeStatistics):
         folder: where they lie, for "disk" only. One process at a time may use it.
         sync: what an append survives, for "disk" only: "os" the sudden end of this process, "fsync" that of the machine
             too.
+        n_step: steps in a transition; above 1, batches carry the extra `discount` (gamma to the number of steps).
+        gamma: discount of a step, for n_step above 1.
+        priority: draw by priorities, and how; batches then carry the extras `indices` (int64, on the CPU) and `weights`
+            (float32), and whoever trains calls `update_priorities`. None: draw uniformly.
 
     Raises:
-        ConfigError: a size is not positive or not whole, or "disk" has no folder.
+        ConfigError: a size is not positive or not whole, a number is out of its range, or "disk" has no folder.
         FolderLockedError: another process uses the folder.
         StorageError: the folder cannot be read or written.
 
@@ -129,25 +102,35 @@ class ReplayMemory(EpisodeStatistics):
         storage: Literal["ram", "disk"] = "ram",
         folder: str | Path | None = None,
         sync: Literal["os", "fsync"] = "os",
+        n_step: float = 1,
+        gamma: float = 0.99,
+        priority: Prioritization | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.device = device
-        self.nb_steps = whole_number(nb_steps, "nb_steps")
-        self.sample_preprocessor = sample_preprocessor
         self.memory_size = whole_number(memory_size, "memory_size")
-        self.batch_size = whole_number(batch_size, "batch_size")
+        self.n_step = whole_number(n_step, "n_step")
+        if not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma must be 0 to 1, got {gamma!r}")
+        self.gamma = gamma
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        if isinstance(priority, Mapping):
+            priority = Prioritization(**priority)
+        priorities = None if priority is None else Priorities(self.memory_size, priority)
+        super().__init__(
+            device,
+            whole_number(nb_steps, "nb_steps"),
+            whole_number(batch_size, "batch_size"),
+            sample_preprocessor,
+            seed,
+            priorities,
+        )
         self.dataset_path = dataset_path
         self.crc_debug = crc_debug
         self.downcast_float64 = downcast_float64
-        if seed is None:
-            seed = int(torch.randint(2**62, ()).item())
-        self._generator = np.random.default_rng(seed)
         self._written = 0
-        self._tails: dict[bytes, _Tail] = {}
+        self._tails: dict[bytes, Tail] = {}
         self._touched: set[bytes] = set()
         """Streams whose tails have changed since the last commit."""
-        self._block: _Block | None = None
-        self._block_batches = 1
         self.deferred = False
         self._disk: DiskRows | None = None
         self._ram: RamRows | None = None
@@ -161,10 +144,6 @@ class ReplayMemory(EpisodeStatistics):
             self._rows = self._ram = RamRows(self.memory_size)
 
     # --- what is in it ------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Valid transitions that can be sampled."""
-        return len(self._rows)
 
     @property
     def written(self) -> int:
@@ -190,7 +169,7 @@ class ReplayMemory(EpisodeStatistics):
         return self._disk
 
     def get_transition(self, item: int) -> tuple[Any, Any, np.float32, Any, bool, bool, dict[str, Any]]:
-        """Transition `item`, 0 being the oldest: (prev_obs, act, rew, obs, terminated, truncated, info).
+        """Transition `item`, 0 being the oldest: (prev_obs, act, rew, obs, terminated, truncated, extras).
 
         Raises:
             IndexError: there is no such transition.
@@ -198,19 +177,8 @@ class ReplayMemory(EpisodeStatistics):
         if not 0 <= item < len(self):
             raise IndexError(f"transition {item} of {len(self)}")
         index = self._rows.readable - len(self) + item
-        prev_obs, act, rew, obs, terminated, truncated = self._transition_at(index)
-        return prev_obs, act, rew, obs, terminated, truncated, {}
-
-    def _transition_at(self, index: int) -> tuple[Any, Any, Any, Any, bool, bool]:
-        groups = self._rows.row(index)
-
-        def column(c: Column) -> Any:
-            values = groups[c.group][c.start : c.stop]
-            return values.reshape(c.shape) if c.shape else values[0]
-
-        assert self._rows.layout is not None
-        prev_obs, act, rew, obs, terminated, truncated = self._rows.layout.batch(column)
-        return prev_obs, act, rew, obs, bool(terminated), bool(truncated)
+        prev_obs, act, rew, obs, terminated, truncated, extras = self._transition_at(index)
+        return prev_obs, act, rew, obs, terminated, truncated, extras
 
     def policy_versions(self) -> Array:
         """[len, 2] int64: incarnation and counter of the policy that made each transition, in no promised order."""
@@ -265,20 +233,33 @@ class ReplayMemory(EpisodeStatistics):
         action = self._action_spec(chunk)
         self._check(observation, action, chunk)
 
-        joined = rows_that_follow(chunk, tail if tail is not None and tail.spec == observation else None)
-        if action is not None and joined.any():
+        if tail is not None and not tail.fits(observation, action):
+            tail = None
+        follows = rows_that_follow(chunk, tail)
+        joined, after = self._join(chunk, follows, tail, observation, action)
+        if joined is not None:
             if self._rows.layout is None:
-                self._rows.allocate(RowLayout(observation, action))
-            count = self._store(chunk, joined, tail)
-        else:
-            count = 0
-        if not (chunk.terminated[-1] or chunk.truncated[-1]):
-            last = [np.array(leaf[-1:]) for _, leaf in flatten(chunk.observation)]
-            row = last_row_of(chunk)
-            self._tails[chunk.stream] = _Tail(row.episode, row.step, observation, last)
+                actions = action or (tail.action_spec if tail is not None else None)
+                assert actions is not None
+                self._rows.allocate(RowLayout(observation, actions, list(joined.extras)))
+            self._store(joined)
+            if self.crc_debug and self.n_step == 1:
+                self._compare(chunk, joined)
+        if after is not None:
+            self._tails[chunk.stream] = after
             if len(self._tails) > MAX_STREAMS:
                 self._tails.pop(next(iter(self._tails)))
-        return count
+        return 0 if joined is None else joined.count
+
+    def _join(
+        self, chunk: Chunk, follows: Array, tail: Tail | None, observation: TreeSpec, action: TreeSpec | None
+    ) -> tuple[Joined | None, Tail | None]:
+        # On disk what does not fit the capacity leaves with its file.
+        most = self.memory_size if self._ram is not None else None
+        if self.n_step > 1:
+            return join_n_steps(chunk, follows, tail, (observation, action), self.n_step, self.gamma, most)
+        made = action is not None and follows.any()
+        return join_pairs(chunk, follows, tail, most) if made else None, tail_of_pairs(chunk, observation)
 
     def forget_stream(self, stream: bytes) -> None:
         """Let go of a stream's last row: its open episode will not be continued."""
@@ -301,23 +282,19 @@ class ReplayMemory(EpisodeStatistics):
         tails: dict[bytes, Any] = {}
         for stream in self._touched:
             tail = self._tails.get(stream)
-            tails[stream] = (
-                None if tail is None else [tail.episode, tail.step, rebuild_plain(tail.spec, tail.observation)]
-            )
+            tails[stream] = None if tail is None else [tail.episode, tail.step, tail.plain()]
         if not (tails or marks or values or self._disk.staged):
             return
-        new = self._disk.staged > 0
+        before = self._disk.readable
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # the same NaN counts as equal in a list
             values["statistics"] = statistics
+        if before == 0:
+            values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(marks or {}), "tails": tails, "values": values})
         self._touched.clear()
-        if new:
-            self._forget_block()
-
-    def _forget_block(self) -> None:
-        self._block = None
-        self._block_batches = 1
+        if self._disk.readable > before:
+            self._published(before)
 
     @property
     def recorded(self) -> tuple[dict[bytes, tuple[int, int]], dict[str, Any]] | None:
@@ -326,30 +303,38 @@ class ReplayMemory(EpisodeStatistics):
             return None
         states = self._disk.states
         marks = {stream: (int(mark[0]), int(mark[1])) for stream, mark in states.marks.items()}
-        return marks, {name: value for name, value in states.values.items() if name != "statistics"}
+        return marks, {name: value for name, value in states.values.items() if name not in _OWN_VALUES}
 
     def _take_over(self, disk: DiskRows) -> None:
         """What a process before this one has left on the disk."""
         self._written = disk.readable
+        if disk.readable:
+            self._check_steps(disk.states.values.get("steps", [1, self.gamma]), f"{disk.folder} holds", ConfigError)
+            if self._priorities is not None:
+                self._priorities.add(disk.readable - len(disk), disk.readable)
         try:
             self._restore_tails(
                 [[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()]
             )
             if "statistics" in disk.states.values:
                 self.restore_statistics(disk.states.values["statistics"])
-        except (ValueError, TypeError, IndexError) as exc:
+        except (ValueError, TypeError, LookupError, SampleRefusedError) as exc:
             raise StorageError(f"{disk.folder} says something impossible of its streams: {exc}") from exc
 
     def _restore_tails(self, tails: Sequence[Sequence[Any]]) -> None:
         self._tails = {
-            stream: _Tail(
-                episode,
-                step,
-                tree_spec(observation, "the observation", self.downcast_float64),
-                [leaf for _, leaf in flatten(observation)],
-            )
-            for stream, episode, step, observation in tails
+            stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
+            for stream, episode, step, tree in tails
         }
+
+    def _check_steps(self, steps: Any, what: str, error: type[Exception]) -> None:
+        """Transitions of other lengths, or of another discount, cannot be added to."""
+        found = [*steps]
+        if found[0] != self.n_step or (self.n_step > 1 and found[1] != self.gamma):
+            raise error(
+                f"{what} transitions of {found[0]} steps (gamma {found[1]}), and memory.n_step is {self.n_step} (gamma "
+                f"{self.gamma}); keep these, or begin anew with another run.name."
+            )
 
     def flush(self) -> None:
         """Have what is on disk survive the machine, whatever `sync` is.
@@ -390,146 +375,47 @@ class ReplayMemory(EpisodeStatistics):
                     "its shapes needs a new run.name."
                 )
 
-    def _store(self, chunk: Chunk, joined: Array, tail: _Tail | None) -> int:
+    def _store(self, joined: Joined) -> None:
         layout = self._rows.layout
         assert layout is not None
-        new_rows = np.flatnonzero(joined)
-        if self._ram is not None and len(new_rows) > self.memory_size:
-            self._written += len(new_rows) - self.memory_size
-            new_rows = new_rows[-self.memory_size :]
-        count = len(new_rows)
-        self._rows.prepare(self._written, count)
-        # Neighbouring rows are the rule: slices then spare a gather.
-        first, last = int(new_rows[0]), int(new_rows[-1])
-        rows: Any = slice(first, last + 1) if last - first + 1 == count else new_rows
-        from_tail = first == 0
-        previous: Any
-        if isinstance(rows, slice):
-            previous = slice(max(first - 1, 0), last)
-        else:
-            previous = (new_rows[1:] if from_tail else new_rows) - 1
-
-        start = self._written
-        for column, (_, leaf) in zip(layout.new_obs, flatten(chunk.observation), strict=True):
-            self._put(column, start, _taken(leaf, rows))
-        for i, (column, (_, leaf)) in enumerate(zip(layout.prev_obs, flatten(chunk.observation), strict=True)):
-            if from_tail:
-                assert tail is not None
-                self._put(column, start, tail.observation[i])
-            self._put(column, start + from_tail, _taken(leaf, previous))
-        for column, (_, leaf) in zip(layout.act, flatten(chunk.action), strict=True):
-            self._put(column, start, _taken(leaf, rows))
-        self._put(layout.rew, start, _taken(chunk.reward, rows))
-        self._put(layout.terminated, start, _taken(chunk.terminated, rows))
-        self._put(layout.truncated, start, _taken(chunk.truncated, rows))
-        versions = {segment.version for segment in chunk.segments}
-        if len(versions) == 1:
-            pairs = np.empty((count, 2), np.int64)
-            pairs[:] = versions.pop()
-        else:
-            pairs = _taken(chunk.version, rows)
-        self._rows.put_versions(start, pairs)
-        self._written += count
+        start = self._written + joined.skipped
+        self._rows.prepare(start, joined.count)
+        for column, values in zip(layout.new_obs, joined.new_obs, strict=True):
+            self._put(column, start, values)
+        for column, parts in zip(layout.prev_obs, joined.prev_obs, strict=True):
+            at = start
+            for part in parts:
+                self._put(column, at, part)
+                at += len(part)
+        for column, values in zip(layout.act, joined.act, strict=True):
+            self._put(column, start, values)
+        self._put(layout.rew, start, joined.rew)
+        self._put(layout.terminated, start, joined.terminated)
+        self._put(layout.truncated, start, joined.truncated)
+        for name, column in layout.extras.items():
+            self._put(column, start, joined.extras[name])
+        self._rows.put_versions(start, joined.version)
+        self._written = start + joined.count
         self._rows.publish(self._written)
         if self._ram is not None:
-            self._forget_block()
-        if self.crc_debug:
-            for offset, row in enumerate(new_rows.tolist()):
-                original = chunk.info.get(row, {}).get("crc_sample")
-                if original is not None:
-                    rebuilt = self._transition_at(start + offset)
-                    compare_with_original(original, rebuilt, self.downcast_float64)
-        return count
+            self._published(start)
+
+    def _published(self, start: int) -> None:
+        """Transitions from `start` on can be drawn."""
+        if self._priorities is not None:
+            self._priorities.add(start, self._rows.readable)
+        self._forget_block()
+
+    def _compare(self, chunk: Chunk, joined: Joined) -> None:
+        for offset, row in enumerate(joined.rows.tolist()):
+            original = chunk.info.get(row, {}).get("crc_sample")
+            if original is not None:
+                rebuilt = self._transition_at(self._written - joined.count + offset)[:6]
+                compare_with_original(original, rebuilt, self.downcast_float64)
 
     def _put(self, column: Column, start: int, values: Array) -> None:
         if len(values):
             self._rows.put(column, start, values.reshape(len(values), column.stop - column.start))
-
-    # --- sampling -----------------------------------------------------------------------------------------------------
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield `nb_steps` batches, each drawn uniformly from what is here at that moment.
-
-        Raises:
-            ValueError: the memory is empty.
-        """
-        remaining = self.nb_steps
-        while remaining > 0:
-            block = self._current_block()
-            batches = block.batches
-            while block.position < len(batches) and remaining > 0:
-                batch = batches[block.position]
-                block.position += 1
-                remaining -= 1
-                yield batch
-                if self._block is not block:
-                    break
-
-    def sample(self) -> Batch:
-        """One batch.
-
-        Raises:
-            ValueError: the memory is empty.
-        """
-        block = self._current_block()
-        block.position += 1
-        return block.batches[block.position - 1]
-
-    def indices_of(self, batch: Any) -> list[int] | None:
-        """Absolute indices of the transitions of a batch that was just drawn; None: it is not known any more."""
-        block = self._block
-        for position, known in enumerate(block.batches if block is not None else ()):
-            if known is batch:
-                assert block is not None
-                draws = block.draws[position * self.batch_size : (position + 1) * self.batch_size]
-                return [int(self._rows.index_of(int(draw))) for draw in draws]
-        return None
-
-    def _current_block(self) -> _Block:
-        block = self._block
-        if block is None or block.position == len(block.batches):
-            block = self._block = self._draw(self._block_batches)
-            self._block_batches = min(2 * self._block_batches, self._largest_block())
-        return block
-
-    def _largest_block(self) -> int:
-        assert self._rows.layout is not None
-        if self.sample_preprocessor is not None:
-            return 1
-        row_bytes = max(1, self._rows.layout.row_bytes)
-        return max(1, min(MAX_BLOCK_BATCHES, MAX_BLOCK_BYTES // (row_bytes * self.batch_size)))
-
-    def _draw(self, count: int) -> _Block:
-        layout = self._rows.layout
-        if layout is None or len(self) == 0:
-            raise ValueError("the replay memory holds no transition yet")
-        state = self._generator.bit_generator.state
-        rows = self._generator.integers(0, len(self), size=count * self.batch_size)
-        if self.sample_preprocessor is not None:
-            return _Block([self._preprocessed(rows)], rows, dict(state))
-        gathered = [
-            group.to(self.device or "cpu").view(count, self.batch_size, -1) for group in self._rows.gather(rows)
-        ]
-
-        def column(c: Column) -> list[torch.Tensor]:
-            block = gathered[c.group]
-            if not c.shape:
-                return list(block.select(-1, c.start).unbind(0))
-            values = block[..., c.start : c.stop]
-            return list(values.view(count, self.batch_size, *c.shape).unbind(0))
-
-        batches = [index_batches(field, count) for field in layout.batch(column)]
-        return _Block(list(zip(*batches, strict=True)), rows, dict(state))
-
-    def _preprocessed(self, rows: Array) -> Batch:
-        assert self.sample_preprocessor is not None
-        samples = []
-        for draw in rows.tolist():
-            transition = self._transition_at(self._rows.index_of(draw))
-            prev_obs, act, rew, obs, terminated, truncated = self.sample_preprocessor(*transition)
-            samples.append((prev_obs, act, rew, obs, np.float32(terminated), np.float32(truncated)))
-        batch: Batch = collate_to_torch(samples, self.device)
-        return batch
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -540,7 +426,8 @@ class ReplayMemory(EpisodeStatistics):
 
     def state_dict(self) -> dict[str, Any]:
         """All but the rows: layout, counters, generator, each stream's last row, and where a drawn block stands."""
-        block = self._block
+        # By priorities a batch is drawn and gone; what it was drawn from has changed since.
+        block = self._block if self._priorities is None else None
         return {
             "memory_size": self.memory_size,
             "storage": "ram" if self._disk is None else "disk",
@@ -550,10 +437,9 @@ class ReplayMemory(EpisodeStatistics):
             "block": [len(block.batches), block.position] if block else None,
             "next_block": self._block_batches,
             "statistics": self.statistics_state(),
-            "tails": [
-                [stream, tail.episode, tail.step, rebuild_plain(tail.spec, tail.observation)]
-                for stream, tail in self._tails.items()
-            ],
+            "tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self._tails.items()],
+            "steps": [self.n_step, self.gamma],
+            "priorities": None if self._priorities is None else self._priorities.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
@@ -570,7 +456,12 @@ class ReplayMemory(EpisodeStatistics):
             raise ValueError(
                 f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
             )
+        self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError)
         same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
+        if self._priorities is not None:
+            self._priorities.add(self._rows.readable - len(self), self._rows.readable)
+            if state.get("priorities") is not None:
+                self._priorities.load_state_dict(state["priorities"])
         self._generator.bit_generator.state = state["generator"]
         self._block = None
         if state["block"] is not None and same:
@@ -620,11 +511,6 @@ class ReplayMemory(EpisodeStatistics):
         return True
 
 
-def _taken(values: Array, rows: Any) -> Array:
-    """`values[rows]`; NumPy's `take` is several times faster than an index where rows are short."""
-    return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
-
-
 def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout:
     """The layout of a saved memory.
 
@@ -638,8 +524,3 @@ def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout
         found = [array.shape for array in rows]
         raise ValueError(f"{count} rows of widths {widths} are missing; found {found}")
     return layout
-
-
-def rebuild_plain(spec: TreeSpec, leaves: list[Array]) -> Any:
-    """The observation tree of `spec` with `leaves`."""
-    return rebuild(spec.shape, list(leaves))

@@ -111,6 +111,10 @@ class Rows(ABC):
         """The absolute index of the row that `gather` takes for a draw."""
 
     @abstractmethod
+    def draws_of(self, indices: Array) -> Array:
+        """The draws for which `gather` takes the rows of these absolute indices, which can all be read."""
+
+    @abstractmethod
     def versions(self) -> Array:
         """[len, 2] int64: policy versions of the rows that can be read, in no promised order."""
 
@@ -198,6 +202,11 @@ class RamRows(Rows):
         """The newest index that lies at the drawn place."""
         newest = self.readable - 1
         return newest - (newest - draw) % self.capacity
+
+    def draws_of(self, indices: Array) -> Array:
+        """Where they lie."""
+        draws: Array = indices % self.capacity
+        return draws
 
     def versions(self) -> Any:
         """A view of the ring."""

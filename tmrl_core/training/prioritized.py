@@ -1,0 +1,151 @@
+"""Prioritized replay: transitions that surprised more are drawn more often.
+
+Source: Schaul et al., arXiv:1511.05952, algorithm 1 (proportional variant) and section 3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.layout import Array
+from tmrl_core.training.sum_tree import SumTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prioritization:
+    """How much priorities count.
+
+    Args:
+        alpha: a transition is drawn in proportion to its priority to this power; 0: uniformly.
+        beta: how far importance weights make up for that, at first: (1 / (N * P))^beta.
+        beta_final: the same in the end.
+        beta_batches: batches until then; in between it grows linearly.
+        epsilon: added to each absolute TD error, so that no transition is never drawn again.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.4
+    beta_final: float = 1.0
+    beta_batches: int = 500_000
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "beta_final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"memory.priority.{name} must be 0 to 1, got {getattr(self, name)!r}")
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise ConfigError(f"memory.priority.epsilon must be above 0, got {self.epsilon!r}")
+        if self.beta_batches < 1:
+            raise ConfigError(f"memory.priority.beta_batches must be at least 1, got {self.beta_batches!r}")
+
+
+class Priorities:
+    """Priorities of the newest `capacity` transitions, which are known by their absolute index.
+
+    Args:
+        capacity: transitions that the memory holds.
+        settings: how much priorities count.
+
+    Attributes:
+        batches: drawn so far, from which beta follows.
+        highest: the highest priority so far, which new transitions get.
+    """
+
+    def __init__(self, capacity: int, settings: Prioritization) -> None:
+        self.capacity = capacity
+        self.settings = settings
+        self.batches = 0
+        self.highest = 1.0
+        self._tree = SumTree(capacity)
+        self._stop = 0
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights of the next batch."""
+        share = min(1.0, self.batches / self.settings.beta_batches)
+        return self.settings.beta + share * (self.settings.beta_final - self.settings.beta)
+
+    def add(self, start: int, stop: int) -> None:
+        """Transitions [start, stop) are new."""
+        places = np.arange(max(start, stop - self.capacity), stop) % self.capacity
+        self._tree.set(places, self.highest**self.settings.alpha)
+        self._stop = stop
+
+    def remove(self, start: int, stop: int) -> None:
+        """Transitions [start, stop) are no longer drawn."""
+        self._tree.set(np.arange(max(start, self._stop - self.capacity), stop) % self.capacity, 0.0)
+
+    def draw(self, generator: np.random.Generator, size: int, transitions: int) -> tuple[Array, Array]:
+        """One transition out of each of `size` equal shares of the sum of all priorities.
+
+        Args:
+            generator: of random numbers.
+            size: transitions in a batch.
+            transitions: how many can be drawn (N).
+
+        Returns:
+            Absolute indices [size], and importance weights [size] float32, of which the largest is 1.
+        """
+        total = self._tree.total
+        places = self._tree.find((np.arange(size) + generator.random(size)) * (total / size))
+        share = self._tree.leaves[places] / total
+        weights = (transitions * share) ** -self.beta
+        weights /= weights.max()
+        self.batches += 1
+        newest = self._stop - 1
+        indices: Array = newest - (newest - places) % self.capacity
+        return indices, weights.astype(np.float32)
+
+    def update(self, indices: Array, td_errors: Array) -> None:
+        """What the transitions of a batch have surprised by; those that have left the memory meanwhile are passed over.
+
+        Args:
+            indices: [n] absolute.
+            td_errors: [n]; their sign does not count. One that is not finite leaves its transition's priority.
+        """
+        priorities = np.abs(td_errors).astype(np.float64) + self.settings.epsilon
+        usable = (indices >= self._stop - self.capacity) & np.isfinite(priorities)
+        if not usable.all():
+            indices, priorities = indices[usable], priorities[usable]
+            if not len(indices):
+                return
+        self.highest = max(self.highest, float(priorities.max()))
+        self._tree.set(indices % self.capacity, priorities**self.settings.alpha)
+
+    def of(self, indices: Array) -> Array:
+        """What transitions are drawn in proportion to: priority to the power of alpha."""
+        return self._tree.leaves[indices % self.capacity]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        held = min(self._stop, self.capacity)
+        indices = np.arange(self._stop - held, self._stop)
+        return {"stop": self._stop, "values": self.of(indices), "batches": self.batches, "highest": self.highest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo `state_dict`; transitions that are newer keep what they have.
+
+        Raises:
+            ValueError: it holds what cannot be.
+        """
+        stop, values = int(state["stop"]), np.asarray(state["values"], np.float64)
+        if (
+            values.ndim != 1
+            or len(values) > min(stop, self.capacity)
+            or not (np.isfinite(values) & (values >= 0)).all()
+        ):
+            raise ValueError("the priorities of a checkpoint are not what they can be")
+        self._stop = max(self._stop, stop)
+        indices = np.arange(stop - len(values), stop)
+        kept = indices >= self._stop - self.capacity
+        if kept.any():
+            self._tree.set(indices[kept] % self.capacity, values[kept])
+        self.batches, self.highest = int(state["batches"]), float(state["highest"])
