@@ -10,6 +10,10 @@ from typing import Any
 
 _HOMES = {
     "CheckpointStore": "checkpoint",
+    "CategoricalActorCritic": "critics",
+    "DQNAgent": "dqn",
+    "DeterministicActorCritic": "critics",
+    "DiscreteSacAgent": "discrete_sac",
     "GenericTorchMemory": "memory",
     "LocalInterface": "interface",
     "MLPActorCritic": "critics",
@@ -18,10 +22,12 @@ _HOMES = {
     "OffPolicyAgent": "off_policy",
     "REDQSACAgent": "redq",
     "PPOAgent": "ppo",
+    "QNetwork": "critics",
     "ReplayMemory": "replay",
     "RoundMemory": "round_memory",
     "SacAgent": "sac",
     "SpinupSacAgent": "sac",
+    "TD3Agent": "td3",
     "TorchMemory": "memory",
     "TorchTrainingOffline": "offline",
     "TrainingAgent": "agent",

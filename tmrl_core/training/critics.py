@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.flattening import layout_of, vector_size
+from tmrl_core.actor.off_policy_policies import DeterministicMLPActor, QValueMLPActor
+from tmrl_core.actor.on_policy_policies import CategoricalMLPActor
+from tmrl_core.actor.spaces import discrete_actions
 from tmrl_core.actor.torch_policies import SquashedGaussianMLPActor, flatten_batch, make_activation
 
-# Shape suffixes: K critics, B batch, I inputs, A action elements.
+# Shape suffixes: K critics, B batch, I inputs, A action elements, N discrete actions.
 
 
 class EnsembleLinear(nn.Module):
@@ -34,6 +37,27 @@ class EnsembleLinear(nn.Module):
     def forward(self, x_KBI: Tensor) -> Tensor:
         """[K, B, outputs] of [K, B, inputs]."""
         return torch.baddbmm(self.bias, x_KBI, self.weight)
+
+
+def ensemble_mlp(
+    count: int, inputs: int, hidden_sizes: Sequence[int], outputs: int, activation: str | Callable[[], nn.Module]
+) -> nn.Sequential:
+    """`count` independent multi-layer perceptrons, [K, B, inputs] to [K, B, outputs].
+
+    Args:
+        count: K, how many.
+        inputs: features in.
+        hidden_sizes: width of each hidden layer.
+        outputs: features out.
+        activation: class of the hidden layers' activation, or its name.
+    """
+    make = make_activation(activation)
+    layers: list[nn.Module] = []
+    width = inputs
+    for hidden in hidden_sizes:
+        layers += [EnsembleLinear(count, width, int(hidden)), make()]
+        width = int(hidden)
+    return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
 
 
 class EnsembleCritic(nn.Module):
@@ -58,13 +82,8 @@ class EnsembleCritic(nn.Module):
         super().__init__()
         self._layout = layout_of(observation_space)
         self.count = count
-        make = make_activation(activation)
-        layers: list[nn.Module] = []
-        width = vector_size(self._layout) + math.prod(action_space.shape)
-        for hidden in hidden_sizes:
-            layers += [EnsembleLinear(count, width, int(hidden)), make()]
-            width = int(hidden)
-        self.net = nn.Sequential(*layers, EnsembleLinear(count, width, 1))
+        inputs = vector_size(self._layout) + math.prod(action_space.shape)
+        self.net = ensemble_mlp(count, inputs, hidden_sizes, 1, activation)
 
     def forward(self, obs: Any, act: Tensor) -> Tensor:
         """[K, B] values.
@@ -76,6 +95,41 @@ class EnsembleCritic(nn.Module):
         x_BI = torch.cat([flatten_batch(self._layout, obs), act.reshape(act.shape[0], -1).float()], dim=-1)
         q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
         return q_KB1.squeeze(-1)
+
+
+class EnsembleQ(nn.Module):
+    """Several independent multi-layer perceptrons that estimate the value of each of a few actions.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.flattening` says.
+        action_space: Discrete.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        count: K, how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        count: int = 2,
+    ) -> None:
+        super().__init__()
+        self._layout = layout_of(observation_space)
+        self.count = count
+        actions = discrete_actions("EnsembleQ", action_space).count
+        self.net = ensemble_mlp(count, vector_size(self._layout), hidden_sizes, actions, activation)
+
+    def forward(self, obs: Any) -> Tensor:
+        """[K, B, N] values.
+
+        Args:
+            obs: nested as the observation space is, leaves [B, *shape] tensors.
+        """
+        q_KBN: Tensor = self.net(flatten_batch(self._layout, obs).expand(self.count, -1, -1))
+        return q_KBN
 
 
 class CriticList(nn.Module):
@@ -130,6 +184,85 @@ class REDQMLPActorCritic(MLPActorCritic):
         n: int = 10,
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class DeterministicActorCritic(nn.Module):
+    """A deterministic policy and its critics, as TD3 has them.
+
+    A model of one's own needs `actor(obs) -> action`, which is an ActorModule too and has the buffers `low` and `high`
+    of the action's shape, and critics as `MLPActorCritic` says.
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer, of the policy and of the critics.
+        activation: class of the hidden layers' activation, or its name.
+        n: how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        n: int = 2,
+    ) -> None:
+        super().__init__()
+        self.actor = DeterministicMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class CategoricalActorCritic(nn.Module):
+    """A policy over a few actions and critics that say what each of them is worth.
+
+    A model of one's own needs `actor`, an ActorModule with `log_probs(flat_BD) -> [B, N]` and `layout` as
+    `CategoricalMLPActor` has them, and `critics(obs) -> [K, B, N]`.
+
+    Args:
+        observation_space: of the environment.
+        action_space: Discrete.
+        hidden_sizes: width of each hidden layer, of the policy and of the critics.
+        activation: class of the hidden layers' activation, or its name.
+        n: how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str | Callable[[], nn.Module] = "tanh",
+        n: int = 2,
+    ) -> None:
+        super().__init__()
+        self.actor = CategoricalMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.critics = EnsembleQ(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class QNetwork(nn.Module):
+    """DQN's network, which is its policy.
+
+    A model of one's own needs `actor(obs) -> q_BN`, which is an ActorModule too and has `index(action_B)`.
+
+    Args:
+        observation_space: of the environment.
+        action_space: Discrete.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        dueling: the last layer says the state's value and each action's advantage.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        dueling: bool = False,
+    ) -> None:
+        super().__init__()
+        self.actor = QValueMLPActor(observation_space, action_space, hidden_sizes, activation, dueling)
 
 
 def critics_of(model: Any) -> nn.Module:

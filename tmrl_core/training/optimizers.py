@@ -1,8 +1,9 @@
-"""Making optimizers, stepping them, and having slow copies follow."""
+"""Making optimizers, stepping them, holding parameters still, and having slow copies follow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,6 +55,18 @@ def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | N
     if max_norm is not None:
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
     optimizer.step()
+
+
+@contextmanager
+def held(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Within it, gradients go through what these parameters compute, and not into them."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 @torch.no_grad()

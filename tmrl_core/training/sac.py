@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tmrl_core.training.critics import MLPActorCritic, critics_of
 from tmrl_core.training.losses import critic_loss, critic_target, policy_loss, td_error, temperature_loss
 from tmrl_core.training.off_policy import OffPolicyAgent, model_arguments, slow_copy
-from tmrl_core.training.optimizers import make_optimizer, minimise
+from tmrl_core.training.optimizers import held, make_optimizer, minimise
 from tmrl_core.training.transitions import Transitions
 
 
@@ -140,12 +140,9 @@ class SacAgent(OffPolicyAgent):
 
     def _update_policy(self, obs: Any, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
         # Gradients go through the critics to the action, not into them.
-        for parameter in self._critic_parameters:
-            parameter.requires_grad_(False)
-        loss = policy_loss(self._value(self.critics(obs, action)), log_prob_B, self.log_alpha.detach().exp())
-        minimise(self.optimizer_actor, loss)
-        for parameter in self._critic_parameters:
-            parameter.requires_grad_(True)
+        with held(self._critic_parameters):
+            loss = policy_loss(self._value(self.critics(obs, action)), log_prob_B, self.log_alpha.detach().exp())
+            minimise(self.optimizer_actor, loss)
         return {"loss_actor": loss.detach()}
 
     def _pessimistic(self, q_KB: Tensor) -> Tensor:
