@@ -21,7 +21,7 @@ from tmrl_core.networking.refusals import Refusals
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings, Spool
 from tmrl_core.networking.spool_files import DiskSpool
 from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
-from tmrl_core.networking.transports.plain import announce_plain_server
+from tmrl_core.networking.transports.plain import PlainNotice
 from tmrl_core.networking.transports.select import server_transport
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._failure: TmrlError | None = None
-        self._plain_file: Path | None = None
+        self._plain_notice: PlainNotice | None = None
         self._ready = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tmrl-server", daemon=True)
@@ -149,7 +149,7 @@ class Server:
         self._listener = await self._transport.serve(self._host, self._requested_port, self._accept)
         self._port = self._listener.port
         if self._security is None and not _is_local(self._transport):
-            self._plain_file = announce_plain_server(self._port)
+            self._announce_plain()
         logger.info(
             "the Server listens on %s port %d, %s",
             self._host or "every interface",
@@ -164,9 +164,18 @@ class Server:
             await self._stopping.wait()
         finally:
             await self._listener.close()
-            if self._plain_file is not None:
-                with contextlib.suppress(OSError):
-                    self._plain_file.unlink()
+            if self._plain_notice is not None:
+                self._plain_notice.close()
+
+    def _announce_plain(self) -> None:
+        try:
+            self._plain_notice = PlainNotice(self._port)
+        except OSError as exc:
+            logger.warning(
+                "clients on this machine are not told that this Server speaks plaintext (%s): set network.security: "
+                "null there too",
+                exc,
+            )
 
     def _close_spool(self) -> None:
         if self._spool is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.messages import Hello, Role
 from tmrl_core.networking.relay import Relay
 from tmrl_core.networking.transports.local import LocalTransport
-from tmrl_core.networking.transports.plain import announce_plain_server, plain_server
+from tmrl_core.networking.transports.plain import PlainNotice, plain_server
 from tmrl_core.networking.transports.select import client_transport, is_loopback, server_transport
 from tmrl_core.networking.transports.tls import TlsTransport
 
@@ -33,6 +35,22 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("credentials")
     credentials.create(folder, ["localhost"])
     return folder
+
+
+_notices: list[PlainNotice] = []
+
+
+@pytest.fixture(autouse=True)
+def _notices_end() -> Iterator[None]:
+    yield
+    while _notices:
+        _notices.pop().close()
+
+
+def announce() -> Path:
+    """Leave the file, as this process's; it stays until the test ends."""
+    _notices.append(PlainNotice(PORT))
+    return _notices[-1].path
 
 
 def plain(settings: LinkSettings) -> bool:
@@ -54,59 +72,80 @@ def test_a_client_that_was_told_nothing_speaks_tls(keys: Path) -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
 def test_its_own_users_live_server_on_this_machine_is_spoken_to_in_plaintext(keys: Path, host: str) -> None:
-    announce_plain_server(PORT)
+    announce()
     assert plain(auto(keys, host))
     assert not plain(auto(keys, host, port=PORT + 1)), "another port is another Server"
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "robots.example.org", "0.0.0.0", "localhost.example.org", "2001:db8::1"])
 def test_the_file_says_nothing_of_another_machine(keys: Path, host: str) -> None:
-    announce_plain_server(PORT)
+    announce()
     assert not plain(auto(keys, host))
 
 
 def test_who_asked_for_tls_gets_it_whatever_the_file_says(keys: Path) -> None:
-    announce_plain_server(PORT)
+    announce()
     assert not plain(LinkSettings(port=PORT, security="TLS", credentials_dir=str(keys)))
 
 
 @posix_only
 def test_the_file_is_private_from_the_moment_it_exists() -> None:
-    path = announce_plain_server(PORT)
+    path = announce()
     assert path.parent.parent == data_folder()
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert json.loads(path.read_text()) == {"port": PORT, "pid": os.getpid()}
+    assert json.loads(path.read_text()) == {"port": PORT, "pid": os.getpid(), "host": platform.node()}
 
 
 def test_a_file_left_by_a_dead_process_is_not_believed() -> None:
-    path = announce_plain_server(PORT)
+    path = announce()
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     )
-    path.write_text(json.dumps({"port": PORT, "pid": int(ended.stdout)}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pid": int(ended.stdout)}))
     assert not plain_server(PORT)
+
+
+def test_a_file_left_by_a_dead_process_whose_id_another_one_has_is_not_believed() -> None:
+    path = announce()
+    assert plain_server(PORT)
+    said = path.read_bytes()
+    _notices.pop().close()
+    path.write_bytes(said)  # as a killed Server leaves it, and with the id of a process that lives: this one
+    path.chmod(0o600)
+    assert not plain_server(PORT)
+
+
+def test_a_file_of_another_machine_is_not_believed() -> None:
+    path = announce()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere"}))
+    assert not plain_server(PORT)
+
+
+def test_who_looks_takes_nothing_from_the_server() -> None:
+    announce()
+    assert all(plain_server(PORT) for _ in range(3))
 
 
 def test_a_server_takes_the_place_of_a_stale_file() -> None:
-    path = announce_plain_server(PORT)
+    path = announce()
     path.write_text("stale")
     assert not plain_server(PORT)
-    announce_plain_server(PORT)
+    announce()
     assert plain_server(PORT)
 
 
 @posix_only
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602, 0o777])
 def test_a_file_that_others_may_read_or_write_is_not_believed(mode: int) -> None:
-    path = announce_plain_server(PORT)
+    path = announce()
     path.chmod(mode)
     assert not plain_server(PORT)
 
 
 @posix_only
 def test_a_file_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    announce_plain_server(PORT)
+    announce()
     assert plain_server(PORT)
     somebody_else = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody_else)
@@ -115,7 +154,7 @@ def test_a_file_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch)
 
 @posix_only
 def test_a_link_to_a_file_is_not_believed(tmp_path: Path) -> None:
-    path = announce_plain_server(PORT)
+    path = announce()
     elsewhere = tmp_path / "elsewhere.json"
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
@@ -128,13 +167,13 @@ def test_a_link_to_a_file_is_not_believed(tmp_path: Path) -> None:
     ids=range(10),
 )
 def test_a_file_without_a_process_is_not_believed(content: str) -> None:
-    path = announce_plain_server(PORT)
+    path = announce()
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert not plain_server(PORT)
 
 
 def test_a_file_for_another_port_is_not_believed() -> None:
-    announce_plain_server(PORT).rename(data_folder() / "plain_servers" / f"{PORT + 1}.json")
+    announce().rename(data_folder() / "plain_servers" / f"{PORT + 1}.json")
     assert not plain_server(PORT + 1)
 
 

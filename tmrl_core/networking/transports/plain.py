@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import stat
 from pathlib import Path
 
@@ -15,16 +16,38 @@ def _plain_file(port: int) -> Path:
     return data_folder() / "plain_servers" / f"{port}.json"
 
 
-def announce_plain_server(port: int) -> Path:
-    """Leave the private file by which this user's clients know that the Server on `port` speaks plaintext."""
-    path = _plain_file(port)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"port": port, "pid": os.getpid()}, file)
-    return path
+class PlainNotice:
+    """The private file by which this user's clients know that the Server on `port` speaks plaintext.
+
+    The file is locked while it stands. Its process's id alone would not do: after a crash the file stays, and the
+    number may be another process's by then.
+
+    Raises:
+        OSError: it cannot be written or locked.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.path = _plain_file(port)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self._descriptor = os.open(self.path, flags, 0o600)
+        try:
+            _lock(self._descriptor)
+            said = {"port": port, "pid": os.getpid(), "host": platform.node()}
+            os.write(self._descriptor, json.dumps(said).encode())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Take it back; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)  # which releases the lock
+            self._descriptor = -1
+            with contextlib.suppress(OSError):
+                self.path.unlink()
 
 
 def plain_server(port: int) -> bool:
@@ -36,9 +59,11 @@ def plain_server(port: int) -> bool:
             if not _is_private(os.fstat(descriptor)):
                 return False
             said = json.loads(file.read(4_096))
-        pid = said["pid"]
-        # A process id of 0 or less would mean a whole group of processes.
-        return said["port"] == port and type(pid) is int and pid > 0 and _alive(pid)
+            pid = said["pid"]
+            if said["port"] != port or said["host"] != platform.node():  # data folders may be shared by machines
+                return False
+            # A process id of 0 or less would mean a whole group of processes.
+            return type(pid) is int and pid > 0 and _alive(pid) and _is_locked(descriptor)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False
 
@@ -61,3 +86,45 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return False
     return True
+
+
+_LOCKED_BYTE = 1 << 20
+"""Windows locks bytes against reading too, so the one that is locked lies behind what the file says."""
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file, after whoever looks whether it is locked."""
+    if os.name == "posix":
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    else:
+        import msvcrt
+
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether another open file holds the lock; closing this one gives back what was tried.
+
+    Raises:
+        OSError: nothing can be known.
+    """
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+    import msvcrt
+
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    except OSError:
+        return True
+    return False
