@@ -219,9 +219,9 @@ class _Examiner:
                 "Look at this machine's clock and at the Server's.",
             )
             facts = way.certificate_of(addresses, self.timeout_s)
-            shown = "" if facts is None else f" It is {_about(facts)}."
+            shown = "" if facts is None else f". It is {_about(facts)}."
             self.why_not = "the Server's certificate is not accepted"
-            yield Step("Server's certificate", "failed", text.found + shown, text.todo)
+            yield Step("Server's certificate", "failed", text.found.rstrip(".") + shown, text.todo)
             raise _Stop from exc
         self._sock = secured.sock
         yield Step("TLS", "ok", secured.words)
