@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout import Rollout
+from tmrl_core.errors import StarvedError
+from tmrl_core.networking.messages import Collect, Directive, Evaluation, encode_body
+from tmrl_core.samples import Buffer
+
+
+@pytest.fixture
+def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
+    def make(length: int = 3, linked: bool = True, actor: Any = None, **kwargs: Any) -> Rollout:
+        return Rollout(
+            lambda: counting_env(length=length),
+            actor or constant_actor,
+            buffer=Buffer(None),
+            link=link if linked else None,
+            **kwargs,
+        )
+
+    return make
+
+
+class Trainer:
+    """Does one thing after the other, each time the worker waits; then it finishes. Notes what had arrived by then."""
+
+    def __init__(self, link: Any, *acts: Callable[[Trainer], None]) -> None:
+        self.link = link
+        self.acts = list(acts)
+        self.arrived: list[int] = []
+        self.said: list[str] = []
+        self.revision = 0
+        link.on_wait = self
+
+    def __call__(self, link: Any) -> None:
+        self.arrived.append(len(link))
+        self.said.append(link.waits_for)
+        if self.acts:
+            self.acts.pop(0)(self)
+        else:
+            self.direct(finish=True)
+
+    def direct(self, collect: Collect | None = None, **kwargs: Any) -> None:
+        self.revision += 1
+        body = None if collect is None else encode_body(collect)
+        self.link.directive = Directive(self.revision, collect=body, **kwargs)
+
+
+def asks(collect: Collect, publishes: bool = True, **kwargs: Any) -> Callable[[Trainer], None]:
+    def act(trainer: Trainer) -> None:
+        trainer.direct(collect, **kwargs)
+        if publishes:
+            trainer.link.publish(float(collect.version[1]))
+
+    return act
+
+
+def steps(link: Any) -> list[tuple[tuple[int, int], int, int]]:
+    """(version, episode, step) of each sample that was sent."""
+    return [
+        (tuple(version), episode, step)
+        for chunk in link.chunks
+        for version, episode, step in zip(
+            chunk.version.tolist(), chunk.episode.tolist(), chunk.step.tolist(), strict=True
+        )
+    ]
+
+
+def test_exactly_so_many_steps_with_exactly_that_version(make: Any, link: Any) -> None:
+    trainer = Trainer(link, asks(Collect(1, (1, 1), 4)), asks(Collect(2, (1, 2), 5)))
+    make(length=3).run_lockstep()
+    # A reset is no step, and an episode goes on in the next round.
+    assert steps(link) == [
+        ((1, 1), 0, 0), ((1, 1), 0, 1), ((1, 1), 0, 2), ((1, 1), 0, 3), ((1, 1), 1, 0), ((1, 1), 1, 1),
+        ((1, 2), 1, 2), ((1, 2), 1, 3), ((1, 2), 2, 0), ((1, 2), 2, 1), ((1, 2), 2, 2), ((1, 2), 2, 3),
+    ]  # fmt: skip
+    # All of it had been sent before it waited, and the actions are those of the versions.
+    assert trainer.arrived == [0, 6, 12]
+    assert [float(sample[0][0]) for sample in link.samples if sample[0] is not None] == [1.0] * 4 + [2.0] * 5
+    assert trainer.said == [
+        "the trainer's next round",
+        "the round after 1, of which 4 steps with version 1.1 are done",
+        "the round after 2, of which 5 steps with version 1.2 are done",
+    ]
+
+
+def test_nothing_is_collected_before_the_version_is_here(make: Any, link: Any) -> None:
+    trainer = Trainer(
+        link,
+        asks(Collect(1, (1, 2), 3), publishes=False),
+        lambda trainer: link.publish(1.0),  # version 1.1
+        lambda trainer: link.publish(2.0),  # version 1.2
+    )
+    make().run_lockstep()
+    assert trainer.arrived == [0, 0, 0, 4]
+    assert {version for version, _, _ in steps(link)} == {(1, 2)}
+    assert "version 1.2 of the policy, to collect round 1 with; it has 1.1" in trainer.said
+
+
+def test_a_newer_version_than_the_asked_one_collects_nothing(make: Any, link: Any) -> None:
+    link.publish(1.0)
+    trainer = Trainer(link, asks(Collect(1, (1, 1), 3)), asks(Collect(1, (1, 2), 3), publishes=False))
+    make().run_lockstep()
+    assert trainer.arrived == [0, 0, 4]
+    assert {version for version, _, _ in steps(link)} == {(1, 2)}
+
+
+def test_more_of_the_same_round_goes_on_and_less_ends_it(make: Any, link: Any) -> None:
+    trainer = Trainer(
+        link,
+        asks(Collect(1, (1, 1), 2)),
+        asks(Collect(1, (1, 1), 5), publishes=False),
+        asks(Collect(1, (1, 1), 4), publishes=False),
+    )
+    make(length=10).run_lockstep()
+    assert trainer.arrived == [0, 3, 6, 6]
+
+
+def test_what_is_not_wanted_any_more_is_given_up_within_a_slice(make: Any, link: Any) -> None:
+    worker = make(length=1000)
+    trainer = Trainer(link, asks(Collect(1, (1, 1), 900)), asks(Collect(2, (1, 2), 2)))
+    worker.env.on_step = lambda: trainer.direct() if worker.env.steps == 100 else None
+    worker.run_lockstep()
+    versions = [version for version, _, _ in steps(link)]
+    assert 100 < versions.count((1, 1)) < 900
+    assert versions.count((1, 2)) == 2
+    # The episode goes on: nothing of it was thrown away.
+    assert [step for _, _, step in steps(link)] == list(range(len(versions)))
+
+
+def test_whole_episodes_begin_anew_and_are_sent_whole(make: Any, link: Any) -> None:
+    trainer = Trainer(
+        link, asks(Collect(1, (1, 1), 2)), asks(Collect(2, (1, 2), episodes=2)), asks(Collect(3, (1, 3), episodes=1))
+    )
+    make(length=3).run_lockstep()
+    assert trainer.arrived == [0, 3, 11, 15]
+    assert link.sends == [3, 4, 4, 4]
+    assert [record.end for record in link.records] == ["aborted", "truncated", "truncated", "truncated"]
+
+
+def test_a_seed_begins_an_episode_with_it(make: Any, link: Any) -> None:
+    worker = make(length=10, seed=1)
+    Trainer(link, asks(Collect(1, (1, 1), 2)), asks(Collect(2, (1, 2), 2, seed=77)), asks(Collect(3, (1, 3), 2)))
+    worker.run_lockstep()
+    assert worker.env.seeds == [1, 77]
+
+
+def test_another_incarnation_begins_with_another_episode(make: Any, link: Any) -> None:
+    Trainer(
+        link,
+        asks(Collect(1, (1, 1), 2)),
+        lambda trainer: (trainer.direct(Collect(1, (2, 2), 2)), link.publish(2.0, incarnation=2)),  # type: ignore[func-returns-value]
+    )
+    make(length=10).run_lockstep()
+    assert steps(link)[3:] == [((2, 2), 1, 0), ((2, 2), 1, 1), ((2, 2), 1, 2)]
+
+
+def test_an_evaluation_comes_before_the_share_and_ends_the_open_episode(make: Any, link: Any) -> None:
+    trainer = Trainer(
+        link,
+        asks(Collect(1, (1, 1), 2)),
+        asks(Collect(2, (1, 2), 2), evaluation=Evaluation(5, (50,), (1, 2))),
+    )
+    make(length=4).run_lockstep()
+    assert [(record.evaluation, record.seed, record.end) for record in link.records[:2]] == [
+        (None, None, "aborted"),
+        (5, 50, "truncated"),
+    ]
+    assert [(version, step) for version, _, step in steps(link)[3:]] == [((1, 2), 0), ((1, 2), 1), ((1, 2), 2)]
+    assert trainer.arrived == [0, 3, 6]
+
+
+def test_steps_of_a_failed_episode_are_collected_again(make: Any, link: Any) -> None:
+    worker = make(length=5)
+    worker.env.script[(1, 3)] = RuntimeError("x")
+    Trainer(link, asks(Collect(1, (1, 1), 12)))
+    worker.run_lockstep()
+    assert sum(step > 0 for _, _, step in steps(link)) == 12
+    assert worker.failures == 1
+
+
+def test_extras_have_columns_also_where_an_episode_begins(make: Any, link: Any, constant_actor: Any) -> None:
+    class Dense(constant_actor):  # type: ignore[misc]
+        def act_with_extras(self, obs: Any, test: bool = False) -> Any:
+            return self.act(obs, test), {"logp": np.float32(-0.5)}
+
+        def reset_extras(self) -> Any:
+            return {"logp": np.float32(0.0)}
+
+    assert Dense.act_with_extras is not ActorModule.act_with_extras
+    for kwargs in ({}, {"obs_preprocessor": lambda obs: obs}):  # the fast way, and that by single steps
+        link.chunks.clear()
+        link.directive = Directive()
+        link.versions_published = 0
+        Trainer(link, asks(Collect(1, (1, 1), 5)))
+        make(actor=Dense, **kwargs).run_lockstep()
+        assert [len(chunk) for chunk in link.chunks] == [7]
+        assert link.chunks[0].extras["logp"].tolist() == pytest.approx([0, -0.5, -0.5, -0.5, 0, -0.5, -0.5])
+
+
+def test_what_cannot_be_read_is_not_collected(make: Any, link: Any) -> None:
+    trainer = Trainer(link, lambda trainer: setattr(link, "directive", Directive(1, collect=b"nonsense")))
+    make().run_lockstep()
+    assert len(link) == 0
+    assert trainer.said[-1] == "the trainer's next round"
+
+
+def test_a_worker_on_its_own_has_nobody_to_ask(make: Any) -> None:
+    with pytest.raises(StarvedError, match="there is none: the worker is standalone"):
+        make(linked=False).run_lockstep()

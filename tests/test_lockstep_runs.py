@@ -1,0 +1,120 @@
+"""Lockstep between real processes over TLS: a trainer that is killed, and the same weights twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.metrics import read_records
+from tmrl_core.metrics.records import MetricRecord
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SMALL = """
+run: {name: small, seed: 5}
+environment: {kwargs: {id: CartPole-v1, to_float32: true}}
+actor: {cls: "tmrl_core.actor:CategoricalMLPActor", kwargs: {hidden_sizes: [8]}}
+worker: {collection: lockstep, drain_timeout_s: 3}
+server: {port: 0}
+agent: {cls: "tmrl_core.training:PPOAgent", kwargs: {update_epochs: 2, minibatch_size: 50}}
+trainer:
+  loop: tmrl_core.training:TrainingLockstep
+  epochs: 6
+  rounds: 5
+  device: cpu
+  threads: 1
+  lockstep: {steps_per_round: 200, grace_s: 10}
+  evaluation: {episodes: 2, every_updates: 40}
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the command line in an empty folder; what still runs at the test's end is killed."""
+    (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
+    with contextlib.ExitStack() as stack:
+
+        def call(*arguments: str) -> subprocess.Popen[str]:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tmrl_core", *arguments, "-c", "small.yaml"],
+                    cwd=tmp_path,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield call
+
+
+def records(folder: Path, kind: str) -> list[MetricRecord]:
+    path = folder / "runs" / "small" / "metrics.jsonl"
+    return [record for record in read_records(path) if record.kind == kind] if path.exists() else []
+
+
+def until(condition: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        for process in processes:
+            assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def port_of(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if "port" in line:
+            digits = [word.strip(".,:") for word in line.replace(":", " ").split()]
+            found = [word for word in digits if word.isdigit() and int(word) > 1024]
+            if found:
+                return f"server.port={found[-1]}"
+    raise AssertionError("the server did not say where it listens")
+
+
+def test_a_killed_trainer_begins_the_round_again_and_nothing_is_stuck(start: Start, tmp_path: Path) -> None:
+    server = start("--server")
+    at = port_of(server)
+    worker = start("--worker", "--set", at)
+    trainer = start("--trainer", "--set", at)
+    until(lambda: len(records(tmp_path, "round")) >= 7, server, worker, trainer)
+    trainer.kill()
+    trainer.wait()
+    before = len(records(tmp_path, "round"))
+    trainer = start("--trainer", "--set", at)
+    out, _ = trainer.communicate(timeout=100)
+    assert trainer.returncode == 0, out
+    # It goes on from the checkpoint of an epoch's end.
+    rounds = [int(record.values["rounds"] or 0) for record in records(tmp_path, "round")]
+    assert rounds[before] % 5 == 1
+    assert rounds[before:] == list(range(rounds[before], 31))
+    for record in records(tmp_path, "round"):
+        assert record.values["memory_len"] == 200
+        assert record.values["policy_lag_max"] in (0, None) or record.values["samples_stale"]
+    assert worker.wait(20) == 0
+
+
+def test_one_worker_and_one_seed_give_the_same_weights_between_processes(start: Start, tmp_path: Path) -> None:
+    found = []
+    for run in ("first", "second"):
+        arguments = ("--set", f"run.folder={run}", "--set", "trainer.epochs=1")
+        process = start("--local", "--workers", "1", *arguments)
+        out, _ = process.communicate(timeout=100)
+        policy = tmp_path / run / "small" / "policy.tmod"
+        assert policy.exists(), out
+        found.append(policy.read_bytes())
+    assert found[0] == found[1]

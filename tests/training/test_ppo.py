@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.ppo import PPOAgent
+from tmrl_core.training.round_memory import ENDS
+from tmrl_core.training.state import capture
+
+OBSERVATION = spaces.Box(-1.0, 1.0, (2,), np.float32)
+FEW = spaces.Discrete(3, start=4)
+BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of so small networks wait for each other longer than they compute, on a busy machine for minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(action_space: Any, seed: int = 0, **kwargs: Any) -> PPOAgent:
+    torch.manual_seed(seed)
+    return PPOAgent(OBSERVATION, action_space, hidden_sizes=(16,), **{"minibatch_size": 32, **kwargs})
+
+
+def play(agent: PPOAgent, steps: int, best: float, seed: int = 0) -> tuple[Any, float]:
+    """A round of one-step episodes in which the reward is how near the action is to `best`; and the mean reward."""
+    rng = np.random.default_rng(seed)
+    actor = agent.get_actor()
+    actor.seed(seed)
+    obs = rng.uniform(-1.0, 1.0, (steps + 1, 2)).astype(np.float32)
+    played = [actor.act_with_extras(one) for one in obs[:-1]]
+    actions = np.array([action for action, _ in played])
+    extras = {name: torch.from_numpy(np.stack([np.asarray(more[name]) for _, more in played])) for name in played[0][1]}
+    rewards = -np.abs(actions.reshape(steps) - best).astype(np.float32)
+    ones = torch.ones(steps)
+    batch = (
+        torch.from_numpy(obs[:-1]), torch.from_numpy(actions), torch.from_numpy(rewards), torch.from_numpy(obs[1:]),
+        ones, 0 * ones, {**extras, ENDS: ones},
+    )  # fmt: skip
+    return batch, float(rewards.mean())
+
+
+@pytest.mark.parametrize(("action_space", "best", "enough"), [(FEW, 5.0, -0.05), (BOX, 0.5, -0.35)])
+def test_it_learns_what_pays(action_space: Any, best: float, enough: float) -> None:
+    agent = make(action_space, lr=2e-2, update_epochs=4)
+    for number in range(25):
+        batch, reward = play(agent, 128, best, seed=number)
+        metrics = agent.train(batch)
+        assert metrics["updates"] == 4 * 4
+        assert float(metrics["updates_skipped"]) == 0
+    assert reward > enough
+    assert agent.get_actor().act_(np.zeros(2, np.float32), test=True) == pytest.approx(best, abs=0.2)
+
+
+def test_the_same_seed_makes_the_same_weights() -> None:
+    found = []
+    for _ in range(2):
+        agent = make(FEW, seed=3)
+        agent.train(play(agent, 100, 5.0)[0])
+        found.append([parameter.clone() for parameter in agent.model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_the_first_minibatch_sees_the_densities_that_the_workers_saw() -> None:
+    agent = make(BOX, update_epochs=1, minibatch_size=1000)
+    metrics = agent.train(play(agent, 64, 0.5)[0])
+    assert float(metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
+    assert float(metrics["clip_fraction"]) == 0.0
+
+
+def test_it_stops_when_the_policy_has_moved_too_far() -> None:
+    agent = make(FEW, lr=0.1, target_kl=0.01)
+    metrics = agent.train(play(agent, 128, 5.0)[0])
+    assert metrics["kl_stopped"] == 1.0
+    assert 0 < metrics["updates"] < 40
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    agent = make(FEW, minibatch_size=64)
+    before = [parameter.clone() for parameter in agent.model.parameters()]
+    batch, _ = play(agent, 64, 5.0)
+    batch[2][0] = float("nan")
+    metrics = agent.train(batch)
+    assert metrics["updates"] == 0
+    assert metrics["updates_skipped"] == 10
+    assert all(torch.equal(*pair) for pair in zip(before, agent.model.parameters(), strict=True))
+
+
+def test_values_after_a_run_are_of_what_followed_it_and_only_unless_it_terminated() -> None:
+    agent = make(FEW, gamma=0.5, gae_lambda=1.0)
+    with torch.no_grad():
+        for parameter in agent.model.critic.parameters():
+            parameter.zero_()
+        agent.model.critic[-1].bias.fill_(8.0)
+    zeros = torch.zeros(3)
+    ends = torch.tensor([0.0, 1.0, 1.0])
+    terminated = torch.tensor([0.0, 0.0, 1.0])
+    advantages, returns = agent._advantages(zeros, zeros + 8.0, torch.zeros(3, 2), terminated, ends)
+    # Truncated after two steps: 0.25 of the value of where it led; terminated: nothing.
+    assert returns.tolist() == [2.0, 4.0, 0.0]
+    assert advantages.tolist() == [-6.0, -4.0, -8.0]
+
+
+def test_the_rate_falls_in_a_straight_line() -> None:
+    agent = make(FEW, lr=1.0, lr_final=0.2, lr_rounds=4, update_epochs=1, optimizer="sgd", max_grad_norm=1e-3)
+    rates = []
+    for _ in range(6):
+        agent.train(play(agent, 16, 5.0)[0])
+        rates.append(agent.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="acts in a Box of floats"):
+        make(spaces.MultiBinary(2))
+    with pytest.raises(ConfigError, match=r"minibatch_size: found 0"):
+        make(FEW, minibatch_size=0)
+    with pytest.raises(ConfigError, match="lr_rounds"):
+        make(FEW, lr_final=0.0)
+    agent = make(FEW)
+    batch, _ = play(agent, 16, 5.0)
+    del batch[6]["logp"]
+    with pytest.raises(ConfigError, match="no logp"):
+        agent.train(batch)
+
+
+def test_a_checkpoint_can_hold_it() -> None:
+    agent = make(BOX)
+    agent.train(play(agent, 16, 0.0)[0])
+
+    class Training:
+        def __init__(self) -> None:
+            self.agent = agent
+
+    assert capture(Training()).arrays
