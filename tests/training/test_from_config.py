@@ -86,3 +86,24 @@ def test_threads_are_set() -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_steps_and_priorities_reach_the_memory_with_the_agent_s_discount() -> None:
+    settings = config(
+        memory={"n_step": 3, "sampling": "prioritized", "priority": {"alpha": 0.5}},
+        agent={"kwargs": {"gamma": 0.9}},
+        trainer={"device": "cpu"},
+    )
+    memory = training_from_config(settings)().memory
+    assert (memory.n_step, memory.gamma, memory._priorities.settings.alpha) == (3, 0.9, 0.5)
+
+
+@pytest.mark.parametrize("memory", [{"n_step": 3}, {"sampling": "prioritized"}])
+def test_an_agent_that_looks_at_no_extras_is_refused_a_memory_with_some(
+    memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tmrl_core.training import SacAgent
+
+    monkeypatch.setattr(SacAgent, "wants_extras", False)
+    with pytest.raises(ConfigError, match="does not look at"):
+        training_from_config(config(memory=memory, trainer={"device": "cpu"}))

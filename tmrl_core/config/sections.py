@@ -23,6 +23,7 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
 Kwargs = dict[str, Any]
 
@@ -313,6 +314,16 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         return token_from_environment(os.environ)
 
 
+class PrioritySection(Section, frozen=True, kw_only=True):
+    """How much priorities count."""
+
+    alpha: Annotated[Share, doc("Transitions are drawn in proportion to their priority to this power.")] = 0.6
+    beta: Annotated[Share, doc("How far importance weights make up for that, at first.")] = 0.4
+    beta_final: Annotated[Share, doc("The same in the end.")] = 1.0
+    beta_batches: Annotated[Positive, doc("Batches until then; in between it grows linearly.")] = 500_000
+    epsilon: Annotated[Ratio, doc("Added to each absolute TD error: none is never drawn again.")] = 1e-6
+
+
 class MemorySection(Section, frozen=True, kw_only=True):
     """The replay memory."""
 
@@ -344,6 +355,15 @@ class MemorySection(Section, frozen=True, kw_only=True):
             "of its machine too, at the cost of a flush for each look at new samples."
         ),
     ] = "os"
+    n_step: Annotated[
+        Positive,
+        doc("Steps in a transition: its reward is their discounted sum. The discount is the agent's `gamma`."),
+    ] = 1
+    sampling: Annotated[
+        Literal["uniform", "prioritized"],
+        doc("prioritized: transitions with large TD errors are drawn more often, and weighted less."),
+    ] = "uniform"
+    priority: Annotated[PrioritySection, doc("For `sampling: prioritized`.")] = field(default_factory=PrioritySection)
 
 
 class AgentSection(Section, frozen=True, kw_only=True):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
+from tmrl_core.config.algorithms import action_space_problem
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
@@ -49,6 +52,31 @@ def _storage(config: Config) -> dict[str, Any]:
     return {"storage": memory.storage, "folder": config.memory_path, "sync": memory.sync}
 
 
+def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a memory that joins several steps, or draws by priorities.
+
+    Raises:
+        ConfigError: the agent looks at nothing of that.
+    """
+    memory = config.memory
+    wanted: dict[str, Any] = {}
+    if memory.n_step > 1:
+        parameter = inspect.signature(agent_cls).parameters.get("gamma")
+        gamma = agent_kwargs.get("gamma", None if parameter is None else parameter.default)
+        if not isinstance(gamma, int | float):
+            raise ConfigError(f"memory.n_step: {memory.n_step} needs the discount: set agent.kwargs.gamma.")
+        wanted |= {"n_step": memory.n_step, "gamma": gamma}
+    if memory.sampling == "prioritized":
+        wanted["priority"] = msgspec.structs.asdict(memory.priority)
+    if wanted and not getattr(agent_cls, "wants_extras", False):
+        raise ConfigError(
+            f"memory.n_step: {memory.n_step} and memory.sampling: {memory.sampling} give batches with further columns "
+            f"(discounts, weights), which {config.agent.cls} does not look at. Take an agent whose class says "
+            "wants_extras = True (SAC, REDQ, TD3, DQN here), or n_step: 1 and sampling: uniform."
+        )
+    return wanted
+
+
 def training_from_config(config: Config) -> Callable[[], Any]:
     """What makes the training object that the configuration describes.
 
@@ -56,6 +84,11 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         ConfigError: a reference names nothing, or the memory cannot be on disk.
     """
     trainer, memory = config.trainer, config.memory
+    agent_cls = resolve(config.agent.cls, "agent.cls")
+    agent_kwargs = {
+        key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
+        for key, value in config.agent.kwargs.items()
+    }
     memory_cls = resolve_with(
         memory.cls,
         {
@@ -64,15 +97,11 @@ def training_from_config(config: Config) -> Callable[[], Any]:
             "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
             "crc_debug": config.worker.crc_debug,
             **_storage(config),
+            **_drawing(config, agent_cls, agent_kwargs),
             **memory.kwargs,
         },
         "memory.cls",
     )
-    agent_cls = resolve(config.agent.cls, "agent.cls")
-    agent_kwargs = {
-        key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
-        for key, value in config.agent.kwargs.items()
-    }
     check_kwargs(agent_cls, agent_kwargs, "agent.kwargs")
     check_collection(agent_cls, config)
     # The agent's policy has to be the one that workers act with: what describes that one describes both.
@@ -84,7 +113,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         resolve(trainer.loop, "trainer.loop"),
         env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         memory_cls=memory_cls,
-        training_agent_cls=partial(agent_cls, **agent_kwargs) if agent_kwargs else agent_cls,
+        training_agent_cls=partial(make_agent, config.agent.cls, agent_cls, agent_kwargs),
         epochs=trainer.epochs,
         rounds=trainer.rounds,
         steps=trainer.steps,
@@ -113,6 +142,20 @@ def _lockstep(config: Config) -> dict[str, Any]:
         "min_workers": lockstep.min_workers,
         "seed": config.run.seed,
     }
+
+
+def make_agent(
+    reference: str, agent_cls: Callable[..., Any], kwargs: Mapping[str, Any], *, action_space: Any, **more: Any
+) -> Any:
+    """The agent, where its class says that it takes this action space, or nothing of that.
+
+    Raises:
+        ConfigError: it says that it does not; with the pairs that work.
+    """
+    problem = action_space_problem(reference, getattr(agent_cls, "action_spaces", frozenset()), action_space)
+    if problem is not None:
+        raise ConfigError(problem)
+    return agent_cls(action_space=action_space, **more, **kwargs)
 
 
 def check_collection(agent_cls: Any, config: Config) -> None:

@@ -276,6 +276,7 @@ class TrainingOffline:
                 self.update_buffer(interface)
             train = time.perf_counter()
             metrics = self.agent.train(batch)
+            self._tell_memory(batch)
             after = time.perf_counter()
             statistics.add(metrics)
             statistics.sampling_s += sampled - before
@@ -288,6 +289,12 @@ class TrainingOffline:
             if not self._hold_ratio(interface):
                 return self.step >= self.steps
         return True
+
+    def _tell_memory(self, batch: Any) -> None:
+        """A memory that draws by priorities learns what its transitions have surprised by."""
+        td_error_B = getattr(self.agent, "td_error_B", None)
+        if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
+            self.memory.update_priorities(batch[6]["indices"], td_error_B)
 
     def update_buffer(self, interface: TrainingInterface) -> None:
         """Take what has arrived, append it to the memory, commit it.
