@@ -284,14 +284,19 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         Literal["auto", "zstd", "none"], doc("Of samples. auto: zstd where it pays on the link at hand.")
     ] = "auto"
     local_port_server: Annotated[
-        Port, doc("Transport tlspyo only: port on 127.0.0.1 where the Server's I/O process calls back, held until it has. 0: a free one.")
+        Port,
+        doc(
+            "Transport tlspyo only: port on 127.0.0.1 where the Server's I/O process calls back, held until it has. "
+            "0: a free one."
+        ),
     ] = 55556
     local_port_trainer: Annotated[Port, doc("Transport tlspyo only: the same for the trainer's I/O process.")] = 55557
     local_port_worker: Annotated[
         Port, doc("Transport tlspyo only: the same for a worker's; workers on one machine may share it.")
     ] = 55558
     header_size: Annotated[
-        Positive, doc("Transport tlspyo only: bytes before a message that say its length, 6 to 256; the same on all machines.")
+        Positive,
+        doc("Transport tlspyo only: bytes before a message that say its length, 6 to 256; the same on all machines."),
     ] = 12
     max_buf_len: Annotated[
         Positive, doc("Transport tlspyo only: bytes read at once from the I/O process; above 64 kB it changes nothing.")
