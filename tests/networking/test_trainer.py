@@ -337,6 +337,22 @@ def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:
         Trainer(server_port=1, config=config).run()
 
 
+def test_a_second_trainer_on_the_same_checkpoints_is_refused(tmp_path: Path) -> None:
+    first = Trainer(server_port=1, config=make_config(tmp_path))
+    thread = threading.Thread(target=first.run)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while first._checkpoint_lock is None:
+        assert time.monotonic() < deadline
+        thread.join(0.01)
+    with pytest.raises(FolderLockedError, match=r"this run's checkpoints.*another run\.name"):
+        Trainer(server_port=1, config=make_config(tmp_path)).run()
+    first.close()
+    thread.join(20)
+    # Released with the run, so that the next may go on.
+    FolderLock(tmp_path / "tests" / "checkpoint", "this run's checkpoints").close()
+
+
 def test_the_first_checkpoint_is_written_at_once(tmp_path: Path) -> None:
     trainer = Trainer(server_port=1, config=make_config(tmp_path))
     thread = threading.Thread(target=trainer.run)

@@ -129,8 +129,11 @@ class LinkedPlayer(EpisodePlayer):
                 left += sum(chunk.rows for chunk in chunks)
         acknowledged, handed_over, neither = self._link.close()
         report = Farewell(acknowledged, handed_over, neither + left)
-        logger.info(
-            "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d neither", self.name, *report
+        logger.log(
+            logging.WARNING if report[2] else logging.INFO,  # these are lost
+            "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d neither",
+            self.name,
+            *report,
         )
         return report
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import CheckpointError, ConfigError, NetworkError, StorageError
+from tmrl_core.errors import CheckpointError, ConfigError, FolderLockedError, NetworkError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -24,6 +24,7 @@ from tmrl_core.networking.iterations import Iterations
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.transports.select import link_settings
+from tmrl_core.storage.lock import FolderLock
 from tmrl_core.training.from_config import prepare_torch, training_from_config
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class Trainer:
         self._interface: RemoteInterface | None = None
         self._link: TrainerLink | None = None
         self._store: CheckpointStore | None = None
+        self._checkpoint_lock: FolderLock | None = None
         self._iterations = Iterations(self)
         self.training: Any = None
         """The training object, once `run`, `train_iteration` or `restore` has made or loaded it."""
@@ -330,6 +332,7 @@ class Trainer:
             self._run_here(wandb)
         finally:
             self._close_memory(self.training)
+            self._unlock_checkpoints()
             self._idle.set()
             self._running = None
 
@@ -341,8 +344,8 @@ class Trainer:
             self._checkpoint(training, wait=True)
         if training.epoch >= training.epochs:
             logger.info(
-                "the checkpoint is of a finished run: %d of %d epochs. To train on, raise trainer.epochs; to begin anew, "
-                "choose another run.name",
+                "the checkpoint is of a finished run: %d of %d epochs. To train on, raise trainer.epochs; to begin "
+                "anew, choose another run.name",
                 training.epoch,
                 training.epochs,
             )
@@ -620,7 +623,10 @@ class Trainer:
         try:
             interface.commit()
         except StorageError as exc:
-            logger.error("samples cannot be kept: %s. They are not acknowledged, so their workers keep them.", exc)
+            logger.error(
+                "samples cannot be kept: %s. They are not acknowledged, so their workers keep them.",
+                str(exc).rstrip("."),
+            )
 
     def _save_to_store(
         self, training: Any, score: float | None, wait: bool, on_written: Callable[[], None], first: bool
@@ -647,8 +653,33 @@ class Trainer:
         if self._store is None:
             assert self.checkpoint_path is not None
             settings = self._config.checkpoint
+            self._lock_checkpoints()
             self._store = CheckpointStore(self.checkpoint_path, settings.keep_last, settings.keep_best)
         return self._store
+
+    def _lock_checkpoints(self) -> None:
+        """Keep other trainers from this run's checkpoints: each would remove what the other has written.
+
+        Raises:
+            FolderLockedError: another trainer has them.
+        """
+        if self._checkpoint_lock is None and self._running is not None:
+            assert self.checkpoint_path is not None
+            try:
+                self._checkpoint_lock = FolderLock(self.checkpoint_path, "this run's checkpoints")
+            except FolderLockedError:
+                raise
+            except StorageError as exc:
+                # A folder without locks, as clusters have them, holds checkpoints all the same.
+                logger.warning("see that no other trainer uses %s: %s", self.checkpoint_path, exc)
+
+    def _unlock_checkpoints(self) -> None:
+        if self._checkpoint_lock is not None:
+            if self._store is not None:
+                self._store.close(60.0)
+                self._store = None
+            self._checkpoint_lock.close()
+            self._checkpoint_lock = None
 
     def _make_or_load(self) -> tuple[Any, bool]:
         """The training object, and whether it is new."""
