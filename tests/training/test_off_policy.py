@@ -39,7 +39,8 @@ def make(cls: Any, space: Any, settings: dict[str, Any], seed: int = 0) -> OffPo
     return agent
 
 
-def batch(space: Any, seed: int = 0, size: int = 32, **flags: float) -> tuple[Any, ...]:
+def batch(space: Any, seed: int = 0, **flags: float) -> tuple[Any, ...]:
+    size = 32
     generator = torch.Generator().manual_seed(seed)
     terminated = (torch.rand(size, generator=generator) < 0.3).float()
     if space is DISCRETE:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tmrl_core.config.algorithms import mismatches
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
 
@@ -79,6 +80,7 @@ def contradictions(config: Config) -> Iterator[str]:
     if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
         yield "worker.when_full: drop_oldest would lose what the trainer asked for in lockstep; use block or auto"
     yield from lockstep_problems(config)
+    yield from mismatches(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:
         yield (

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import tmrl_core.actor
+import tmrl_core.training
+from tmrl_core.config import load, resolve
+from tmrl_core.config.algorithms import (
+    ACTORS,
+    ALGORITHMS,
+    MEMORIES,
+    Algorithm,
+    action_space_problem,
+    actor_of,
+    algorithm_of,
+    memory_of,
+)
+from tmrl_core.config.loading import from_values
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.from_config import training_from_config
+
+BOX = gym.spaces.Box(-1, 1, (1,), np.float32)
+DISCRETE = gym.spaces.Discrete(2)
+LOOP = "tmrl_core.training:TrainingLockstep"
+
+
+def values(algorithm: Algorithm, **changes: Any) -> dict[str, Any]:
+    """A configuration with this algorithm and what goes with it, then `section__key` changed."""
+    found: dict[str, Any] = {
+        "agent": {"cls": f"tmrl_core.training:{algorithm.name}"},
+        "actor": {"cls": f"tmrl_core.actor:{min(algorithm.actors)}"},
+        "worker": {"collection": min(algorithm.collection)},
+        "memory": {},
+        "trainer": {"loop": LOOP} if "lockstep" in algorithm.collection else {},
+    }
+    for path, value in changes.items():
+        section, key = path.split("__")
+        found[section][key] = value
+    return found
+
+
+each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+
+
+@each_algorithm
+def test_the_table_says_what_the_classes_say(algorithm: Algorithm) -> None:
+    cls = getattr(tmrl_core.training, algorithm.name)
+    assert cls is resolve(f"tmrl_core.training.{algorithm.module}:{algorithm.name}")
+    assert cls.action_spaces == algorithm.action_spaces
+    assert cls.collection == algorithm.collection
+    assert {ACTORS[actor] for actor in algorithm.actors} == algorithm.action_spaces
+    assert algorithm_of(f"tmrl_core.training.{algorithm.module}:{algorithm.name}") is algorithm
+
+
+@pytest.mark.parametrize(("name", "kind"), ACTORS.items())
+def test_policies_are_known_by_every_name_they_have(name: str, kind: str) -> None:
+    for prefix in ("", "Numpy"):
+        cls = getattr(tmrl_core.actor, f"{prefix}{name}")
+        cls(BOX, BOX if kind == "box" else DISCRETE)
+        assert actor_of(f"tmrl_core.actor:{prefix}{name}") == actor_of(f"{cls.__module__}:{prefix}{name}") == name
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_memories_are_known_by_every_name_they_have(name: str) -> None:
+    cls = getattr(tmrl_core.training, name)
+    assert memory_of(f"tmrl_core.training:{name}") == memory_of(f"{cls.__module__}:{name}") == name
+
+
+@each_algorithm
+def test_what_goes_together_is_taken(algorithm: Algorithm) -> None:
+    for collection in algorithm.collection:
+        for actor in algorithm.actors:
+            changes = {"worker__collection": collection, "actor__cls": f"tmrl_core.actor:{actor}"}
+            from_values(values(algorithm, **changes))
+
+
+@each_algorithm
+def test_the_wrong_mode_and_the_wrong_policy_are_refused_with_the_pairs_that_work(algorithm: Algorithm) -> None:
+    for collection in {"asynchronous", "synchronous", "lockstep"} - algorithm.collection:
+        loop = (
+            {"trainer__loop": LOOP}
+            if collection == "lockstep"
+            else {"trainer__loop": "tmrl_core.training:TrainingOffline"}
+        )
+        with pytest.raises(
+            ConfigError, match=rf"worker\.collection: {collection} does not go with(.|\n)*works together"
+        ):
+            from_values(values(algorithm, worker__collection=collection, **loop))
+    for actor in ACTORS.keys() - algorithm.actors:
+        with pytest.raises(
+            ConfigError, match=rf"actor\.cls: .*{actor}(.|\n)*PPOAgent: actions box or discrete; worker.coll"
+        ):
+            from_values(values(algorithm, actor__cls=f"tmrl_core.actor:{actor}"))
+
+
+def test_the_memory_of_a_round_is_no_replay_memory() -> None:
+    with pytest.raises(ConfigError, match=r"memory\.cls: .*RoundMemory does not go with .*SacAgent"):
+        from_values(values(ALGORITHMS[0], memory__cls="tmrl_core.training:RoundMemory"))
+
+
+def test_what_others_have_made_is_left_to_them() -> None:
+    from_values(
+        {
+            "agent": {"cls": "mine:Agent"},
+            "actor": {"cls": "tmrl_core.actor:QValueMLPActor"},
+            "memory": {"cls": "tmrl_core.training:RoundMemory"},
+        }
+    )
+    from_values(values(ALGORITHMS[0], actor__cls="mine:Actor", memory__cls="mine:Memory"))
+
+
+@each_algorithm
+def test_the_wrong_action_space_is_refused_before_the_agent_is_made(algorithm: Algorithm) -> None:
+    for kind, environment in (("box", "Pendulum-v1"), ("discrete", "CartPole-v1")):
+        config = from_values(
+            {
+                **values(algorithm),
+                "environment": {"cls": "tmrl_core.envs:GenericGymEnv", "kwargs": {"id": environment}},
+            }
+        )
+        make = training_from_config(config)
+        if kind not in algorithm.action_spaces:
+            with pytest.raises(
+                ConfigError, match=r"and the environment's action space is .*for it take agent\.cls: tmrl"
+            ):
+                make()
+
+
+def test_a_space_that_no_algorithm_takes_is_named() -> None:
+    space = gym.spaces.MultiDiscrete([2, 3])
+    problem = action_space_problem("mine:Agent", frozenset({"box"}), space)
+    assert problem is not None
+    assert "(MultiDiscrete); no algorithm here takes it" in problem
+    assert action_space_problem("mine:Agent", frozenset(), space) is None
+    integers = gym.spaces.Box(0, 3, (1,), np.int64)
+    assert action_space_problem("mine:Agent", frozenset({"box"}), integers) is not None
+
+
+@pytest.mark.parametrize("name", ["cartpole_dqn", "cartpole_discrete_sac", "pendulum_redq", "pendulum_td3"])
+def test_ready_configurations_make_their_agent_with_the_workers_policy(name: str) -> None:
+    config = load(Path(__file__).parents[2] / "config" / f"{name}.yaml", (), {})
+    training = training_from_config(config)()
+    env_space = training.agent.observation_space
+    from tmrl_core.actor import choose_actor
+
+    worker = choose_actor(config.actor.cls, config.actor.kwargs)(
+        observation_space=env_space, action_space=training.agent.action_space
+    )
+    worker.from_blob(*training.agent.get_actor().to_blob(), device="cpu")
+    assert type(worker).__name__.startswith("Numpy")

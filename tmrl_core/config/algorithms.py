@@ -1,0 +1,184 @@
+"""Which algorithm goes with which action space, collection mode, loop, memory and policy, by name.
+
+A configuration is checked where torch may be missing, so the project's own algorithms are told by their references;
+`tests/config/test_algorithms.py` holds this table to what the classes themselves say. Of other people's classes only
+`collection` and `action_spaces` count, which the trainer looks at when it has imported them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tmrl_core.config.sections import Config
+
+OFF_POLICY = frozenset({"asynchronous", "synchronous"})
+ON_POLICY = frozenset({"lockstep"})
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One of the project's algorithms.
+
+    Args:
+        name: of its class in `tmrl_core.training`.
+        module: of `tmrl_core.training` that it is in.
+        action_spaces: `box`, `discrete`.
+        collection: values of `worker.collection` that it learns from.
+        actors: policies of `tmrl_core.actor` that it trains.
+        memories: memories of `tmrl_core.training` that it learns from; none: the loop keeps a round, whatever
+            `memory.cls` says.
+    """
+
+    name: str
+    module: str
+    action_spaces: frozenset[str]
+    collection: frozenset[str]
+    actors: frozenset[str]
+    memories: frozenset[str]
+
+
+REPLAY = frozenset({"ReplayMemory"})
+
+ALGORITHMS = (
+    Algorithm("SacAgent", "sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY),
+    Algorithm("SpinupSacAgent", "sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY),
+    Algorithm("REDQSACAgent", "redq", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY),
+    Algorithm("TD3Agent", "td3", frozenset({"box"}), OFF_POLICY, frozenset({"DeterministicMLPActor"}), REPLAY),
+    Algorithm("DQNAgent", "dqn", frozenset({"discrete"}), OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
+    Algorithm(
+        "DiscreteSacAgent",
+        "discrete_sac",
+        frozenset({"discrete"}),
+        OFF_POLICY,
+        frozenset({"CategoricalMLPActor"}),
+        REPLAY,
+    ),
+    Algorithm(
+        "PPOAgent",
+        "ppo",
+        frozenset({"box", "discrete"}),
+        ON_POLICY,
+        frozenset({"CategoricalMLPActor", "GaussianMLPActor"}),
+        frozenset(),
+    ),
+)
+
+ACTORS = {
+    "CategoricalMLPActor": "discrete",
+    "DeterministicMLPActor": "box",
+    "GaussianMLPActor": "box",
+    "QValueMLPActor": "discrete",
+    "SquashedGaussianMLPActor": "box",
+}
+"""The action space of each of the project's policies."""
+
+ACTOR_MODULES = ("torch_policies", "off_policy_policies", "on_policy_policies")
+NUMPY_ACTOR_MODULES = ("numpy_policies", "numpy_off_policy", "numpy_on_policy")
+MEMORIES = {"ReplayMemory": "replay", "RoundMemory": "round_memory"}
+
+
+def _references(package: str, name: str, *modules: str) -> set[str]:
+    return {f"tmrl_core:{name}", f"tmrl_core.{package}:{name}", *(f"tmrl_core.{package}.{m}:{name}" for m in modules)}
+
+
+def algorithm_of(reference: str) -> Algorithm | None:
+    """The algorithm that `agent.cls` names, or None where it is none of the project's."""
+    for algorithm in ALGORITHMS:
+        if reference in _references("training", algorithm.name, algorithm.module):
+            return algorithm
+    return None
+
+
+def actor_of(reference: str) -> str | None:
+    """The name of the project's policy, without `Numpy`, that `actor.cls` names; None where it is none of them."""
+    for name in ACTORS:
+        if reference in _references("actor", name, *ACTOR_MODULES):
+            return name
+        if reference in _references("actor", f"Numpy{name}", *NUMPY_ACTOR_MODULES):
+            return name
+    return None
+
+
+def memory_of(reference: str) -> str | None:
+    """The name of the project's memory that `memory.cls` names; None where it is none of them."""
+    for name, module in MEMORIES.items():
+        if reference in _references("training", name, module):
+            return name
+    return None
+
+
+def _kinds(names: Any, prefix: str = "") -> str:
+    return " or ".join(f"{prefix}{name}" for name in sorted(names))
+
+
+def pairs() -> str:
+    """All of the project's algorithms with what they go with, for error messages."""
+    return "\n".join(
+        f"  {algorithm.name}: actions {_kinds(algorithm.action_spaces)}; worker.collection "
+        f"{_kinds(algorithm.collection)}; actor.cls {_kinds(algorithm.actors, 'tmrl_core.actor:')}; memory.cls "
+        f"{_kinds(algorithm.memories, 'tmrl_core.training:') or 'is not used'}"
+        for algorithm in ALGORITHMS
+        if algorithm.name != "SpinupSacAgent"
+    )
+
+
+def mismatches(config: Config) -> Iterator[str]:
+    """One line for each key that does not go with the project's own algorithm, then one with the pairs that work."""
+    algorithm = algorithm_of(config.agent.cls)
+    if algorithm is None:
+        return
+    found = []
+    if config.worker.collection not in algorithm.collection:
+        found.append(
+            f"worker.collection: {config.worker.collection} does not go with agent.cls: {config.agent.cls}; allowed: "
+            f"{_kinds(algorithm.collection)}"
+        )
+    actor = actor_of(config.actor.cls)
+    if actor is not None and actor not in algorithm.actors:
+        found.append(
+            f"actor.cls: {config.actor.cls} (actions: {ACTORS[actor]}) does not go with agent.cls: {config.agent.cls}; "
+            f"allowed: {_kinds(algorithm.actors, 'tmrl_core.actor:')}, or one of your own"
+        )
+    memory = memory_of(config.memory.cls)
+    if memory is not None and algorithm.memories and memory not in algorithm.memories:
+        found.append(
+            f"memory.cls: {config.memory.cls} does not go with agent.cls: {config.agent.cls}; allowed: "
+            f"{_kinds(algorithm.memories, 'tmrl_core.training:')}, or a replay memory of your own"
+        )
+    yield from found
+    if found:
+        yield f"what works together:\n{pairs()}"
+
+
+def action_space_kind(space: Any) -> str:
+    """`box` (of floats), `discrete`, or the name of the space's class."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return "discrete"
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
+        return "box"
+    return type(space).__name__
+
+
+def action_space_problem(agent: str, action_spaces: frozenset[str], space: Any) -> str | None:
+    """Why an agent cannot act in an environment, with the pairs that work; None when it can.
+
+    Args:
+        agent: what `agent.cls` names.
+        action_spaces: what its class says that it takes; empty: it does not say.
+        space: the environment's action space.
+    """
+    kind = action_space_kind(space)
+    if not action_spaces or kind in action_spaces:
+        return None
+    fitting = sorted(a.name for a in ALGORITHMS if kind in a.action_spaces and a.name != "SpinupSacAgent")
+    advice = (
+        f"for it take agent.cls: {_kinds(fitting, 'tmrl_core.training:')}" if fitting else "no algorithm here takes it"
+    )
+    return (
+        f"agent.cls: {agent} acts in spaces of the kind {_kinds(action_spaces)}, and the environment's action space is "
+        f"{space} ({kind}); {advice}. What works together:\n{pairs()}"
+    )
