@@ -89,7 +89,12 @@ def test_a_worker_keeps_to_its_limits() -> None:
             roles.run_worker(worker, config)
             assert worker.steps_collected == 2 * 6
         lockstep = from_values(
-            {"worker": {"collection": "lockstep"}, "trainer": {"loop": "tmrl_core.training:TrainingLockstep"}}
+            {
+                "worker": {"collection": "lockstep"},
+                "trainer": {"loop": "tmrl_core.training:TrainingLockstep"},
+                "agent": {"cls": "tmrl_core.training:PPOAgent"},
+                "actor": {"cls": "tmrl_core.actor:GaussianMLPActor"},
+            }
         )
         with roles.make_worker(config, standalone=True) as worker:
             with pytest.raises(StarvedError, match="there is none: the worker is standalone"):

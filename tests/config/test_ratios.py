@@ -162,7 +162,12 @@ def test_the_brake_against_the_simulation(brake: float, ratio: float, start: int
         assert not finishes(config, 2, random.Random(3), longest=5)
 
 
-LOCKSTEP = {"worker": {"collection": "lockstep"}, "trainer": {"loop": "tmrl_core.training:TrainingLockstep"}}
+LOCKSTEP = {
+    "worker": {"collection": "lockstep"},
+    "trainer": {"loop": "tmrl_core.training:TrainingLockstep"},
+    "agent": {"cls": "tmrl_core.training:PPOAgent"},
+    "actor": {"cls": "tmrl_core.actor:GaussianMLPActor"},
+}
 
 
 def test_no_brake_and_no_ratio_never_starve() -> None:
