@@ -74,6 +74,28 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"network": {"security": None}, "server": {"bind": "0.0.0.0"}}, ["server.bind", "allow_insecure_remote"]),
         ({"worker": {"max_steps_per_update": 1}}, ["worker.max_steps_per_update", "synchronous collection only"]),
         ({"worker": {"collection": "lockstep", "when_full": "drop_oldest"}}, ["worker.when_full", "lockstep"]),
+        ({"worker": {"collection": "lockstep"}}, ["trainer.loop", "TorchTrainingOffline", "TrainingLockstep"]),
+        (
+            {"trainer": {"loop": "tmrl_core.training:TrainingLockstep"}},
+            ["trainer.loop", "worker.collection: lockstep", "asynchronous"],
+        ),
+        (
+            {
+                "worker": {"collection": "lockstep", "crc_debug": True, "sample_compressor": "builtins:print"},
+                "memory": {"storage": "disk", "sample_preprocessor": "builtins:print"},
+                "trainer": {
+                    "loop": "tmrl_core.training:TrainingLockstep",
+                    "lockstep": {"steps_per_round": 5, "episodes_per_round": 5},
+                },
+            },
+            [
+                "worker.crc_debug",
+                "worker.sample_compressor",
+                "memory.storage",
+                "memory.sample_preprocessor",
+                "one of steps_per_round (5) and episodes_per_round (5)",
+            ],
+        ),
         ({"trainer": {"evaluation": {"target_return": 1.0}}}, ["target_return", "every_updates is 0"]),
         ({"worker": {"max_env_steps_per_update": float("inf")}}, ["worker.max_env_steps_per_update", "write null"]),
     ],

@@ -107,3 +107,26 @@ def test_an_agent_that_looks_at_no_extras_is_refused_a_memory_with_some(
     monkeypatch.setattr(SacAgent, "wants_extras", False)
     with pytest.raises(ConfigError, match="does not look at"):
         training_from_config(config(memory=memory, trainer={"device": "cpu"}))
+
+
+LOCKSTEP = {
+    "worker": {"collection": "lockstep"},
+    "actor": {"cls": "tmrl_core.actor:GaussianMLPActor"},
+    "agent": {"cls": "tmrl_core.training:PPOAgent"},
+}
+
+
+def test_lockstep_settings_reach_the_loop() -> None:
+    trainer = {
+        "loop": "tmrl_core.training:TrainingLockstep", "epochs": 3, "rounds": 4, "device": "cpu",
+        "lockstep": {"steps_per_round": None, "episodes_per_round": 5, "grace_s": 6.5, "min_workers": 7},
+    }  # fmt: skip
+    training = training_from_config(config(**LOCKSTEP, trainer=trainer, run={"seed": 8}))()
+    assert (training.epochs, training.rounds, training.seed) == (3, 4, 8)
+    assert (training.steps_per_round, training.episodes_per_round) == (None, 5)
+    assert (training.grace_s, training.min_workers) == (6.5, 7)
+
+
+def test_an_on_policy_agent_is_refused_outside_lockstep() -> None:
+    with pytest.raises(ConfigError, match=r"worker\.collection: asynchronous .* agent\.cls: .*PPOAgent.*lockstep"):
+        training_from_config(config(**{**LOCKSTEP, "worker": {}}))
