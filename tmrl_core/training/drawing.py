@@ -66,6 +66,8 @@ class Drawing(EpisodeStatistics):
         self._priorities = priorities
         self._block: Block | None = None
         self._block_batches = 1
+        self._expanded: dict[Column, Callable[[Array], Array]] = {}
+        """Columns [n, width] that stand for something larger, [n, *shape], and what makes it of them."""
         self._rows: Rows
 
     def __len__(self) -> int:
@@ -144,9 +146,13 @@ class Drawing(EpisodeStatistics):
         if self.sample_preprocessor is not None:
             return Block([self._preprocessed(rows, drawn)], rows, dict(state))
         device = self.device or "cpu"
-        gathered = [group.to(device).view(count, self.batch_size, -1) for group in self._rows.gather(rows)]
+        on_cpu = self._rows.gather(rows)
+        gathered = [group.to(device).view(count, self.batch_size, -1) for group in on_cpu]
 
         def column(c: Column) -> list[torch.Tensor]:
+            if c in self._expanded:
+                whole = torch.from_numpy(self._expanded[c](on_cpu[c.group][:, c.start : c.stop].numpy())).to(device)
+                return list(whole.view(count, self.batch_size, *whole.shape[1:]).unbind(0))
             block = gathered[c.group]
             if not c.shape:
                 return list(block.select(-1, c.start).unbind(0))
@@ -181,6 +187,8 @@ class Drawing(EpisodeStatistics):
 
         def column(c: Column) -> Any:
             values = groups[c.group][c.start : c.stop]
+            if c in self._expanded:
+                return self._expanded[c](values[None])[0]
             return values.reshape(c.shape) if c.shape else values[0]
 
         layout = self._rows.layout

@@ -433,6 +433,7 @@ class ReplayMemory(Drawing):
             "storage": "ram" if self._disk is None else "disk",
             "layout": None if self._rows.layout is None else self._rows.layout.describe(),
             "written": self._rows.readable,
+            "oldest": self._rows.oldest,
             "generator": block.generator_state if block else self._generator.bit_generator.state,
             "block": [len(block.batches), block.position] if block else None,
             "next_block": self._block_batches,
@@ -480,6 +481,7 @@ class ReplayMemory(Drawing):
             self._ram.allocate(_layout_with_rows(state, rows))
             self._ram.load(written, list(rows))
         self._written = self._ram.readable = written
+        self._ram.oldest = int(state.get("oldest", 0))
         self._restore_tails(state["tails"])
         self.restore_statistics(state["statistics"])
         return True
@@ -518,7 +520,7 @@ def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout
         ValueError: the rows are not those that belong to it.
     """
     layout = RowLayout.from_description(state["layout"])
-    count = min(int(state["written"]), int(state["memory_size"]))
+    count = min(int(state["written"]) - int(state.get("oldest", 0)), int(state["memory_size"]))
     widths = [*layout.widths, 2]
     if [array.shape for array in rows] != [(count, width) for width in widths]:
         found = [array.shape for array in rows]

@@ -191,7 +191,7 @@ class RamRows(Rows):
 
     def gather(self, draws: Array) -> list[torch.Tensor]:
         """One gather per group."""
-        index = torch.from_numpy(draws)
+        index = torch.from_numpy(self._places(draws))
         return [group.index_select(0, index) for group in self._tensors]
 
     def row(self, index: int) -> list[Array]:
@@ -200,14 +200,26 @@ class RamRows(Rows):
 
     def index_of(self, draw: int) -> int:
         """The newest index that lies at the drawn place."""
+        if self._fewer:
+            return self.oldest + draw
         newest = self.readable - 1
         return newest - (newest - draw) % self.capacity
 
+    @property
+    def _fewer(self) -> bool:
+        """Whether rows that are still in the rings can no longer be read."""
+        return self.oldest > 0 and self.readable - self.oldest < self.capacity
+
+    def _places(self, draws: Array) -> Array:
+        return (self.oldest + draws) % self.capacity if self._fewer else draws
+
     def draws_of(self, indices: Array) -> Array:
         """Where they lie."""
-        draws: Array = indices % self.capacity
+        draws: Array = indices - self.oldest if self._fewer else indices % self.capacity
         return draws
 
     def versions(self) -> Any:
-        """A view of the ring."""
+        """A view of the ring, or a copy of what can be read of it."""
+        if self._fewer:
+            return self._versions[self._places(np.arange(len(self)))]
         return self._versions[: len(self)]
