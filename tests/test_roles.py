@@ -110,3 +110,15 @@ def test_a_run_folder_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) 
     config = from_values({"run": {"folder": str(tmp_path / "file")}})
     with pytest.raises(ConfigError, match=r"run\.folder.*cannot be written"):
         roles.write_resolved(config)
+
+
+def test_the_wrong_actions_are_refused_before_anything_starts() -> None:
+    environment = {"cls": "tmrl_core.envs:GenericGymEnv", "kwargs": {"id": "CartPole-v1"}}
+    with pytest.raises(
+        ConfigError, match=r"action space is Discrete\(2\) \(discrete\); for it take agent.cls: (.|\n)*DQNAgent"
+    ):
+        roles.check_actions(from_values({"environment": environment}))
+    roles.check_actions(from_values({}))
+    # An environment of one's own is not made twice.
+    roles.check_actions(from_values({"environment": {"cls": "nowhere:Robot"}}))
+    roles.check_actions(from_values({"environment": environment, "agent": {"cls": "mine:Agent"}}))

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional, resolved
+from tmrl_core.config.algorithms import action_space_problem, algorithm_of
 from tmrl_core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server, Trainer
 
 logger = logging.getLogger(__name__)
+
+
+GYMNASIUM_ENVIRONMENTS = frozenset({"tmrl_core:GenericGymEnv", "tmrl_core.envs:GenericGymEnv"})
+"""References of what only wraps Gymnasium's environments."""
 
 
 def ensure_credentials(config: Config) -> bool:
@@ -188,6 +193,27 @@ def write_resolved(config: Config) -> Path:
     except OSError as exc:
         raise ConfigError(f"run.folder: {path} cannot be written: {exc.strerror or exc}") from exc
     return path
+
+
+def check_actions(config: Config) -> None:
+    """See that the project's own algorithm can act in the environment, where that is one of Gymnasium's.
+
+    It is made for that, and closed: one of the user's own may be a machine that is not to be started twice, so
+    that one is looked at by the trainer only, when it makes it.
+
+    Raises:
+        ConfigError: it cannot; with what works. Or there is no such environment.
+    """
+    algorithm = algorithm_of(config.agent.cls)
+    if algorithm is None or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
+        return
+    env = environment_maker(config.environment.cls, config.environment.kwargs)()
+    try:
+        problem = action_space_problem(config.agent.cls, algorithm.action_spaces, env.action_space)
+    finally:
+        env.close()
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def longest_episode(config: Config) -> int | None:
