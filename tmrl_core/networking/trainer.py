@@ -419,6 +419,7 @@ class Trainer:
             try:
                 while not interface.asked_to_stop and time.monotonic() < deadline:
                     if interface.link.wait_connected(0.1):
+                        logger.info("workers that wait for this run are told that it is over")
                         self._send_home(training, interface, just_come=True)
                         break
                 else:
