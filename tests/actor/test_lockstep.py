@@ -211,6 +211,14 @@ def test_what_cannot_be_read_is_not_collected(make: Any, link: Any) -> None:
     assert trainer.said[-1] == "the trainer's next round"
 
 
+def test_pause_begins_no_share(make: Any, link: Any) -> None:
+    trainer = Trainer(
+        link, asks(Collect(1, (1, 1), 2), pause=True), asks(Collect(1, (1, 1), 2), publishes=False)
+    )  # fmt: skip
+    make().run_lockstep()
+    assert trainer.arrived == [0, 0, 3]
+
+
 def test_a_worker_on_its_own_has_nobody_to_ask(make: Any) -> None:
     with pytest.raises(StarvedError, match="there is none: the worker is standalone"):
         make(linked=False).run_lockstep()

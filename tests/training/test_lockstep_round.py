@@ -176,6 +176,17 @@ def test_whole_episodes_are_counted_by_their_ends(make_rows: Rows) -> None:
     assert round_.surplus == 4
 
 
+def test_the_last_row_of_a_stream_keeps_no_chunk_alive(make_rows: Rows) -> None:
+    rows = LastRows()
+    first = make_rows(1, 0, 0, 5)
+    rows.join(first)
+    piece = rows.join(make_rows(1, 0, 5, 2))
+    assert piece.follows == [True, True]
+    assert piece.before is not None
+    assert piece.before.observation.tolist() == first.observation[-1:].tolist()
+    assert piece.before.observation.base is None
+
+
 def test_a_round_has_something_in_it() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         make(0)

@@ -148,7 +148,7 @@ class LockstepPace:
                 self._send()
                 if player.evaluate_if_due():
                     continue
-                if share is not None and share != self._open and self._begin(share):
+                if share is not None and share != self._open and not link.directive.pause and self._begin(share):
                     continue
                 waits = self._waits(share)
                 link.say_waits("" if link.counts.queued_samples else waits)

@@ -8,12 +8,14 @@ to the others. What was brought before stays. The amount of a round is therefore
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tmrl_core.networking.messages import Collect, Version
 from tmrl_core.samples import Chunk
-from tmrl_core.training.memory import LastRow, rows_that_follow
+from tmrl_core.samples.columns import map_leaves
+from tmrl_core.training.memory import MAX_STREAMS, LastRow, rows_that_follow
 
 Worker = tuple[bytes, str]
 """Stream and name."""
@@ -52,7 +54,10 @@ class LastRows:
         if last is not None and not last.terminated[0] and not last.truncated[0]:
             place = LastRow(int(last.episode[0]), int(last.step[0]))
         follows: list[bool] = rows_that_follow(chunk, place).tolist()
-        self._rows[chunk.stream] = chunk.slice(chunk.rows - 1, chunk.rows)
+        self._rows.pop(chunk.stream, None)
+        self._rows[chunk.stream] = _copy_of_last(chunk)
+        if len(self._rows) > MAX_STREAMS:
+            del self._rows[next(iter(self._rows))]  # silent for longest
         return Piece(chunk, follows, last if follows[0] else None)
 
 
@@ -82,6 +87,22 @@ class Share:
     def lacking(self) -> int:
         """How much is still to come."""
         return self.wanted - self.brought
+
+
+def _copy_of_last(chunk: Chunk) -> Chunk:
+    """The last row, without what it does not need: a view would keep the whole chunk in memory."""
+    last = chunk.slice(chunk.rows - 1, chunk.rows)
+    return Chunk(
+        rows=1,
+        action=(),
+        action_present=last.action_present.copy(),
+        observation=map_leaves(copy.copy, last.observation),
+        reward=last.reward.copy(),
+        terminated=last.terminated.copy(),
+        truncated=last.truncated.copy(),
+        segments=last.segments,
+        stream=last.stream,
+    )
 
 
 class Round:
