@@ -130,3 +130,12 @@ def test_train_restore_and_roll_out(tmp_path: Path) -> None:
             sums.append(total)
             total = 0
     assert sums == returns
+
+
+def test_the_tutorial_shows_the_code_that_is_there() -> None:
+    tutorial = (ROOT / "docs" / "tutorials" / "custom_environment.md").read_text(encoding="utf-8")
+    files = [path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*.*") if path.suffix in (".py", ".yaml")]
+    blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", tutorial, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 6
+    for block in blocks:
+        assert any(block in text for text in files), block
