@@ -229,7 +229,7 @@ def deterministic_policy_loss(q_B: Tensor) -> Tensor:
     Raises:
         ValueError: `q_B` is not 1-D.
 
-    Source: Silver et al., ICML 2014, eq. 9; TD3 takes the first critic (Fujimoto et al., arXiv:1802.09477, algorithm 1).
+    Source: Silver et al., ICML 2014, eq. 9; TD3 takes the first critic (Fujimoto et al., arXiv:1802.09477, alg. 1).
     """
     _one_dimensional(q_B=q_B)
     return -q_B.mean()
