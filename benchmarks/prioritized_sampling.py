@@ -66,7 +66,7 @@ def tree_only(transitions: int, batches: int) -> Callable[[], None]:
 def cpprb(transitions: int, batches: int) -> Callable[[], None] | None:
     """cpprb's buffer, or None where it is not installed."""
     try:
-        from cpprb import PrioritizedReplayBuffer
+        from cpprb import PrioritizedReplayBuffer  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError:
         return None
     shapes = {"obs": 3, "act": 1, "rew": 1, "next_obs": 3, "terminated": 1, "truncated": 1}

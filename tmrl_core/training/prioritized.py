@@ -122,7 +122,8 @@ class Priorities:
 
     def of(self, indices: Array) -> Array:
         """What transitions are drawn in proportion to: priority to the power of alpha."""
-        return self._tree.leaves[indices % self.capacity]
+        shares: Array = self._tree.leaves[indices % self.capacity]
+        return shares
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
