@@ -123,10 +123,10 @@ class SquashedGaussianMLPActor(TorchActorModule):
                 target does not depend on the actuators' units; None without `compute_logprob`.
         """
         features_BH = self.net(flatten_batch(self._layout, obs))
-        mu_BA = self.mu(features_BH)
+        mu_BA = self.mu(features_BH).float()
         if test and not compute_logprob:
             return self._squash(mu_BA), None
-        log_std_BA = torch.clamp(self.log_std(features_BH), LOG_STD_MIN, LOG_STD_MAX)
+        log_std_BA = torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)
         if test:
             u_BA = mu_BA
         else:

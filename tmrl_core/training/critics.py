@@ -94,7 +94,7 @@ class EnsembleCritic(nn.Module):
         """
         x_BI = torch.cat([flatten_batch(self._layout, obs), act.reshape(act.shape[0], -1).float()], dim=-1)
         q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
-        return q_KB1.squeeze(-1)
+        return q_KB1.squeeze(-1).float()
 
 
 class EnsembleQ(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -51,6 +51,8 @@ class DiscreteSacAgent(OffPolicyAgent):
         hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
         activation: of the hidden layers, handed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
+        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
+        precision: float32 or bfloat16, see there.
 
     Raises:
         ConfigError: an optimizer's name is unknown, or a space does not fit.
@@ -84,10 +86,13 @@ class DiscreteSacAgent(OffPolicyAgent):
         hidden_sizes: Sequence[int] | None = None,
         activation: Any = None,
         model_kwargs: dict[str, Any] | None = None,
+        compile: bool | str = "auto",
+        precision: str = "float32",
     ) -> None:
         actions = discrete_actions("DiscreteSacAgent", action_space)
         arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation)
         super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
+        self.compute_with(compile, precision)
         self.target_entropy = target_entropy_share * math.log(actions.count)
         self.first_action = actions.start
         self.critics = self.model.critics
@@ -108,6 +113,10 @@ class DiscreteSacAgent(OffPolicyAgent):
     def _log_probs(self, obs: Any) -> Tensor:
         log_prob_BN: Tensor = self.model.actor.log_probs(flatten_batch(self.model.actor.layout, obs))
         return log_prob_BN
+
+    def update_kind(self) -> Hashable:
+        """All updates are alike."""
+        return ""
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """One update of critics, policy and temperature."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +42,8 @@ class DQNAgent(OffPolicyAgent):
         hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
         activation: of the hidden layers, handed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
+        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
+        precision: float32 or bfloat16, see there.
 
     Raises:
         ConfigError: an optimizer's name is unknown, a share or an interval impossible, or a space does not fit.
@@ -74,6 +76,8 @@ class DQNAgent(OffPolicyAgent):
         hidden_sizes: Sequence[int] | None = None,
         activation: Any = None,
         model_kwargs: dict[str, Any] | None = None,
+        compile: bool | str = "auto",
+        precision: str = "float32",
     ) -> None:
         for name, share in (("epsilon_initial", epsilon_initial), ("epsilon_final", epsilon_final)):
             if not 0.0 <= share <= 1.0:
@@ -83,6 +87,7 @@ class DQNAgent(OffPolicyAgent):
                 raise ConfigError(f"DQN needs {name} >= 1, got {count}")
         arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation, dueling=dueling)
         super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
+        self.compute_with(compile, precision)
         self.target_interval = target_interval
         self.double = double
         self.epsilon_initial = epsilon_initial
@@ -107,6 +112,10 @@ class DQNAgent(OffPolicyAgent):
         """The network, where it is trained, with the epsilon to explore with."""
         self.model.actor.set_exploration({"epsilon": self.epsilon})
         return self.model.actor
+
+    def update_kind(self) -> Hashable:
+        """Whether the next one moves the slow copy too."""
+        return (self.updates + 1) % self.target_interval == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """One update of the network, and every so often of its slow copy."""

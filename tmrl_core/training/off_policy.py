@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.compiled import Compiler
+from tmrl_core.training.finite import FiniteUpdates
 from tmrl_core.training.optimizers import follow
 from tmrl_core.training.transitions import Transitions, transitions_of
+
+COMPILE_AFTER = 20_000
+"""Updates after which `compile: auto` compiles: they have cost several times what compiling does."""
 
 
 class OffPolicyAgent(TrainingAgent):
@@ -34,7 +41,7 @@ class OffPolicyAgent(TrainingAgent):
 
     collection: ClassVar[frozenset[str]] = frozenset({"asynchronous", "synchronous"})
     wants_extras: ClassVar[bool] = True
-    transient: ClassVar[frozenset[str]] = frozenset({"td_error_B"})
+    transient: ClassVar[frozenset[str]] = frozenset({"td_error_B", "compile", "precision"})
 
     def __init__(
         self,
@@ -52,14 +59,75 @@ class OffPolicyAgent(TrainingAgent):
         self.polyak = polyak
         self.model = model_cls(observation_space, action_space, **model_kwargs).to(device)
         self.td_error_B: Tensor | None = None
+        self.updates_asked = 0
+        self.compile: bool | str = "auto"
+        self.precision = "float32"
+
+    def compute_with(self, compile: bool | str = "auto", precision: str = "float32") -> None:
+        """Choose how updates are computed; to be called before the first.
+
+        Args:
+            compile: one compiled graph for an update. auto: in runs that are long enough to gain by it, which is after
+                `COMPILE_AFTER` updates.
+            precision: of the networks' products: float32, or bfloat16 for processors and GPUs that are faster at it
+                (parameters, losses and optimizers stay float32).
+
+        Raises:
+            ConfigError: one of them is something else.
+        """
+        if compile not in (True, False, "auto"):
+            raise ConfigError(f"agent.kwargs.compile is {compile!r}; allowed: auto, true, false")
+        if precision not in ("float32", "bfloat16"):
+            raise ConfigError(f"agent.kwargs.precision is {precision!r}; allowed: float32, bfloat16")
+        self.compile = compile
+        self.precision = precision
 
     def get_actor(self) -> Any:
         """The policy, where it is trained."""
         return self.model.actor
 
-    def train(self, batch: Any) -> dict[str, Tensor]:
-        """One update. Metrics are detached scalars."""
-        return self.update(transitions_of(batch, self.gamma))
+    def train(self, batch: Any) -> dict[str, Any]:
+        """One update; none, where a number in it is not finite: see `finite.SKIPPED`. Metrics are detached scalars."""
+        transitions = transitions_of(batch, self.gamma)
+        self.updates_asked += 1
+        leaves = tree_leaves(tuple(transitions))
+        return self._finite.run(lambda: self._computed(transitions), leaves)
+
+    def _computed(self, transitions: Transitions) -> dict[str, Tensor]:
+        wanted = self.compile is True or (self.compile == "auto" and self.updates_asked > COMPILE_AFTER)
+        # A subclass that computes something else has to say itself which kinds of updates it makes.
+        if wanted and "update_kind" in vars(type(self)):
+            compiled = self.compiler.update(self.update_kind(), transitions)
+            if compiled is not None:
+                metrics, self.td_error_B = compiled
+                return metrics
+        return self.update_here(transitions)
+
+    def update_here(self, transitions: Transitions) -> dict[str, Tensor]:
+        """`update`, in the precision that was chosen, without compiling."""
+        if self.precision == "float32":
+            return self.update(transitions)
+        # Parameters change within an update, so that none may be taken from a cache.
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
+            return self.update(transitions)
+
+    # Kept out of checkpoints: what goes with this process.
+    @cached_property
+    def compiler(self) -> Compiler:
+        """Keeps the compiled updates."""
+        return Compiler(self)
+
+    @cached_property
+    def _finite(self) -> FiniteUpdates:
+        return FiniteUpdates(self)
+
+    def update_kind(self) -> Hashable:
+        """Which of its kinds of update comes next, from what it counts: each is compiled by itself.
+
+        A class whose `update` computes with tensors only, and decides by integers among its attributes only, says so by
+        defining this itself; others are not compiled.
+        """
+        return None
 
     @abstractmethod
     def update(self, transitions: Transitions) -> dict[str, Tensor]:

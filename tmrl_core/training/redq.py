@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,10 @@ class REDQSACAgent(SacAgent):
             model_kwargs={"n": n, **(model_kwargs or {})},
             **settings,
         )
+
+    def update_kind(self) -> Hashable:
+        """Whether the next one moves the policy and the temperature too."""
+        return (self.updates + 1) % self.q_updates_per_policy_update == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """One update of the critics, and every so often of the policy and the temperature."""

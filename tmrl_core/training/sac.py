@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -43,6 +43,8 @@ class SacAgent(OffPolicyAgent):
         hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
         activation: of the hidden layers, handed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
+        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
+        precision: float32 or bfloat16, see there.
 
     Raises:
         ConfigError: an optimizer's name is unknown, or a space does not fit.
@@ -76,6 +78,8 @@ class SacAgent(OffPolicyAgent):
         hidden_sizes: Sequence[int] | None = None,
         activation: Any = None,
         model_kwargs: dict[str, Any] | None = None,
+        compile: bool | str = "auto",
+        precision: str = "float32",
     ) -> None:
         super().__init__(
             observation_space,
@@ -86,6 +90,7 @@ class SacAgent(OffPolicyAgent):
             gamma,
             polyak,
         )
+        self.compute_with(compile, precision)
         self.learn_entropy_coef = learn_entropy_coef
         self.target_entropy = -float(math.prod(action_space.shape)) if target_entropy is None else float(target_entropy)
         self.critics = critics_of(self.model)
@@ -107,6 +112,10 @@ class SacAgent(OffPolicyAgent):
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         """The target critics."""
         return [(self.target_critics, self.critics)]
+
+    def update_kind(self) -> Hashable:
+        """All updates are alike."""
+        return ""
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """One update of critics, policy and temperature."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -45,6 +45,8 @@ class TD3Agent(OffPolicyAgent):
         hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
         activation: of the hidden layers, handed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
+        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
+        precision: float32 or bfloat16, see there.
 
     Raises:
         ConfigError: an optimizer's name is unknown, the delay is not positive, or a space does not fit.
@@ -78,11 +80,14 @@ class TD3Agent(OffPolicyAgent):
         hidden_sizes: Sequence[int] | None = None,
         activation: Any = None,
         model_kwargs: dict[str, Any] | None = None,
+        compile: bool | str = "auto",
+        precision: str = "float32",
     ) -> None:
         if policy_delay < 1:
             raise ConfigError(f"TD3 needs policy_delay >= 1, got {policy_delay}")
         arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation)
         super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
+        self.compute_with(compile, precision)
         self.policy_delay = policy_delay
         self.target_noise = target_noise
         self.target_noise_clip = target_noise_clip
@@ -112,6 +117,10 @@ class TD3Agent(OffPolicyAgent):
         actor = self.model.actor
         actor.set_exploration({"noise": self.exploration_noise, "random": 0.0 if self.updates else 1.0})
         return actor
+
+    def update_kind(self) -> Hashable:
+        """Whether the next one moves the policy too."""
+        return (self.updates + 1) % self.policy_delay == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """One update of the critics, and every so often of the policy and the slow copies."""

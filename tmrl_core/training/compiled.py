@@ -1,0 +1,335 @@
+"""One compiled graph for a whole update: losses, gradients, optimizers and slow copies.
+
+Theory of operation
+-------------------
+An agent's `update` is plain torch: several losses, each with its backward pass and its optimizer's step. It is run once
+on fake tensors, below autograd, and what it does is noted operation by operation. The tensors that it keeps
+(parameters, optimizers' moments, slow copies) become inputs of the graph, which inductor compiles and which changes
+them in place. So an agent is written once, and what is compiled is what it does.
+
+A graph knows no Python: what an update decides by counting is decided when it is noted. So an agent names the *kind* of
+its next update (`update_kind`), and each kind gets a graph; what integers count is counted on by as much. Learning
+rates and the like are part of the graph too: when they change, another one is made, up to `MAX_GRAPHS`.
+
+Random numbers come from torch's own generator in the same order as without compiling, so that both learn the same but
+for rounding, and a run that goes on from a checkpoint goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tmrl_core.training.finite import kept_tensors
+
+logger = logging.getLogger(__name__)
+
+MAX_GRAPHS = 6
+"""Graphs of one agent; beyond that, learning rates or shapes change too often for compiling to pay."""
+
+Backend = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Sequence[Tensor]]]
+"""`(graph, example inputs)` makes what runs the graph on such inputs."""
+
+
+def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """The graph, compiled by torch's own compiler. On a CPU that takes a C++ compiler.
+
+    Raises:
+        PermissionError: others may write where compiled code is kept.
+    """
+    from torch._inductor import compile as compile_graph
+
+    _check_cache()
+    # Nothing compiled earlier is read back: torch keeps it as pickles. Compiled here, no processes are left behind.
+    options: dict[str, Any] = {"fallback_random": True, "compile_threads": 1, "force_disable_caches": True}
+    with torch.no_grad():
+        compiled: Callable[..., Sequence[Tensor]] = compile_graph(graph, list(inputs), options=options)
+    return compiled
+
+
+def _check_cache() -> None:
+    """See that nobody else can put code where the compiler keeps what it has built.
+
+    Raises:
+        PermissionError: somebody can.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = Path(cache_dir())
+    if not hasattr(os, "getuid"):
+        return
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"others can write into {folder}, from where compiled code is loaded; take that right from them, or set "
+            f"TORCHINDUCTOR_CACHE_DIR to a folder of your own outside {tempfile.gettempdir()}"
+        )
+
+
+class Graph:
+    """One kind of update, compiled.
+
+    Args:
+        agent: whose update it is; its optimizers have made their state already.
+        update: what is noted: `(*leaves) -> tensors`.
+        leaves: tensors of a batch, as those of all batches to come.
+        backend: makes what runs the graph.
+    """
+
+    def __init__(
+        self, agent: Any, update: Callable[..., list[Tensor]], leaves: Sequence[Tensor], backend: Backend
+    ) -> None:
+        counters = _integers(agent)
+        steps = _steps(agent)
+
+        def note(*tensors: Tensor) -> list[Tensor]:
+            # Noting takes a tensor of one number for a constant and computes with it at once, unless it is an input.
+            for (state, name), tensor in zip(steps, tensors[len(leaves) :], strict=True):
+                state[name] = tensor
+            return update(*tensors[: len(leaves)])
+
+        values = [state[name] for state, name in steps]
+        kept = kept_tensors(agent)
+        before = [tensor.detach().clone() for tensor in kept]
+        try:
+            graph = _note(note, [*leaves, *values])
+        finally:
+            for (state, name), value in zip(steps, values, strict=True):
+                state[name] = value
+            with torch.no_grad():
+                # What is changed without regard to the batch is changed in earnest while it is noted.
+                torch._foreach_copy_(kept, before)
+            now = _integers(agent)
+            self._counted = {name: value - counters.get(name, 0) for name, value in now.items()}
+            for name, value in counters.items():
+                setattr(agent, name, value)
+            for optimizer in optimizers_of(agent):
+                # What was noted has left gradients that are no numbers.
+                optimizer.zero_grad()
+        self._agent = agent
+        self._kept = [*values, *_lift(graph, len(leaves) + len(values))]
+        self._run = backend(graph, [*leaves, *self._kept])
+
+    def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One update."""
+        with torch.no_grad():
+            results = self._run(*leaves, *self._kept)
+        for name, count in self._counted.items():
+            if count:
+                setattr(self._agent, name, getattr(self._agent, name) + count)
+        return results
+
+
+def optimizers_of(agent: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers among an agent's attributes."""
+    return [value for value in vars(agent).values() if isinstance(value, torch.optim.Optimizer)]
+
+
+def key_of(agent: Any, kind: Hashable, leaves: Sequence[Any]) -> Hashable:
+    """What a graph depends on, besides the agent's code: equal keys, the same graph."""
+    settings = tuple(
+        tuple((name, value if isinstance(value, Hashable) else str(value)) for name, value in group.items())
+        for optimizer in optimizers_of(agent)
+        for group in ({k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups)
+    )
+    batch = tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves)
+    return kind, settings, batch, torch.get_num_threads()
+
+
+def _integers(agent: Any) -> dict[str, int]:
+    return {name: value for name, value in vars(agent).items() if type(value) is int}
+
+
+def _steps(agent: Any) -> list[tuple[dict[str, Any], str]]:
+    """Where optimizers keep single numbers, as how many steps they have made."""
+    return [
+        (state, name)
+        for optimizer in optimizers_of(agent)
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.numel() == 1 and name == "step"
+    ]
+
+
+def _note(update: Callable[..., list[Tensor]], leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """The operations of an update. Nothing is computed."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(update, decomposition_table=_DECOMPOSED, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    for node in reversed(graph.graph.nodes):
+        if node.op == "call_function" and str(node.target).startswith("profiler."):
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+def _lift(graph: torch.fx.GraphModule, inputs: int) -> list[Tensor]:
+    """Make inputs of the tensors that the graph refers to, after the first `inputs`; return them in order."""
+    nodes = graph.graph
+    last = [node for node in nodes.nodes if node.op == "placeholder"][inputs - 1]
+    lifted: dict[Hashable, torch.fx.Node] = {}
+    kept: list[Tensor] = []
+    for node in list(nodes.nodes):
+        if node.op != "get_attr":
+            continue
+        tensor = getattr(graph, node.target)
+        # A parameter and its detached self are one input, so that what is written to the one is read from the other.
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place not in lifted:
+            with nodes.inserting_after(last):
+                last = lifted[place] = nodes.placeholder(f"kept_{len(kept)}")
+            kept.append(tensor.detach())
+        node.replace_all_uses_with(lifted[place])
+        nodes.erase_node(node)
+    graph.recompile()
+    return kept
+
+
+# --- operations on many tensors, as operations on each, which the compiler can join with their neighbours -------------
+
+
+def _adam(decoupled: bool) -> Callable[..., None]:
+    def step(
+        params: list[Tensor],
+        grads: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        max_squares: list[Tensor],
+        steps: list[Tensor],
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """One step of Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1), or AdamW (arXiv:1711.05101, algorithm 2)."""
+        if amsgrad or maximize or grad_scale is not None or found_inf is not None:
+            raise NotImplementedError("this variant of Adam is not compiled")
+        # All parameters of a group have made as many steps.
+        step_size = lr / (1.0 - beta1 ** steps[0])
+        root_scale = (1.0 - beta2 ** steps[0]).sqrt()
+        for p, gradient, mean, square in zip(params, grads, means, squares, strict=True):
+            if weight_decay and decoupled:
+                p.mul_(1.0 - lr * weight_decay)
+            g = gradient.add(p, alpha=weight_decay) if weight_decay and not decoupled else gradient
+            mean.lerp_(g, 1.0 - beta1)
+            square.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
+            p.sub_(step_size * mean / (square.sqrt() / root_scale + eps))
+
+    return step
+
+
+def _add_each(tensors: list[Tensor], value: float) -> None:
+    for tensor in tensors:
+        tensor.add_(value)
+
+
+def _lerp_each(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    for tensor, end in zip(tensors, ends, strict=True):
+        tensor.lerp_(end, weight)
+
+
+_DECOMPOSED: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._fused_adam_.default: _adam(decoupled=False),
+    torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
+    torch.ops.aten._foreach_add_.Scalar: _add_each,
+    torch.ops.aten._foreach_lerp_.Scalar: _lerp_each,
+}
+
+
+class Compiler:
+    """Keeps an agent's graphs, and makes them when they are wanted.
+
+    Args:
+        agent: an `OffPolicyAgent`.
+        backend: makes what runs a graph.
+        clock: seconds.
+    """
+
+    def __init__(self, agent: Any, backend: Backend = inductor, clock: Callable[[], float] = time.monotonic) -> None:
+        self._agent = agent
+        self._backend = backend
+        self._clock = clock
+        self._graphs: dict[Hashable, tuple[Graph, list[str]]] = {}
+        self._states: list[Any] = []
+        self._primed: set[Hashable] = set()
+        self.gave_up = False
+        """True: compiling failed, or does not pay; updates are run without it."""
+
+    def update(self, kind: Hashable, transitions: Any) -> tuple[dict[str, Tensor], Tensor | None] | None:
+        """One compiled update: metrics and the rows' errors.
+
+        Returns:
+            None: it has to be run without compiling.
+        """
+        states = [optimizer.state for optimizer in optimizers_of(self._agent)]
+        if self.gave_up:
+            return None
+        if kind not in self._primed and not all(states):
+            self._primed.add(kind)  # optimizers make what they keep in their first step
+            return None
+        if len(states) != len(self._states) or any(a is not b for a, b in zip(states, self._states, strict=True)):
+            # A checkpoint was loaded: graphs hold the tensors of before.
+            self._graphs.clear()
+            self._states = states
+        leaves, spec = pytree.tree_flatten(tuple(transitions))
+        key = key_of(self._agent, kind, leaves), spec
+        found = self._graphs.get(key)
+        if found is None:
+            found = self._make(key, leaves, spec, type(transitions))
+            if found is None:
+                return None
+        graph, names = found
+        results = graph([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        metrics = dict(zip(names, results, strict=False))
+        return metrics, results[-1] if len(results) > len(names) else None
+
+    def _make(self, key: Hashable, leaves: list[Any], spec: Any, kind: Any) -> tuple[Graph, list[str]] | None:
+        if len(self._graphs) >= MAX_GRAPHS:
+            self._give_up(f"it needed more than {MAX_GRAPHS} graphs, as learning rates or shapes keep changing")
+            return None
+        agent = self._agent
+        names: list[str] = []
+
+        def update(*tensors: Tensor) -> list[Tensor]:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            agent.td_error_B = None
+            metrics = agent.update_here(kind(*pytree.tree_unflatten(filled, spec)))
+            names[:] = metrics
+            results = [value.detach() for value in metrics.values()]
+            return results if agent.td_error_B is None else [*results, agent.td_error_B]
+
+        logger.info("compiling this agent's update, which usually takes a minute of one core; then it is faster")
+        started = self._clock()
+        try:
+            graph = Graph(agent, update, [leaf for leaf in leaves if isinstance(leaf, Tensor)], self._backend)
+        except Exception as exc:
+            # Compilers fail in many ways, none of which is a reason not to train.
+            self._give_up(f"{type(exc).__name__}: {(str(exc).strip() or 'no reason given').splitlines()[0]}")
+            return None
+        finally:
+            agent.td_error_B = None
+        logger.info("compiled in %.1f s", self._clock() - started)
+        self._graphs[key] = graph, names
+        return self._graphs[key]
+
+    def _give_up(self, why: str) -> None:
+        self.gave_up = True
+        self._graphs.clear()
+        logger.warning("updates are not compiled, which changes nothing but their speed: %s", why)
