@@ -83,6 +83,7 @@ def run(seed: int, legacy: bool, episodes: int, folder: str) -> Result:
         f"run.folder={folder}",
         f"network.credentials_dir={folder}/keys",
         f"environment.kwargs.gym_kwargs={{legacy: {str(legacy).lower()}}}",
+        "trainer.evaluation.every_updates=0",
         "metrics.console=false",
         "metrics.tensorboard=false",
     ]
