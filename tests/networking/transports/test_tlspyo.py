@@ -191,6 +191,10 @@ def test_a_wrong_password_is_named_and_final(place: Place) -> None:
     assert f"port {place.port} refuses this connection: the password is not this Server's" in str(error)
     assert "TMRL_CORE_TOKEN" in str(error)
     assert "another password" not in str(error)
+    deadline = time.monotonic() + DEADLINE_S
+    while not place.server.refusals.count:  # the Server's log says so too
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_another_certificate_is_named_and_final(place: Place, tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def server_transport(
             max_buf_len=max_buf_len,
             role="server",
             admission=admission,
+            on_refused=on_refused,
         )
         # tlspyo has asked for its password already, and knows nothing of roles.
         return made, lambda hello, connection: None

@@ -48,6 +48,7 @@ class TlspyoTransport(Transport):
         start_s: seconds within which an I/O process must have started.
         greeting_s: seconds within which a peer must have shown the password, to `serve`.
         max_strangers: connections that have not, at a time; more are closed at once.
+        on_refused: called with the address and the reason for each that showed another password.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
@@ -68,6 +69,7 @@ class TlspyoTransport(Transport):
         start_s: float = START_S,
         greeting_s: float = 10.0,
         max_strangers: int = 256,
+        on_refused: Callable[[str, str], None] = lambda address, reason: None,
     ) -> None:
         check_installed()
         if header_size not in _HEADER_SIZES:
@@ -88,6 +90,7 @@ class TlspyoTransport(Transport):
         self.start_s = start_s
         self._greeting_s = greeting_s
         self._max_strangers = max_strangers
+        self.on_refused = on_refused
         self.piece_bytes = piece_bytes(header_size, password)
 
     def __repr__(self) -> str:
@@ -451,6 +454,8 @@ class TlspyoListener(Listener):
             driver = self._drivers.pop(number, None)
             if driver is not None:
                 driver.gone(NetworkError("the other side has closed the connection"))
+        elif command == "REFUSED":
+            self.owner.on_refused(*content)
         elif self._listening is not None and not self._listening.done():
             if command == "LISTENING":
                 self._listening.set_result(number)

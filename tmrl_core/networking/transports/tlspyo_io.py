@@ -308,6 +308,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
             self._state = "KILLED"
             # As an object, since that is what tlspyo's endpoint passes on; then the connection ends.
             self.send_obj(obj=refusal("password", "the password is not this Server's"))
+            self._server.endpoint.tell(0, "REFUSED", [self.address, "it showed another password than this Server's"])
             self.close_soon()
         else:
             return start, start + length, self._password

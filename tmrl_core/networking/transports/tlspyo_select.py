@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking import credentials, tlspyo_files
@@ -25,6 +26,7 @@ def tlspyo_transport(
     role: str,
     hostname: str | None = None,
     admission: AdmissionSettings | None = None,
+    on_refused: Callable[[str, str], None] = lambda address, reason: None,
 ) -> TlspyoTransport:
     """The transport for a Server, or for a client.
 
@@ -37,6 +39,7 @@ def tlspyo_transport(
         role: for the name of the setting of `local_port`.
         hostname: the name in the certificate that a client expects; None: tlspyo's usual one.
         admission: bounds for connections that have not shown the password; their rate is not bounded here.
+        on_refused: called with the address and the reason for each that shows another password.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
@@ -65,4 +68,5 @@ def tlspyo_transport(
         key_of_local_port=_KEY + role,
         greeting_s=bounds.greeting_s,
         max_strangers=bounds.max_unauthenticated,
+        on_refused=on_refused,
     )
