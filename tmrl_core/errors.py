@@ -98,3 +98,7 @@ class MissingExtraError(TmrlError, ImportError):
 
 class WeightsError(TmrlError, ValueError):
     """Weights are no weights, or belong to a policy of another architecture."""
+
+
+class BadUpdatesError(TmrlError):
+    """Too many updates in a row were not finite: training has stopped, and what was learned before is as it was."""

@@ -452,6 +452,13 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     max_policy_lag: Annotated[
         Count | None, doc("Samples of a policy that is more versions behind than this are discarded. null: none are.")
     ] = None
+    max_bad_updates: Annotated[
+        Positive,
+        doc(
+            "Training stops after so many updates in a row that were skipped, as a number in their samples, losses or "
+            "gradients was NaN or infinite. What they were to learn from is described in `<run>/bad_updates/`."
+        ),
+    ] = 10
     profiling: Annotated[bool, doc("Report where an epoch's time went.")] = False
     agent_scheduler: Annotated[Reference | None, doc("Callable `(agent, epoch)`, called at each epoch's start.")] = None
     model_path: Annotated[Text | None, doc("File of the trainer's current weights. null: `<run>/policy.tmod`.")] = None

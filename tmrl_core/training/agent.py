@@ -38,7 +38,7 @@ class TrainingAgent(ABC):
 
         Returns:
             Metrics by name: numbers, or detached scalar tensors, which are read only at a round's end, so that no
-            update waits for its device.
+            update waits for its device. `tmrl_core.training.bad_updates.SKIPPED` says that none was made.
         """
 
     @abstractmethod

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-SKIPPED = "update_skipped"
-"""Metric of an update that was not made: True, or a tensor that is true, where its batch or what came of it is not
-finite. Absent, or not true: it was made."""
+from tmrl_core.training.bad_updates import SKIPPED
 
 
 class FiniteUpdates:

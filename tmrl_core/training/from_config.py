@@ -109,8 +109,9 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     for key, value in config.actor.kwargs.items():
         if key in accepted:
             agent_kwargs.setdefault(key, value)
+    loop = resolve(trainer.loop, "trainer.loop")
     return partial(
-        resolve(trainer.loop, "trainer.loop"),
+        loop,
         env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         memory_cls=memory_cls,
         training_agent_cls=partial(make_agent, config.agent.cls, agent_cls, agent_kwargs),
@@ -126,8 +127,21 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         start_training=trainer.start_training,
         device=trainer.device,
         **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
+        **_bad_updates(config, loop),
         **_lockstep(config),
     )
+
+
+def _bad_updates(config: Config, loop: Any) -> dict[str, Any]:
+    """Keyword arguments for updates that are not finite, of a loop that knows of them."""
+    from tmrl_core.training.offline import TrainingOffline
+
+    if not (isinstance(loop, type) and issubclass(loop, TrainingOffline)):
+        return {}
+    return {
+        "max_bad_updates": config.trainer.max_bad_updates,
+        "bad_updates_folder": config.run_folder / "bad_updates",
+    }
 
 
 def _lockstep(config: Config) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class OffPolicyAgent(TrainingAgent):
         return self.model.actor
 
     def train(self, batch: Any) -> dict[str, Any]:
-        """One update; none, where a number in it is not finite: see `finite.SKIPPED`. Metrics are detached scalars."""
+        """One update; none, where a number in it is not finite, see `bad_updates.SKIPPED`."""
         transitions = transitions_of(batch, self.gamma)
         self.updates_asked += 1
         leaves = tree_leaves(tuple(transitions))

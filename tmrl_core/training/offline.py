@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.messages import Progress
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.bad_updates import BadUpdates, indices_of
 from tmrl_core.training.interface import TrainingInterface
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ _SETTINGS = (
     "start_training",
     "device",
     "max_policy_lag",
+    "max_bad_updates",
+    "bad_updates_folder",
 )
 
 
@@ -96,10 +99,13 @@ class TrainingOffline:
         device: handed to memory and agent.
         max_policy_lag: samples of a policy that is more versions behind than this are discarded on arrival, counted;
             None: none are.
+        max_bad_updates: training stops after so many updates in a row that were skipped, as a number in their batch,
+            their losses or their gradients was not finite.
+        bad_updates_folder: where the batches of such updates are described, for a look; None: nowhere.
     """
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"published", "statistics", "_waits_for", "_not_kept", "_not_kept_said", *_SETTINGS}
+        {"published", "statistics", "_waits_for", "_not_kept", "_not_kept_said", "_bad", *_SETTINGS}
     )
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
@@ -121,6 +127,8 @@ class TrainingOffline:
         device: Any = None,
         *,
         max_policy_lag: int | None = None,
+        max_bad_updates: int = 10,
+        bad_updates_folder: str | Path | None = None,
     ) -> None:
         self.env_cls = env_cls
         self.memory_cls = memory_cls
@@ -137,6 +145,8 @@ class TrainingOffline:
         self.start_training = start_training
         self.device = device
         self.max_policy_lag = max_policy_lag
+        self.max_bad_updates = max_bad_updates
+        self.bad_updates_folder = bad_updates_folder
 
         self.epoch = 0
         self.round = 0
@@ -147,6 +157,8 @@ class TrainingOffline:
         self.total_samples = 0
         """Environment steps received, resets included: raw, never lowered."""
         self.samples_stale = 0
+        self.updates_skipped = 0
+        """Updates that were not made, since a number in them was not finite; `total_updates` counts them too."""
         self.best_return: float | None = None
         """Mean return of the best evaluation so far."""
         self.elapsed_s = 0.0
@@ -159,6 +171,7 @@ class TrainingOffline:
         """Why samples that have arrived cannot be written to the disk, and so are not acknowledged."""
         self._not_kept_said = -math.inf
         self.statistics = _RoundStatistics()
+        self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
         if isinstance(env_cls, tuple):
             observation_space, action_space = env_cls
@@ -203,6 +216,7 @@ class TrainingOffline:
 
         Raises:
             StarvedError: both sides wait for each other for ever.
+            BadUpdatesError: too many updates in a row were not finite.
         """
         profiler = cProfile.Profile() if self.profiling else None
         if profiler is not None:
@@ -272,23 +286,28 @@ class TrainingOffline:
                 batches = iter(self.memory)
                 continue
             sampled = time.perf_counter()
+            indices: Any = None
             if self.total_updates % self.update_buffer_interval == 0:
+                # What is appended may take the place of what was drawn.
+                indices = indices_of(self.memory, batch)
                 self.update_buffer(interface)
             train = time.perf_counter()
             metrics = self.agent.train(batch)
             self._tell_memory(batch)
             after = time.perf_counter()
+            self.total_updates += 1
+            self.updates_skipped += self._bad.note(self.total_updates, metrics, batch, self.memory, indices)
             statistics.add(metrics)
             statistics.sampling_s += sampled - before
             statistics.training_s += after - train
-            self.total_updates += 1
             self.step += 1
             if self.total_updates % self.update_model_interval == 0:
                 interface.broadcast_model(self.agent.get_actor())
                 interface.report(self._progress())
             if not self._hold_ratio(interface):
-                return self.step >= self.steps
-        return True
+                break
+        self.updates_skipped += self._bad.look()
+        return self.step >= self.steps
 
     def _tell_memory(self, batch: Any) -> None:
         """A memory that draws by priorities learns what its transitions have surprised by."""
@@ -454,6 +473,7 @@ class TrainingOffline:
             "samples_per_s": statistics.samples / round_s if round_s > 0 else 0.0,
             "updates_per_s": statistics.updates / round_s if round_s > 0 else 0.0,
             "samples_stale": self.samples_stale,
+            "updates_skipped": self.updates_skipped,
             **statistics.means(),
         }
         if statistics.lag_samples:
