@@ -1,9 +1,11 @@
-"""Updates a second of SacAgent on Pendulum-sized batches, beside a plain SAC update of separate critics.
+"""Updates a second of SacAgent on Pendulum-sized batches, beside others, in turn in one process; sampling included.
 
-    python benchmarks/sac_updates.py [--updates N] [--repetitions N] [--threads N] [--batch N]
+    python benchmarks/sac_updates.py [--updates N] [--repetitions N] [--threads N ...] [--batch N] [--no-compile]
 
-The plain one has two critics as modules of their own, unfused Adam, and a loop for the target's average: what one
-writes first. Both do the same arithmetic on the same batches, in turn.
+Beside it: stable-baselines3's SAC where that is installed, and a plain SAC update with two critics as modules of their
+own, unfused Adam, and a loop for the target's average: what one writes first. All have two hidden layers of 256 and
+sample from a replay memory of 20,000 transitions. Each side's best number of threads counts. Processor time is given
+beside wall time, as it says more on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from tmrl_core.actor import SquashedGaussianMLPActor
-from tmrl_core.training import SacAgent
+from tmrl_core.samples import Chunk, Segment
+from tmrl_core.training import ReplayMemory, SacAgent
 
 OBSERVATIONS = spaces.Box(-8, 8, (3,), np.float32)
 ACTIONS = spaces.Box(-2, 2, (1,), np.float32)
+ROWS = 20_000
+OURS = "tmrl_core"
 
 
 class PlainSac:
@@ -77,49 +82,112 @@ class PlainSac:
         return {"loss_entropy": entropy, "loss_critic": critic_loss, "loss_actor": policy_loss}
 
 
+def memory(batch_size: int) -> ReplayMemory:
+    """A full replay memory."""
+    generator = np.random.default_rng(0)
+    rows = ROWS + 1
+    present = np.arange(rows) > 0
+    filled = ReplayMemory("cpu", ROWS, memory_size=ROWS, batch_size=batch_size, seed=0)
+    filled.append_chunk(
+        Chunk(
+            rows=rows,
+            action=generator.uniform(-2, 2, (rows, 1)).astype(np.float32),
+            action_present=present,
+            observation=generator.standard_normal((rows, 3)).astype(np.float32),
+            reward=generator.standard_normal(rows),
+            terminated=np.zeros(rows, bool),
+            truncated=np.zeros(rows, bool),
+            segments=(Segment(rows, 0, 0, 1, 1),),
+            stream=bytes(16),
+        )
+    )
+    return filled
+
+
+def from_memory(train: Callable[[Any], Any], batch_size: int) -> Callable[[int], None]:
+    """What makes so many updates, each with a batch of its own."""
+    filled = memory(batch_size)
+
+    def run(updates: int) -> None:
+        for _ in range(updates):
+            train(filled.sample())
+
+    return run
+
+
+def stable_baselines3(batch_size: int) -> Callable[[int], None] | None:
+    """The same of stable-baselines3; None: it is not installed."""
+    try:
+        from stable_baselines3 import SAC
+        from stable_baselines3.common.logger import Logger
+    except ModuleNotFoundError:
+        return None
+    model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, batch_size=batch_size, buffer_size=ROWS, device="cpu")
+    model.set_logger(Logger(None, []))
+    generator = np.random.default_rng(0)
+    for _ in range(ROWS):
+        obs, next_obs = generator.standard_normal((2, 1, 3)).astype(np.float32)
+        action = generator.uniform(-1, 1, (1, 1)).astype(np.float32)
+        model.replay_buffer.add(obs, next_obs, action, generator.standard_normal(1), np.zeros(1), [{}])
+
+    def run(updates: int) -> None:
+        model.train(gradient_steps=updates, batch_size=batch_size)
+
+    return run
+
+
 def main() -> None:
-    """Run both, in turn, and print a table."""
+    """Run all, in turn, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    size = options.batch
-    batch = (
-        torch.randn(size, 3),
-        torch.rand(size, 1) * 4 - 2,
-        torch.randn(size),
-        torch.randn(size, 3),
-        torch.zeros(size),
-        torch.zeros(size),
-    )
-    plain = PlainSac()
-    agents: dict[str, Callable[[Any], Any]] = {
-        "tmrl_core.training.SacAgent": SacAgent(OBSERVATIONS, ACTIONS, "cpu").train,
-        "plain": plain.train,
-    }
-    rates: dict[str, list[float]] = {name: [] for name in agents}
-    for repetition in range(options.repetitions + 1):
-        for name, train in agents.items():
-            started = time.perf_counter()
-            for _ in range(options.updates):
-                train(batch)
-            if repetition:  # the first is to warm up
-                rates[name].append(options.updates / (time.perf_counter() - started))
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"{options.threads} thread(s), batches of {size}, 2 x 256 MLPs"
+        f"batches of {options.batch}, 2 x 256 MLPs; load {os.getloadavg() if hasattr(os, 'getloadavg') else '?'}"
     )
-    for name, found in rates.items():
-        print(
-            f"{name:28} {statistics.median(found):8.1f} updates/s (median of {len(found)}; {min(found):.1f} to "
-            f"{max(found):.1f})"
+    best: dict[str, float] = {}
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        sides: dict[str, Callable[[int], None]] = {}
+        if not options.no_compile:
+            compiled = SacAgent(OBSERVATIONS, ACTIONS, "cpu", compile=True)
+            sides[OURS] = from_memory(compiled.train, options.batch)
+        sides[f"{OURS}, compile: false"] = from_memory(
+            SacAgent(OBSERVATIONS, ACTIONS, "cpu", compile=False).train, options.batch
         )
-    mine, other = (statistics.median(found) for found in rates.values())
-    print(f"ratio: {mine / other:.2f}")
+        sides["plain"] = from_memory(PlainSac().train, options.batch)
+        other = stable_baselines3(options.batch)
+        if other is not None:
+            sides["stable-baselines3"] = other
+        for name, run in sides.items():  # what is made or compiled at the beginning is made now
+            started = time.perf_counter()
+            run(5)
+            print(f"{threads} thread(s)  {name:28} ready after {time.perf_counter() - started:.1f} s", flush=True)
+        rates: dict[str, list[float]] = {name: [] for name in sides}
+        processor_ms: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(options.repetitions):
+            for name, run in sides.items():
+                started, used = time.perf_counter(), time.process_time()
+                run(options.updates)
+                processor_ms[name].append((time.process_time() - used) / options.updates * 1e3)
+                rates[name].append(options.updates / (time.perf_counter() - started))
+        for name, found in rates.items():
+            rate = statistics.median(found)
+            best[name] = max(best.get(name, 0.0), rate)
+            print(
+                f"{threads} thread(s)  {name:28} {rate:8.1f} updates/s (median of {len(found)}; {min(found):.1f} to "
+                f"{max(found):.1f}), {statistics.median(processor_ms[name]):.2f} ms of processor time each",
+                flush=True,
+            )
+    mine = best[OURS] if OURS in best else best[f"{OURS}, compile: false"]
+    for name, rate in best.items():
+        if not name.startswith(OURS):
+            print(f"{OURS} / {name}, each at its better number of threads: {mine / rate:.2f}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +15,8 @@ from tmrl_core.config import Config, environment_maker, resolve, resolve_optiona
 from tmrl_core.config.algorithms import action_space_problem
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_torch(config: Config) -> None:
@@ -27,6 +31,11 @@ def prepare_torch(config: Config) -> None:
         raise MissingExtraError("torch", "trainer", "the Trainer") from exc
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
+    logger.info(
+        "torch computes with %d threads on %d cores (trainer.threads; workers on this machine need cores of their own)",
+        torch.get_num_threads(),
+        os.cpu_count() or 1,
+    )
 
 
 def _storage(config: Config) -> dict[str, Any]:
