@@ -168,7 +168,7 @@ def test_without_a_compiler_one_line_says_so_and_the_results_are_the_same(caplog
 
 
 def test_a_subclass_that_says_nothing_of_its_kinds_is_not_compiled() -> None:
-    class Own(training.SacAgent):  # type: ignore[misc,name-defined]
+    class Own(training.SacAgent):  # type: ignore[misc]
         pass
 
     agent = Own(OBSERVATIONS, ACTIONS, "cpu", compile=True, **SMALL)
