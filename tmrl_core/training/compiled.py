@@ -22,6 +22,7 @@ import os
 import stat
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -318,7 +319,9 @@ class Compiler:
         logger.info("compiling this agent's update, which usually takes a minute of one core; then it is faster")
         started = self._clock()
         try:
-            graph = Graph(agent, update, [leaf for leaf in leaves if isinstance(leaf, Tensor)], self._backend)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # what torch uses of itself is not ours to mend
+                graph = Graph(agent, update, [leaf for leaf in leaves if isinstance(leaf, Tensor)], self._backend)
         except Exception as exc:
             # Compilers fail in many ways, none of which is a reason not to train.
             self._give_up(f"{type(exc).__name__}: {(str(exc).strip() or 'no reason given').splitlines()[0]}")
