@@ -186,7 +186,7 @@ def test_plain_text_is_named(folder: Path) -> None:
     [
         (ConnectionRefusedError(111, "Connection refused"), "nothing listens at far.example"),
         (TimeoutError("timed out"), "does not answer"),
-        (ConnectionResetError(104, "Connection reset by peer"), "was cut"),
+        (ConnectionResetError(104, "Connection reset by peer"), "cut the connection"),
         (OSError(101, "Network is unreachable"), "Network is unreachable"),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), "closed the connection"),
     ],
