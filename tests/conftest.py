@@ -37,8 +37,12 @@ def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
-    """What the command line sets up for logging ends with the test that ran it."""
-    loggers = [logging.getLogger(), logging.getLogger("tmrl_core")]
+    """What a test sets up for logging ends with it."""
+    known = logging.Logger.manager.loggerDict
+    ours = [
+        name for name, logger in known.items() if name.startswith("tmrl_core.") and isinstance(logger, logging.Logger)
+    ]
+    loggers = [logging.getLogger(name) for name in ("", "tmrl_core", "tmrl_core.networking", *ours)]
     before = [(logger.level, list(logger.handlers)) for logger in loggers]
     yield
     for logger, (level, handlers) in zip(loggers, before, strict=True):

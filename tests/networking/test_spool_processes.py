@@ -243,7 +243,7 @@ def test_a_server_without_room_says_so_and_the_worker_reports_the_rest(
     worker = place.worker("a", drain_timeout_s=0.5)
     for i in range(50):
         worker.send(episode(100 * i, 100), [])
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "tmrl_core"):
         acknowledged, handed_over, neither = worker.close()
     assert acknowledged == 0
     assert handed_over > 0
@@ -277,6 +277,6 @@ def test_in_memory_the_samples_go_with_the_server_and_it_says_so(
         worker = place.worker("a")
         worker.send(episode(0, 100), [])
         assert worker.close() == (0, 100, 0)
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.WARNING, "tmrl_core"):
             server.close()
     assert "100 samples of run 'run' go with this Server" in caplog.text

@@ -256,7 +256,10 @@ class WorkerLink(Link):
             self._poke()
         super()._notify()
         if self.connected:
+            taken = self._taken
             self._say_who_takes()
+            if self._taken is not taken:
+                self._on_change()  # those who wait for that have looked already
 
     def _say_who_takes(self) -> None:
         """Say when nobody takes this worker's samples, and when somebody does again."""
