@@ -133,8 +133,8 @@ class Place:
     def settings(self) -> LinkSettings:
         return LinkSettings(port=self.port, hostname="localhost", credentials_dir=str(self.keys), backoff_min_s=0.01)
 
-    def worker(self, name: str, drain_timeout_s: float = DEADLINE_S) -> WorkerLink:
-        link = WorkerLink(self.settings(), name=name, run="run", drain_timeout_s=drain_timeout_s)
+    def worker(self, name: str, drain_timeout_s: float = DEADLINE_S, **bounds: Any) -> WorkerLink:
+        link = WorkerLink(self.settings(), name=name, run="run", drain_timeout_s=drain_timeout_s, **bounds)
         link.start()
         self.stack.callback(link.close, drain=False)
         assert link.wait_connected(DEADLINE_S)
@@ -238,9 +238,9 @@ def test_a_worker_process_that_is_interrupted_while_there_is_no_trainer_hands_ov
 def test_a_server_without_room_says_so_and_the_worker_reports_the_rest(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place.config["server"]["spool_bytes"] = 40_000
+    place.config["server"]["spool_bytes"] = 60_000
     place.start_server()
-    worker = place.worker("a", drain_timeout_s=0.5)
+    worker = place.worker("a", drain_timeout_s=0.5, queue_bytes=160_000)  # messages of an eighth of that at most
     for i in range(50):
         worker.send(episode(100 * i, 100), [])
     with caplog.at_level(logging.WARNING, "tmrl_core"):
