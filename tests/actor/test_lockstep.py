@@ -155,7 +155,7 @@ def test_another_incarnation_begins_with_another_episode(make: Any, link: Any) -
     Trainer(
         link,
         asks(Collect(1, (1, 1), 2)),
-        lambda trainer: (trainer.direct(Collect(1, (2, 2), 2)), link.publish(2.0, incarnation=2)),  # type: ignore[func-returns-value]
+        lambda trainer: (trainer.direct(Collect(1, (2, 2), 2)), link.publish(2.0, incarnation=2)),  # type: ignore[arg-type, func-returns-value]
     )
     make(length=10).run_lockstep()
     assert steps(link)[3:] == [((2, 2), 1, 0), ((2, 2), 1, 1), ((2, 2), 1, 2)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -33,8 +35,9 @@ def test_as_a_slow_obvious_loop(seed: int) -> None:
     advantages, returns = generalized_advantages(
         reward, value, next_value, terminated, ends, gamma=gamma, gae_lambda=gae_lambda
     )
-    lists = [array.tolist() for array in (reward, value, next_value, terminated, ends)]
-    slow = [slow_advantage(index, *lists, gamma, gae_lambda) for index in range(length)]
+    lists: list[Any] = [array.tolist() for array in (reward, value, next_value, terminated, ends)]
+    rest: tuple[Any, ...] = (*lists, gamma, gae_lambda)
+    slow = [slow_advantage(index, *rest) for index in range(length)]
     np.testing.assert_allclose(advantages, slow, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(returns, np.array(slow) + value, rtol=1e-5, atol=1e-6)
 
@@ -62,9 +65,10 @@ def test_what_does_not_go_on_hands_nothing_back() -> None:
 
 
 def test_other_shapes_are_refused() -> None:
-    five = [np.zeros(3)] * 5
-    for wrong in (np.zeros(4), np.zeros((3, 1))):
+    flat = np.zeros(3)
+    wrongs: list[Any] = [np.zeros(4), np.zeros((3, 1))]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="five arrays of one length"):
-            generalized_advantages(*five[:4], wrong, gamma=1.0, gae_lambda=1.0)
+            generalized_advantages(flat, flat, flat, flat, wrong, gamma=1.0, gae_lambda=1.0)
     with pytest.raises(ValueError, match="five arrays of one length"):
         generalized_advantages(*[np.zeros((3, 1))] * 5, gamma=1.0, gae_lambda=1.0)

@@ -64,7 +64,8 @@ def test_what_counts_is_of_the_version_and_within_the_share_and_no_reset(make_ro
     assert (round_.late, round_.surplus, round_.brought) == (3, 2 + 4, 5)
     assert not round_.complete
     take(round_, rows, make_rows(2, 0, 0, 6, version=(1, 7)))
-    assert round_.complete
+    complete: bool = round_.complete
+    assert complete
     assert versions(round_) == {(1, 7)}
     assert steps(round_) == 10
 
@@ -183,8 +184,10 @@ def test_the_last_row_of_a_stream_keeps_no_chunk_alive(make_rows: Rows) -> None:
     piece = rows.join(make_rows(1, 0, 5, 2))
     assert piece.follows == [True, True]
     assert piece.before is not None
-    assert piece.before.observation.tolist() == first.observation[-1:].tolist()
-    assert piece.before.observation.base is None
+    kept: Any = piece.before.observation
+    sent: Any = first.observation
+    assert kept.tolist() == sent[-1:].tolist()
+    assert kept.base is None
 
 
 def test_a_round_has_something_in_it() -> None:
@@ -219,7 +222,7 @@ class Crowd:
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
         worker = self.workers[stream[0]]
-        return worker["asked"] == what and worker["done"] >= what.amount
+        return bool(worker["asked"] == what and worker["done"] >= what.amount)
 
     def ask(self, stream: bytes, what: Collect) -> None:
         worker = self.workers[stream[0]]

@@ -101,7 +101,8 @@ def test_values_after_a_run_are_of_what_followed_it_and_only_unless_it_terminate
     with torch.no_grad():
         for parameter in agent.model.critic.parameters():
             parameter.zero_()
-        agent.model.critic[-1].bias.fill_(8.0)
+        last: Any = agent.model.critic[-1]
+        last.bias.fill_(8.0)
     zeros = torch.zeros(3)
     ends = torch.tensor([0.0, 1.0, 1.0])
     terminated = torch.tensor([0.0, 0.0, 1.0])

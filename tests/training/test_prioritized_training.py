@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
-from tmrl_core.training import LocalInterface, ReplayMemory, TrainingAgent, TrainingOffline
-from tmrl_core.training.joining import Array
+from tmrl_core.training import LocalInterface, ReplayMemory, TrainingOffline
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.layout import Array
 
 
 class Surprised(TrainingAgent):
