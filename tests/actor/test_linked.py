@@ -40,6 +40,24 @@ def test_update_returns_how_many_were_published_skipped_ones_included(make: Any,
     assert worker.update_actor_weights() == 0
 
 
+def test_a_version_that_arrives_during_the_call_counts_once_it_is_loaded(
+    make: Any, link: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make()
+    take = link.take_policy
+
+    def take_then_publish() -> Any:
+        taken = take()
+        if not link.versions_published:
+            link.publish(0.5)
+        return taken
+
+    monkeypatch.setattr(link, "take_policy", take_then_publish)
+    assert worker.update_actor_weights(blocking=True) == 1
+    assert worker.actor.value == 0.5
+    assert worker.policy_version == (1, 1)
+
+
 def test_the_actor_is_told_what_to_explore_with_after_its_weights_are_loaded(
     make: Any, link: Any, constant_actor: Any
 ) -> None:

@@ -239,8 +239,8 @@ class LinkedPlayer(EpisodePlayer):
         if link is None:
             return 0
         while True:
+            published = link.versions_published - self._versions_seen  # before: what arrives between is loaded, too
             self.take_policy(verbose)
-            published = link.versions_published - self._versions_seen
             if published > 0 or not blocking or self.ending():
                 self._versions_seen += published
                 return published

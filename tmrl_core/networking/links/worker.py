@@ -115,6 +115,7 @@ class WorkerLink(Link):
         self._singly = 0
         """How many of the next items are not joined with others, since one of them cannot be encoded."""
         self._policy: tuple[Version, bytes] | None = None
+        self._versions_published = 0
         self._refusals_said: set[str] = set()
         self._taken: bool | None = None
         """Whether a trainer takes samples, as far as the log has said."""
@@ -243,6 +244,7 @@ class WorkerLink(Link):
         if self._worker.policy is not None:
             with self._changed:
                 self._policy, self._worker.policy = self._worker.policy, None
+                self._versions_published = self._worker.versions_published
         while self._sender.refusals:
             number, reason = self._sender.refusals.popleft()
             if reason not in self._refusals_said and len(self._refusals_said) < _REFUSALS_SAID:
@@ -308,8 +310,8 @@ class WorkerLink(Link):
 
     @property
     def versions_published(self) -> int:
-        """How many versions were published since the first connection, skipped ones included; it never falls."""
-        return self._worker.versions_published
+        """How many versions were published up to the newest policy that arrived, skipped ones included."""
+        return self._versions_published
 
     def say_waits(self, text: str) -> None:
         """Tell the trainer what this worker waits for, with its numbers; empty: it collects again."""
