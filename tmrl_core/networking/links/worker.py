@@ -114,7 +114,7 @@ class WorkerLink(Link):
         """How many of the items that were handed over are in `_pieces`."""
         self._singly = 0
         """How many of the next items are not joined with others, since one of them cannot be encoded."""
-        self._policy: tuple[Version, bytes] | None = None
+        self._policy: tuple[Version, bytes | memoryview] | None = None
         self._versions_published = 0
         self._refusals_said: set[str] = set()
         self._taken: bool | None = None

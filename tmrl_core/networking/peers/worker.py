@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.bodies import BodyPool
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import StreamSender
 from tmrl_core.networking.framing import (
@@ -44,17 +43,21 @@ from tmrl_core.networking.messages import (
 )
 from tmrl_core.networking.peers.client import ClientState
 
+_POLICY_KEEP_BYTES = 64 << 20
+"""Bound of the memory that stays with a worker for its next policy; up to half of it, policies use the same again."""
+
 
 class PolicyReceiver:
-    """Puts the WEIGHTS frames of one policy update together."""
+    """Puts the WEIGHTS frames of one policy update together, in memory of `bodies`."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, bodies: BodyPool | None = None) -> None:
         self.max_bytes = max_bytes
-        self._body: npt.NDArray[np.uint8] | None = None
+        self._bodies = bodies or BodyPool(_POLICY_KEEP_BYTES)
+        self._body: memoryview | None = None
         self._version = (0, 0)
         self._filled = 0
 
-    def frame(self, frame: Frame) -> tuple[tuple[int, int], bytes] | None:
+    def frame(self, frame: Frame) -> tuple[Version, memoryview] | None:
         """Take a frame; the update (version, body) when it is whole.
 
         Raises:
@@ -68,7 +71,7 @@ class PolicyReceiver:
             if length > self.max_bytes:
                 raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are allowed")
             self._version = (incarnation, counter)
-            self._body = np.empty(length, np.uint8)
+            self._body = self._bodies.take(length)
             self._filled = 0
             payload = payload[POLICY_HEAD.size :]
         if self._body is None:
@@ -81,7 +84,7 @@ class PolicyReceiver:
         if not frame.flags & LAST:
             return None
         body, self._body = self._body, None
-        return self._version, body.tobytes()
+        return self._version, body
 
 
 class WorkerState(ClientState):
@@ -94,10 +97,12 @@ class WorkerState(ClientState):
         self.senders: list[tuple[StreamSender, bytes]] = []
         """Streams and their encoded signatures; the channel is the index."""
         self.policy_version = (0, 0)
-        self.policy: tuple[Version, bytes] | None = None
+        self.policy: tuple[Version, bytes | memoryview] | None = None
         """The newest policy and its version, not taken by the application yet."""
         self.versions_published = 0
         """How many versions were published since the first connection, those that were skipped included."""
+        self.bodies = BodyPool(_POLICY_KEEP_BYTES)
+        """Where policies are put together: one memory for all links after each other."""
         self.directives: dict[str, Directive] = {}
         self.progress = Progress()
         self.waits = ""
@@ -146,7 +151,7 @@ class WorkerState(ClientState):
         if self.progress.gave_up:
             self.progress = msgspec.structs.replace(self.progress, lack="", gave_up=False)
 
-    def policy_arrived(self, version: tuple[int, int], body: bytes) -> None:
+    def policy_arrived(self, version: tuple[int, int], body: bytes | memoryview) -> None:
         """Keep a policy if it is newer than what was there; count what was published in between."""
         if version <= self.policy_version:
             return
@@ -183,7 +188,7 @@ class WorkerConnection(Connection):
         self._ended = False
         self._halted: set[int] = set()
         """Channels that were told to halt, and have not asked the Server to stand in."""
-        self._policy = PolicyReceiver(max_policy_bytes)
+        self._policy = PolicyReceiver(max_policy_bytes, state.bodies)
         self._turn = 0
 
     def _on_connected(self) -> None:
