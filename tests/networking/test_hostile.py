@@ -566,6 +566,10 @@ def a_huge_policy(wolf: Stranger) -> None:
     wolf.frame(Kind.WEIGHTS, FIRST, POLICY_HEAD.pack(1, 1, 1 << 40) + b"x")
 
 
+def a_policy_of_the_last_version(wolf: Stranger) -> None:
+    wolf.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(1, (1 << 64) - 1, 1) + b"x")
+
+
 def half_a_policy_head(wolf: Stranger) -> None:
     wolf.frame(Kind.WEIGHTS, FIRST | LAST, b"x")
 
@@ -599,6 +603,7 @@ def a_confirmation(wolf: Stranger) -> None:
     [
         (data, "a trainer sends no frames of kind DATA"),
         (a_huge_policy, "a policy of 1099511627776 bytes; at most"),
+        (a_policy_of_the_last_version, "no run comes to that"),
         (half_a_policy_head, "too short for its head"),
         (a_policy_without_a_beginning, "went on that had not begun"),
         (a_policy_that_lies, "different lengths"),

@@ -30,6 +30,9 @@ before this message, so that a receiver can count the samples of a gap. *bytes*:
 POLICY_HEAD = struct.Struct("<QQQ")
 """Begins the first WEIGHTS frame of a policy update: incarnation, counter, bytes."""
 
+MAX_NUMBER = 1 << 62
+"""No message's number or position and no policy's version comes to that; control messages hold twice as much."""
+
 FIRST = 1
 LAST = 2
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.errors import StorageError
+from tmrl_core.networking.framing import MAX_NUMBER
 from tmrl_core.networking.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.relay.spool import About, Spool, SpooledMessage, SpooledStream
 from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader
@@ -36,8 +37,6 @@ _NOTE = struct.Struct("<BQQQI")
 _MESSAGE = 1
 _END = 2
 """The worker has ended in order; no payload."""
-_MOST_NUMBER = 1 << 62
-"""As at the relay: no stream comes to so many messages or samples."""
 _MOST_CHARACTERS = 200
 """Of a run's or a worker's name, as at the relay."""
 _OPEN_FILES = 32
@@ -273,7 +272,7 @@ class DiskSpool(Spool):
 def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:
     """Note, length of the payload and where it begins, of each record; holds on to none of them."""
     for record in reader.records():
-        if len(record.note) == _NOTE.size and max(_NOTE.unpack(record.note)[1:4]) < _MOST_NUMBER:
+        if len(record.note) == _NOTE.size and max(_NOTE.unpack(record.note)[1:4]) < MAX_NUMBER:
             yield record.note, len(record.payload), record.payload_offset
 
 

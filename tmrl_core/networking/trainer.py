@@ -542,6 +542,8 @@ class Trainer:
                 done = getattr(training, "total_updates", 0)
                 evaluator.due_updates = done - done % settings.every_updates + settings.every_updates
             interface.evaluator = evaluator
+        else:
+            logger.info("no policy is evaluated: trainer.evaluation.every_updates is 0 and there is no time_limit_s")
         if getattr(getattr(training, "memory", None), "disk", None) is not None:
             interface.keep = DeliveryLog(training, link).keep
         self._interface, self._link = interface, link

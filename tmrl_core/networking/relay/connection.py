@@ -10,6 +10,7 @@ from tmrl_core.networking.framing import (
     FIRST,
     LAST,
     MAX_FRAME_BYTES,
+    MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     POLICY_HEAD,
     Frame,
@@ -204,6 +205,9 @@ class RelayConnection(Connection):
             if len(payload) < POLICY_HEAD.size:
                 raise RemoteProtocolError("a policy update began with a frame too short for its head")
             incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
+            if max(incarnation, counter) >= MAX_NUMBER:
+                # Workers could not confirm it; kept, it would end each of their links as soon as it stands.
+                raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy: no run comes to that")
             if length > self.relay.settings.max_policy_bytes:
                 raise RemoteProtocolError(
                     f"a policy of {length} bytes; at most {self.relay.settings.max_policy_bytes} are relayed"

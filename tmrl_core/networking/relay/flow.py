@@ -27,6 +27,7 @@ from tmrl_core.networking.framing import (
     HEADER_BYTES,
     LAST,
     MAX_FRAME_BYTES,
+    MAX_NUMBER,
     SAMPLES_HEAD,
     Frame,
     message_bytes,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 _HEAD_START_BYTES = MAX_FRAME_BYTES
 """What a stream without anything queued keeps of the turns that it did not use."""
-_MAX_NUMBER = 1 << 62
 """No stream comes to so many messages or samples; past it they would not fit where trainers and checkpoints count."""
 
 
@@ -142,7 +142,7 @@ class Flow:
             if len(payload) < SAMPLES_HEAD.size:
                 raise RemoteProtocolError("a message began with a frame too short for its head")
             number, _, position, _, length = SAMPLES_HEAD.unpack_from(payload)
-            if max(number, position) >= _MAX_NUMBER:
+            if max(number, position) >= MAX_NUMBER:
                 raise RemoteProtocolError(f"message {number} at sample {position}: no stream comes to that")
             if length > self._settings.max_message_bytes:
                 raise RemoteProtocolError(
