@@ -50,15 +50,40 @@ def test_the_command_line_refuses_them_with_exit_status_2(tmp_path: Path) -> Non
 def test_the_local_transport_connects_threads_only() -> None:
     config = from_values({"network": {"transport": "local"}})
     with pytest.raises(ConfigError, match="--single-process"):
-        local.changes_for_this_machine(config, single_process=False, quickstart=False)
-    assert local.changes_for_this_machine(config, single_process=True, quickstart=False) == ["network.transport=local"]
+        local.changes_for_this_machine(config, 2, single_process=False, quickstart=False)
+    assert local.changes_for_this_machine(config, 2, single_process=True, quickstart=False) == [
+        "network.transport=local"
+    ]
 
 
 def test_a_server_elsewhere_is_here_now() -> None:
     config = from_values({"server": {"host": "server.example.org", "bind": "0.0.0.0"}})
-    changes = local.changes_for_this_machine(config, single_process=False, quickstart=False)
+    changes = local.changes_for_this_machine(config, 2, single_process=False, quickstart=False)
     assert changes == ["server.host=127.0.0.1", "network.hostname=null", "server.bind=127.0.0.1"]
-    assert local.changes_for_this_machine(Config(), single_process=False, quickstart=False) == []
+    assert local.changes_for_this_machine(Config(), 2, single_process=False, quickstart=False) == []
+
+
+def test_the_first_round_in_lockstep_waits_for_all_that_are_started() -> None:
+    def lockstep(min_workers: int) -> Config:
+        return from_values(
+            {
+                "worker": {"collection": "lockstep"},
+                "trainer": {
+                    "loop": "tmrl_core.training:TrainingLockstep",
+                    "lockstep": {"min_workers": min_workers},
+                },
+                "agent": {"cls": "tmrl_core.training:PPOAgent"},
+                "actor": {"cls": "tmrl_core.actor:GaussianMLPActor"},
+            }
+        )
+
+    def changes(least: int, workers: int) -> list[str]:
+        return local.changes_for_this_machine(lockstep(least), workers, single_process=False, quickstart=False)
+
+    assert changes(1, 3) == ["trainer.lockstep.min_workers=3"]
+    assert changes(2, 2) == []
+    with pytest.raises(ConfigError, match="waits for 4 workers, and 2 would be started"):
+        changes(4, 2)
 
 
 def test_a_quickstart_leaves_earlier_runs_alone(tmp_path: Path) -> None:
@@ -67,7 +92,7 @@ def test_a_quickstart_leaves_earlier_runs_alone(tmp_path: Path) -> None:
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "x-2").mkdir()
     assert local.free_run_name(config) == "x-3"
-    changes = local.changes_for_this_machine(config, single_process=False, quickstart=True)
+    changes = local.changes_for_this_machine(config, 2, single_process=False, quickstart=True)
     assert changes == ["run.name=x-3", "server.port=0"]
     long = from_values({"run": {"name": "y" * 64}})
     (tmp_path / "runs" / ("y" * 64)).mkdir()

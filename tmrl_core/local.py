@@ -65,7 +65,7 @@ def run_local(
         ConfigError: the ratios would starve both sides, or the transport does not connect processes.
         TmrlError: a role failed; with its last messages.
     """
-    changes = changes_for_this_machine(config, single_process=single_process, quickstart=quickstart)
+    changes = changes_for_this_machine(config, workers, single_process=single_process, quickstart=quickstart)
     changes += SMALL if small else []
     config = with_changes(config, changes)
     roles.check_device(config.worker.device, "worker.device")
@@ -119,13 +119,22 @@ def tell(config: Config, view: View, ending: Ending, *, quickstart: bool) -> int
 # --- the configuration of one machine ---------------------------------------------------------------------------------
 
 
-def changes_for_this_machine(config: Config, *, single_process: bool, quickstart: bool) -> list[str]:
+def changes_for_this_machine(config: Config, workers: int, *, single_process: bool, quickstart: bool) -> list[str]:
     """What differs from the configuration when all roles are here, as `--set` has it.
 
     Raises:
-        ConfigError: the transport does not connect processes.
+        ConfigError: the transport does not connect processes, or there are fewer workers than are waited for.
     """
     changes = []
+    least = config.trainer.lockstep.min_workers
+    if config.worker.collection == "lockstep" and workers > least:
+        # All of them are started here, so the first round need not depend on which is the first to be there.
+        changes.append(f"trainer.lockstep.min_workers={workers}")
+    elif config.worker.collection == "lockstep" and 0 < workers < least:
+        raise ConfigError(
+            f"trainer.lockstep.min_workers: the first round waits for {least} workers, and {workers} would be started "
+            "here; lower it, or add --workers"
+        )
     if single_process:
         changes.append("network.transport=local")
     elif config.network.transport == "local":

@@ -96,6 +96,27 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 "one of steps_per_round (5) and episodes_per_round (5)",
             ],
         ),
+        (
+            {
+                "worker": {"collection": "lockstep"},
+                "memory": {"n_step": 3, "sampling": "prioritized"},
+                "trainer": {"loop": "tmrl_core.training:TrainingLockstep", "limiter": {"samples_per_insert": 8}},
+            },
+            ["memory.n_step: 3", "memory.sampling: prioritized", "trainer.limiter.samples_per_insert: 8"],
+        ),
+        (
+            {"memory": {"storage": "disk", "cls": "tmrl_core.training:FrameStackMemory"}},
+            ["memory.storage: disk", "FrameStackMemory", "tmrl_core.training:ReplayMemory"],
+        ),
+        (
+            {"trainer": {"limiter": {"samples_per_insert": 512}}},
+            ["samples_per_insert: 512 cannot be reached", "memory.batch_size = 256", "per_env_step to 2"],
+        ),
+        (
+            {"trainer": {"limiter": {"samples_per_insert": 8, "error_buffer": 100}}},
+            ["error_buffer: 100", "256 or more"],
+        ),
+        ({"trainer": {"limiter": {"error_buffer": 100}}}, ["says nothing without trainer.limiter.samples_per_insert"]),
         ({"trainer": {"evaluation": {"target_return": 1.0}}}, ["target_return", "every_updates is 0"]),
         ({"worker": {"max_env_steps_per_update": float("inf")}}, ["worker.max_env_steps_per_update", "write null"]),
     ],

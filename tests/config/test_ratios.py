@@ -48,13 +48,27 @@ def finishes(config: Config, workers: int, lengths: random.Random | None = None,
                 one.collect(1 if lengths is None else 1 + lengths.randint(1, longest))
                 moved = True
         samples = sum(other.sent for other in workers_moves)
-        if samples >= max(1, trainer.start_training) and updates <= ratio * samples:
+        if (
+            samples >= max(1, trainer.start_training)
+            and updates <= ratio * samples
+            and in_band(config, samples, updates)
+        ):
             updates += 1
             versions += updates % trainer.update_model_interval == 0
             moved = True
         if not moved:
             return False
     return True
+
+
+def in_band(config: Config, samples: int, updates: int) -> bool:
+    """Whether the limiter lets one more update pass."""
+    limiter, start = config.trainer.limiter, max(1, config.trainer.start_training)
+    if limiter.samples_per_insert is None:
+        return True
+    assert limiter.error_buffer is not None
+    due = exact(limiter.samples_per_insert) * (samples - start)
+    return (updates + 1) * config.memory.batch_size - due <= exact(limiter.error_buffer)
 
 
 class Worker:
@@ -160,6 +174,36 @@ def test_the_brake_against_the_simulation(brake: float, ratio: float, start: int
     assert (ratios_conflict(config, episode_steps=0) is None) == finishes(config, 1)
     if ratios_conflict(config, workers=2, episode_steps=5) is not None:
         assert not finishes(config, 2, random.Random(3), longest=5)
+
+
+@pytest.mark.parametrize("brake", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("per_insert", [2.0, 4.0, 8.0])
+@pytest.mark.parametrize("error", [8.0, 40.0])
+@pytest.mark.parametrize("start", [0, 30])
+def test_the_band_against_the_simulation(brake: float, per_insert: float, error: float, start: int) -> None:
+    trainer = {
+        "epochs": 1,
+        "rounds": 1,
+        "steps": 100,
+        "start_training": start,
+        "update_model_interval": 2,
+        "limiter": {"samples_per_insert": per_insert, "error_buffer": error},
+    }
+    memory = {"batch_size": 8, "capacity": 1000}
+    braked = from_values({"worker": {"max_env_steps_per_update": brake}, "trainer": trainer, "memory": memory})
+    assert (ratios_conflict(braked, episode_steps=0) is None) == finishes(braked, 1)
+    worker = {"collection": "synchronous", "max_steps_per_update": brake, "initial_steps": 30, "end_episodes": False}
+    stepwise = from_values({"worker": worker, "trainer": trainer, "memory": memory})
+    assert (ratios_conflict(stepwise) is None) == finishes(stepwise, 1)
+
+
+def test_what_is_said_of_the_band_names_its_key() -> None:
+    found = ratios_conflict(
+        from_values({"trainer": {"limiter": {"samples_per_insert": 32.0}}, "worker": {"max_env_steps_per_update": 2.0}})
+    )
+    assert found is not None
+    assert "trainer.limiter.samples_per_insert / memory.batch_size = 32 / 256" in found
+    assert "worker.max_env_steps_per_update to 8 or more, or trainer.limiter.samples_per_insert to 128." in found
 
 
 LOCKSTEP = {

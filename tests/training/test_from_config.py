@@ -66,6 +66,13 @@ def test_a_memory_of_rows_is_not_on_disk(memory_cls: str, tmp_path: Path) -> Non
         training_from_config(settings)
 
 
+def test_the_limiter_reaches_the_loop() -> None:
+    limiter = {"samples_per_insert": 8.5, "error_buffer": 300}
+    training = training_from_config(config(trainer={"limiter": limiter, "device": "cpu"}))()
+    assert (training.limiter.samples_per_insert, training.limiter.error_buffer) == (8.5, 300)
+    assert (training.limiter.min_size, training.limiter.batch_size) == (1000, 256)
+
+
 def test_a_model_may_be_named() -> None:
     kwargs = {"model_cls": "tmrl_core.training:REDQMLPActorCritic", "hidden_sizes": [8]}
     training = training_from_config(config(agent={"kwargs": kwargs}, trainer={"device": "cpu"}))()

@@ -32,7 +32,7 @@ def test_either_side_is_held_to_the_band(eager: str, ratio: float) -> None:
 
 def test_nothing_is_drawn_before_the_first_min_size() -> None:
     limiter = SamplesPerInsert(8.0, min_size=50, batch_size=4)
-    assert limiter.lack(49, 0).startswith("0 transitions drawn of 49 stored is above 8 for each after the first 50")
+    assert limiter.lack(49, 0).startswith("0 transitions drawn of 49 samples is above 8 for each (trainer.")
     assert limiter.lack(50, 0) == ""
 
 
@@ -51,3 +51,32 @@ def test_the_band_may_be_changed_while_it_runs_and_the_past_counts_as_even() -> 
 def test_numbers_that_cannot_be_are_named(arguments: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         SamplesPerInsert(*arguments)
+
+
+def test_without_a_ratio_nothing_is_held() -> None:
+    limiter = SamplesPerInsert(None, min_size=10)
+    assert limiter.may_draw(0, 10**9)
+    assert limiter.may_store(10**9, 0)
+    assert (limiter.samples_per_insert, limiter.error_buffer) == (None, None)
+
+
+def test_a_changed_band_goes_on_after_a_checkpoint() -> None:
+    limiter = SamplesPerInsert(1.0, min_size=10, error_buffer=20)
+    stored, drawn = run(limiter, 0, 0, 400, "draw")
+    limiter.change(4.0, 30.0, stored, drawn)
+    again = SamplesPerInsert(1.0, min_size=10, error_buffer=20)
+    again.load_state_dict(limiter.state_dict())
+    assert (again.samples_per_insert, again.error_buffer) == (4.0, 30.0)
+    assert run(again, stored, drawn, 500, "draw") == run(limiter, stored, drawn, 500, "draw")
+
+
+def test_other_numbers_than_those_of_the_checkpoint_hold_from_there_on() -> None:
+    limiter = SamplesPerInsert(1.0, min_size=10, error_buffer=20)
+    stored, drawn = run(limiter, 0, 0, 4000, "draw")
+    limiter.lack(stored, drawn)
+    again = SamplesPerInsert(100.0, min_size=10)
+    again.load_state_dict(limiter.state_dict())
+    assert again.may_store(stored, drawn), "what was not drawn before is not made up for"
+    off = SamplesPerInsert(None, min_size=10)
+    off.load_state_dict(limiter.state_dict())
+    assert off.may_draw(stored, 10**9)

@@ -39,7 +39,7 @@ class Algorithm:
     memories: frozenset[str]
 
 
-REPLAY = frozenset({"ReplayMemory"})
+REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
 
 ALGORITHMS = (
     Algorithm("SacAgent", "sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY),
@@ -76,7 +76,7 @@ ACTORS = {
 
 ACTOR_MODULES = ("torch_policies", "off_policy_policies", "on_policy_policies")
 NUMPY_ACTOR_MODULES = ("numpy_policies", "numpy_off_policy", "numpy_on_policy")
-MEMORIES = {"ReplayMemory": "replay", "RoundMemory": "round_memory"}
+MEMORIES = {"FrameStackMemory": "frame_stack_memory", "ReplayMemory": "replay", "RoundMemory": "round_memory"}
 
 
 def _references(package: str, name: str, *modules: str) -> set[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config.algorithms import mismatches
+from tmrl_core.config.algorithms import memory_of, mismatches
+from tmrl_core.config.ratios import least_error
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
 
@@ -40,6 +41,11 @@ def contradictions(config: Config) -> Iterator[str]:
         yield (
             f"memory.capacity: {memory.capacity} samples hold no batch of memory.batch_size = {memory.batch_size}; "
             "raise the first or lower the second"
+        )
+    if memory.storage == "disk" and memory_of(memory.cls) == "FrameStackMemory":
+        yield (
+            f"memory.storage: disk does not go with memory.cls: {memory.cls}, which shares frames in RAM only; take "
+            "storage: ram, or tmrl_core.training:ReplayMemory, which stores whole stacks"
         )
     if trainer.start_training > memory.capacity:
         yield (
@@ -79,6 +85,7 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
         yield "worker.when_full: drop_oldest would lose what the trainer asked for in lockstep; use block or auto"
+    yield from limiter_problems(config)
     yield from lockstep_problems(config)
     yield from mismatches(config)
     evaluation = trainer.evaluation
@@ -86,6 +93,33 @@ def contradictions(config: Config) -> Iterator[str]:
         yield (
             f"trainer.evaluation.target_return: {evaluation.target_return:g} is never compared while "
             "trainer.evaluation.every_updates is 0; set that, for example to 2000"
+        )
+
+
+def limiter_problems(config: Config) -> Iterator[str]:
+    """One line for each key that does not go with the band of samples per insert."""
+    limiter, memory, trainer = config.trainer.limiter, config.memory, config.trainer
+    per_insert, error = limiter.samples_per_insert, limiter.error_buffer
+    if per_insert is None:
+        if error is not None:
+            yield (
+                f"trainer.limiter.error_buffer: {error:g} says nothing without trainer.limiter.samples_per_insert; set "
+                "that, or leave both out"
+            )
+        return
+    most = memory.batch_size * trainer.max_training_steps_per_env_step
+    if per_insert > most:
+        yield (
+            f"trainer.limiter.samples_per_insert: {per_insert:g} cannot be reached: memory.batch_size = "
+            f"{memory.batch_size} times trainer.max_training_steps_per_env_step = "
+            f"{trainer.max_training_steps_per_env_step:g} allows {most:g}; lower the first, or raise "
+            f"trainer.max_training_steps_per_env_step to {math.ceil(1000 * per_insert / memory.batch_size) / 1000:g}"
+        )
+    least = least_error(per_insert, memory.batch_size)
+    if error is not None and error < least:
+        yield (
+            f"trainer.limiter.error_buffer: {error:g} is narrower than a batch (memory.batch_size = "
+            f"{memory.batch_size}) or than what one sample allows ({per_insert:g}); take {least:g} or more"
         )
 
 
@@ -126,6 +160,9 @@ def lockstep_problems(config: Config) -> Iterator[str]:
         ("worker.crc_debug", worker.crc_debug or None),
         ("memory.sample_preprocessor", memory.sample_preprocessor),
         ("memory.storage", memory.storage if memory.storage != "ram" else None),
+        ("memory.n_step", memory.n_step if memory.n_step != 1 else None),
+        ("memory.sampling", memory.sampling if memory.sampling != "uniform" else None),
+        ("trainer.limiter.samples_per_insert", trainer.limiter.samples_per_insert),
     ):
         if value is not None:
             yield f"{key}: {value} is for a replay memory, and lockstep collection has none; leave it out"

@@ -4,6 +4,8 @@ The rules, with S samples received (environment steps, resets included) and U up
 
 - the trainer does update U when S >= max(1, start_training) and U / S <= max_training_steps_per_env_step. It publishes
   a version at the start and after every `update_model_interval` updates, and ends after epochs * rounds * steps;
+- with `trainer.limiter.samples_per_insert` = I and an error buffer E it also needs batch_size * U <=
+  I * (S - max(1, start_training)) + E;
 - a synchronous worker collects initial_steps, and waits until these, n of them, and the M versions that it received
   satisfy (n + 1) / (1 + M) <= max_steps_per_update. Then it counts steps anew and takes the next one while the same
   holds for them; with `end_episodes` it collects whole episodes and asks between them only;
@@ -94,26 +96,77 @@ def exact(number: float) -> Fraction:
     return Fraction(str(number))
 
 
+def least_error(samples_per_insert: float, batch_size: int) -> float:
+    """The narrowest error buffer of the limiter: a batch, or what one sample more allows."""
+    return max(batch_size, samples_per_insert)
+
+
+def default_error(samples_per_insert: float, start_training: int, batch_size: int) -> float:
+    """The error buffer where none is set: a tenth of what the first samples allow, at least two of the narrowest."""
+    return max(0.1 * samples_per_insert * max(1, start_training), 2 * least_error(samples_per_insert, batch_size))
+
+
+def updates_per_sample(config: Config) -> Fraction:
+    """Updates for each sample in the long run, by the trainer's ratio and its limiter."""
+    ratio, per_insert = exact(config.trainer.max_training_steps_per_env_step), config.trainer.limiter.samples_per_insert
+    return ratio if per_insert is None else min(ratio, exact(per_insert) / config.memory.batch_size)
+
+
+def most_updates(config: Config, samples: int) -> int:
+    """How many updates the trainer makes of so many samples, once there are enough for the first."""
+    trainer, batch = config.trainer, config.memory.batch_size
+    most = math.floor(exact(trainer.max_training_steps_per_env_step) * samples) + 1
+    per_insert = trainer.limiter.samples_per_insert
+    if per_insert is None:
+        return most
+    error = trainer.limiter.error_buffer
+    if error is None:
+        error = default_error(per_insert, trainer.start_training, batch)
+    allowed = exact(per_insert) * (samples - max(1, trainer.start_training)) + exact(error)
+    return min(most, math.floor(allowed / batch))
+
+
+def ratio_in_words(config: Config) -> str:
+    """The key that limits updates for each sample, with its value."""
+    trainer = config.trainer
+    if updates_per_sample(config) == exact(trainer.max_training_steps_per_env_step):
+        return f"trainer.max_training_steps_per_env_step = {trainer.max_training_steps_per_env_step:g}"
+    return (
+        f"trainer.limiter.samples_per_insert / memory.batch_size = {trainer.limiter.samples_per_insert:g} / "
+        f"{config.memory.batch_size}"
+    )
+
+
+def raised_to(config: Config, updates: Fraction) -> str:
+    """The keys of the trainer that allow so many updates for each sample, with the values that do."""
+    keys = []
+    if exact(config.trainer.max_training_steps_per_env_step) < updates:
+        keys.append(f"trainer.max_training_steps_per_env_step to {rounded_up(updates)}")
+    per_insert, batch = config.trainer.limiter.samples_per_insert, config.memory.batch_size
+    if per_insert is not None and exact(per_insert) / batch < updates:
+        keys.append(f"trainer.limiter.samples_per_insert to {rounded_up(updates * batch)}")
+    return " and ".join(keys)
+
+
 def brake_conflict(config: Config, workers: int, longest: int) -> str | None:
     """The asynchronous brake against the trainer's ratio."""
     trainer, brake = config.trainer, config.worker.max_env_steps_per_update
     if brake is None:
         return None
-    ratio, steps_per_update = exact(trainer.max_training_steps_per_env_step), exact(brake)
+    ratio, steps_per_update = updates_per_sample(config), exact(brake)
     if ratio * steps_per_update >= 1:
         return None
-    last = trainer.epochs * trainer.rounds * trainer.steps - 1
+    total = trainer.epochs * trainer.rounds * trainer.steps
     # Each worker's last episode begins when the brake just does not hold, and adds its reset and its steps.
-    samples = math.floor(trainer.start_training + steps_per_update * (last + 1)) + workers * (1 + longest)
-    if last <= ratio * samples:
+    samples = math.floor(trainer.start_training + steps_per_update * total) + workers * (1 + longest)
+    if total <= most_updates(config, samples):
         return None
     return (
         f"Workers and trainer would wait for each other for ever: workers make at most worker.max_env_steps_per_update "
-        f"= {brake:g} environment steps for each update, and the trainer makes at most "
-        f"trainer.max_training_steps_per_env_step = {trainer.max_training_steps_per_env_step:g} updates for each "
-        f"environment step. Their product, {float(ratio * steps_per_update):g}, must be at least 1: raise "
-        f"worker.max_env_steps_per_update to {rounded_up(1 / ratio)} or more, or the trainer's ratio to "
-        f"{rounded_up(1 / steps_per_update)}."
+        f"= {brake:g} environment steps for each update, and the trainer makes at most {ratio_in_words(config)} "
+        f"updates for each environment step. Their product, {float(ratio * steps_per_update):g}, must be at least 1: "
+        f"raise worker.max_env_steps_per_update to {rounded_up(1 / ratio)} or more, or "
+        f"{raised_to(config, 1 / steps_per_update)}."
     )
 
 
@@ -122,7 +175,6 @@ def synchronous_conflict(config: Config, workers: int, longest: int) -> str | No
     worker, trainer = config.worker, config.trainer
     assert worker.max_steps_per_update is not None
     per_model = exact(worker.max_steps_per_update)
-    ratio = exact(trainer.max_training_steps_per_env_step)
     interval = trainer.update_model_interval
     total = trainer.epochs * trainer.rounds * trainer.steps
     last_version = -(-total // interval)
@@ -147,7 +199,7 @@ def synchronous_conflict(config: Config, workers: int, longest: int) -> str | No
     # What `initial_steps` and an episode add is a constant, so far out the last version is the tightest.
     for version in (*range(1, min(last_version, LONGEST_SEARCH)), last_version):
         updates = min(version * interval, total)
-        if updates - 1 > ratio * samples(version):
+        if updates > most_updates(config, samples(version)):
             return starved(config, workers, updates, samples(version))
     return None
 
@@ -156,17 +208,17 @@ def starved(config: Config, workers: int, updates: int, samples: int) -> str:
     """The message: what each side gives the other, where it ends, and what to change."""
     worker, trainer = config.worker, config.trainer
     assert worker.max_steps_per_update is not None
-    ratio = exact(trainer.max_training_steps_per_env_step)
+    ratio = updates_per_sample(config)
     interval = trainer.update_model_interval
     enough = rounded_up(Fraction(interval) / (ratio * workers))
     return (
         f"Workers and trainer would wait for each other for ever: between two models the trainer makes "
         f"trainer.update_model_interval = {interval} updates and needs {float(interval / ratio):g} samples for them "
-        f"(trainer.max_training_steps_per_env_step = {trainer.max_training_steps_per_env_step:g}), and for each model "
+        f"({ratio_in_words(config)}), and for each model "
         f"{count(workers, 'worker')} collect {workers * worker.max_steps_per_update:g} "
         f"(worker.max_steps_per_update = {worker.max_steps_per_update:g}). It would stop before update {updates}, with "
         f"{samples} samples. Raise worker.max_steps_per_update to {enough} or more, lower "
-        f"trainer.update_model_interval, or raise trainer.max_training_steps_per_env_step."
+        f"trainer.update_model_interval, or raise the trainer's ratio."
     )
 
 

@@ -391,15 +391,41 @@ class AgentSection(Section, frozen=True, kw_only=True):
 class EvaluationSection(Section, frozen=True, kw_only=True):
     """Deterministic episodes of fixed seeds that the trainer asks a worker for."""
 
-    episodes: Annotated[Positive, doc("Episodes of one evaluation, with the seeds first_seed, first_seed + 1, ...")] = (
-        10
-    )
+    episodes: Annotated[
+        Positive,
+        doc(
+            "Episodes of one evaluation, with the seeds first_seed, first_seed + 1, ... When there is one, "
+            "`every_updates` says; with that or `time_limit_s` also the final policy is evaluated."
+        ),
+    ] = 10
     first_seed: Annotated[Count, doc("Seed of the first episode.")] = 1000
     every_updates: Annotated[Count, doc("An evaluation every n updates. 0: none during training.")] = 0
     target_return: Annotated[
         float | None, doc("Training ends when an evaluation's mean return is at least this. null: it goes on.")
     ] = None
     time_limit_s: Annotated[PositiveSeconds | None, doc("Training ends after so many seconds. null: no limit.")] = None
+
+
+class LimiterSection(Section, frozen=True, kw_only=True):
+    """How often samples are trained on, held within a band from both sides."""
+
+    samples_per_insert: Annotated[
+        Ratio | None,
+        doc(
+            "Transitions drawn (`memory.batch_size` an update) for each sample received after the first "
+            "`trainer.start_training`: training waits while more were drawn, and samples wait in the trainer's inbox, "
+            "then in their workers, while fewer were. It cannot be above `memory.batch_size` times "
+            "`trainer.max_training_steps_per_env_step`. null: no band."
+        ),
+    ] = None
+    error_buffer: Annotated[
+        Ratio | None,
+        doc(
+            "Transitions drawn that this may be off by, either way; what one look for samples brings comes on top. At "
+            "least `memory.batch_size` and `samples_per_insert`. null: a tenth of what the first "
+            "`trainer.start_training` samples allow, at least twice that."
+        ),
+    ] = None
 
 
 class LockstepSection(Section, frozen=True, kw_only=True):
@@ -422,7 +448,10 @@ class LockstepSection(Section, frozen=True, kw_only=True):
     ] = 30.0
     min_workers: Annotated[
         Positive,
-        doc("Workers that must be there before the first round of a trainer's process begins."),
+        doc(
+            "Workers that must be there before the first round of a trainer's process begins. `--local`: at least all "
+            "that it starts."
+        ),
     ] = 1
 
 
@@ -465,6 +494,9 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     evaluation: Annotated[
         EvaluationSection, doc("Deterministic episodes of fixed seeds that the trainer asks a worker for.")
     ] = field(default_factory=EvaluationSection)
+    limiter: Annotated[LimiterSection, doc("How often samples are trained on, held within a band from both sides.")] = (
+        field(default_factory=LimiterSection)
+    )
     lockstep: Annotated[
         LockstepSection, doc("Lockstep collection: what the workers collect in a round, all together.")
     ] = field(default_factory=LockstepSection)

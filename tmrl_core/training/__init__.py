@@ -14,6 +14,7 @@ _HOMES = {
     "DQNAgent": "dqn",
     "DeterministicActorCritic": "critics",
     "DiscreteSacAgent": "discrete_sac",
+    "FrameStackMemory": "frame_stack_memory",
     "GenericTorchMemory": "memory",
     "LocalInterface": "interface",
     "MLPActorCritic": "critics",

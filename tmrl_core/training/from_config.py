@@ -137,6 +137,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         device=trainer.device,
         **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
         **_bad_updates(config, loop),
+        **_limiter(config),
         **_lockstep(config),
     )
 
@@ -151,6 +152,14 @@ def _bad_updates(config: Config, loop: Any) -> dict[str, Any]:
         "max_bad_updates": config.trainer.max_bad_updates,
         "bad_updates_folder": config.run_folder / "bad_updates",
     }
+
+
+def _limiter(config: Config) -> dict[str, Any]:
+    """Keyword arguments of a loop that holds a ratio within a band."""
+    limiter = config.trainer.limiter
+    if limiter.samples_per_insert is None:
+        return {}
+    return {"samples_per_insert": limiter.samples_per_insert, "error_buffer": limiter.error_buffer}
 
 
 def _lockstep(config: Config) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tmrl_core.networking.messages import Progress
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.bad_updates import BadUpdates, indices_of
 from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.limiter import SamplesPerInsert
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,12 @@ class TrainingOffline:
         max_bad_updates: training stops after so many updates in a row that were skipped, as a number in their batch,
             their losses or their gradients was not finite.
         bad_updates_folder: where the batches of such updates are described, for a look; None: nowhere.
+        samples_per_insert: transitions that are drawn for each sample received, after the first `start_training`: while
+            more were drawn, training waits, and while fewer were, arrived samples wait. None: no limit.
+        error_buffer: transitions drawn that this may be off by, either way; None: see `SamplesPerInsert`.
+
+    Raises:
+        ConfigError: `samples_per_insert` and `error_buffer` cannot be held.
     """
 
     transient: ClassVar[frozenset[str]] = frozenset(
@@ -129,6 +136,8 @@ class TrainingOffline:
         max_policy_lag: int | None = None,
         max_bad_updates: int = 10,
         bad_updates_folder: str | Path | None = None,
+        samples_per_insert: float | None = None,
+        error_buffer: float | None = None,
     ) -> None:
         self.env_cls = env_cls
         self.memory_cls = memory_cls
@@ -182,6 +191,9 @@ class TrainingOffline:
             finally:
                 env.close()
         self.memory = memory_cls(nb_steps=steps, device=device)
+        self.limiter = SamplesPerInsert(
+            samples_per_insert, max(1, start_training), error_buffer, getattr(self.memory, "batch_size", 1)
+        )
         self.agent = training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
         self.follow_memory()
 
@@ -200,6 +212,23 @@ class TrainingOffline:
         }
         self.total_samples = values.get("samples", self.total_samples)
         self.samples_stale = values.get("stale", self.samples_stale)
+
+    @property
+    def drawn(self) -> int:
+        """Transitions that were trained on, each as often as it was."""
+        return self.total_updates * self.limiter.batch_size
+
+    def set_samples_per_insert(self, samples_per_insert: float | None, error_buffer: float | None = None) -> None:
+        """Another ratio from now on, or none; what was drawn so far counts as even. From any thread, while it trains.
+
+        Args:
+            samples_per_insert: see above.
+            error_buffer: see above.
+
+        Raises:
+            ConfigError: they cannot be held; nothing was changed.
+        """
+        self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.drawn)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -290,7 +319,7 @@ class TrainingOffline:
             if self.total_updates % self.update_buffer_interval == 0:
                 # What is appended may take the place of what was drawn.
                 indices = indices_of(self.memory, batch)
-                self.update_buffer(interface)
+                self._look_for_samples(interface)
             train = time.perf_counter()
             metrics = self.agent.train(batch)
             self._tell_memory(batch)
@@ -314,6 +343,13 @@ class TrainingOffline:
         td_error_B = getattr(self.agent, "td_error_B", None)
         if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
             self.memory.update_priorities(batch[6]["indices"], td_error_B)
+
+    def _look_for_samples(self, interface: TrainingInterface) -> None:
+        """Take what has arrived, unless training is so far behind that it has to wait."""
+        if self.limiter.may_store(self.total_samples, self.drawn):
+            self.update_buffer(interface)
+        else:
+            interface.wait(0.0)  # which does what else is due
 
     def update_buffer(self, interface: TrainingInterface) -> None:
         """Take what has arrived, append it to the memory, commit it.
@@ -413,7 +449,7 @@ class TrainingOffline:
                 f"{self.total_updates} updates / {self.total_samples} samples received is above "
                 f"trainer.max_training_steps_per_env_step = {self.max_training_steps_per_env_step:g}"
             )
-        return ""
+        return self.limiter.lack(self.total_samples, self.drawn)
 
     def _hold_ratio(self, interface: TrainingInterface) -> bool:
         """Wait until training may go on. False: `interface.stopping`."""
