@@ -1,0 +1,108 @@
+"""The same learning curve by stable-baselines3, with the same settings, steps, episodes and seeds.
+
+    python benchmarks/learning/peer.py cartpole --seed 0
+
+Needs stable-baselines3, which the project does not depend on, in the environment that runs it. It is evaluated after as
+many environment steps as `run.py`, in an environment of its own, with the seeds of our evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import curves
+from peer_settings import PeerSettings, peer_settings
+from run import HERE, RESULTS
+
+from tmrl_core.config import Config, load
+from tmrl_core.envs import GenericGymEnv
+
+_ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU"}
+
+
+def play(env: Any, model: Any, seed: int) -> float:
+    """The return of one deterministic episode."""
+    obs, _ = env.reset(seed=seed)
+    total, over = 0.0, False
+    while not over:
+        action, _ = model.predict(obs, deterministic=True)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        over = terminated or truncated
+    return total
+
+
+def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Point]:
+    import stable_baselines3 as sb3
+    import torch
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    points: list[curves.Point] = []
+    make = partial(GenericGymEnv, **config.environment.kwargs)
+    env = make()
+    due = list(settings.evaluate_at)
+    seeds = range(config.trainer.evaluation.first_seed, config.trainer.evaluation.first_seed + episodes(config))
+
+    def evaluate(model: Any, steps: int) -> None:
+        returns = [play(env, model, one) for one in seeds]
+        seconds = time.perf_counter() - began
+        points.append(curves.Point(steps, statistics.fmean(returns), statistics.pstdev(returns), seconds))
+
+    class Evaluate(BaseCallback):  # type: ignore[misc]
+        """Evaluates once it has trained on what a point of the curve asks for."""
+
+        def _on_rollout_start(self) -> None:
+            if due and self.num_timesteps >= due[0]:
+                evaluate(self.model, due.pop(0))
+
+        def _on_step(self) -> bool:
+            return True
+
+    kwargs = dict(settings.kwargs)
+    policy = dict(kwargs.pop("policy_kwargs"))
+    if "activation_fn" in policy:
+        policy["activation_fn"] = getattr(torch.nn, _ACTIVATIONS[policy["activation_fn"]])
+    envs = DummyVecEnv([lambda: Monitor(make())] * settings.envs)
+    model = getattr(sb3, settings.algorithm)("MlpPolicy", envs, policy_kwargs=policy, seed=seed, device="cpu", **kwargs)
+    model.learn(settings.steps, callback=Evaluate())
+    if due:
+        evaluate(model, due.pop(0))
+    return points
+
+
+def episodes(config: Config) -> int:
+    return config.trainer.evaluation.episodes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=sorted(path.stem for path in HERE.glob("*.yaml")))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    config = load(HERE / f"{arguments.task}.yaml", arguments.changes, {})
+    curve = learn(config, peer_settings(config), arguments.seed)
+    curves.write(arguments.out or RESULTS / f"{arguments.task}_sb3_{arguments.seed}.csv", curve)
+    for point in curve:
+        print(
+            f"{arguments.task} seed {arguments.seed}: {point.steps:7d} steps {point.mean:9.2f} {point.seconds:6.0f} s"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
