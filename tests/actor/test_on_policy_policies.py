@@ -32,6 +32,8 @@ def pair(torch_cls: Any, numpy_cls: Any, space: Any, **kwargs: Any) -> tuple[Any
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
+        for name, buffer in policy.named_buffers():
+            buffer.add_(0.3 * torch.randn(buffer.shape) if name == "obs_mean" else torch.rand(buffer.shape))
     twin = numpy_cls(OBSERVATION, space, **kwargs).from_bytes(policy.to_bytes())
     return policy, twin
 
@@ -42,7 +44,10 @@ def observations(number: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("pieces", PAIRS)
-@pytest.mark.parametrize("kwargs", [{}, {"hidden_sizes": []}, {"hidden_sizes": [7], "activation": "relu"}])
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"hidden_sizes": []}, {"hidden_sizes": [7], "activation": "relu"}, {"normalize_observations": True}],
+)
 def test_the_twin_acts_alike(pieces: Any, kwargs: Any) -> None:
     policy, twin = pair(*pieces, **kwargs)
     assert twin.to_bytes() == policy.to_bytes()
@@ -142,3 +147,23 @@ def test_spaces_and_weights_that_do_not_fit_are_refused() -> None:
         with pytest.raises(WeightsError):
             twin.from_bytes(data)
     assert twin.to_bytes() == before == policy.to_bytes()
+
+
+@pytest.mark.parametrize("pieces", PAIRS)
+def test_observations_are_normalized_by_what_came_with_the_weights(pieces: Any) -> None:
+    policy, twin = pair(*pieces, normalize_observations=True)
+    plain, _ = pair(*pieces)
+    with torch.no_grad():
+        policy.obs_mean[:] = torch.arange(7.0)
+        policy.obs_std[:] = 0.5
+        flat = torch.arange(7.0) + 1.0
+        plain.load_state_dict({name: value for name, value in policy.state_dict().items() if "obs" not in name})
+        torch.testing.assert_close(policy.normalized(flat[None]), torch.full((1, 7), 2.0))
+        torch.testing.assert_close(policy.normalized(1e6 * flat[None]), torch.full((1, 7), 10.0))
+        torch.testing.assert_close(
+            policy.sample(flat[None], True)[0], plain.sample(torch.full((1, 7), 2.0), True)[0], check_dtype=False
+        )
+    # Weights that say nothing of it are not for a policy that needs it, nor the other way round.
+    for policy_, weights in ((twin, plain), (plain, policy)):
+        with pytest.raises(WeightsError, match="obs_mean"):
+            policy_.from_bytes(weights.to_bytes(), "cpu")

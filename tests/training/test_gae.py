@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tmrl_core.training.gae import generalized_advantages
+from tmrl_core.training.gae import discounted_sums, generalized_advantages
 
 
 def slow_advantage(
@@ -72,3 +72,8 @@ def test_other_shapes_are_refused() -> None:
             generalized_advantages(flat, flat, flat, flat, wrong, gamma=1.0, gae_lambda=1.0)
     with pytest.raises(ValueError, match="five arrays of one length"):
         generalized_advantages(*[np.zeros((3, 1))] * 5, gamma=1.0, gae_lambda=1.0)
+
+
+def test_a_discounted_sum_begins_anew_where_a_run_does() -> None:
+    sums = discounted_sums(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 0]), gamma=0.5)
+    assert sums.tolist() == [1.0, 2.5, 4.0, 10.0]

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.ppo import PPOAgent
 from tmrl_core.training.round_memory import ENDS
-from tmrl_core.training.state import capture
+from tmrl_core.training.state import capture, restore
 
 OBSERVATION = spaces.Box(-1.0, 1.0, (2,), np.float32)
 FEW = spaces.Discrete(3, start=4)
@@ -144,3 +144,48 @@ def test_a_checkpoint_can_hold_it() -> None:
             self.agent = agent
 
     assert capture(Training()).arrays
+
+
+def test_observations_count_once_the_round_they_were_made_in_is_trained_on() -> None:
+    agent = make(FEW, normalize_observations=True, update_epochs=1, minibatch_size=1000)
+    actor = agent.get_actor()
+    batch, _ = play(agent, 64, 5.0)
+    batch[0].mul_(4.0).add_(3.0)
+    metrics = agent.train(batch)
+    torch.testing.assert_close(actor.obs_mean, batch[0].mean(dim=0))
+    torch.testing.assert_close(actor.obs_std, batch[0].std(dim=0, unbiased=False))
+    again, _ = play(agent, 64, 5.0, seed=1)
+    metrics = agent.train(again)
+    assert float(metrics["kl"]) == pytest.approx(0.0, abs=1e-6), "trained on as it was acted on"
+    torch.testing.assert_close(actor.obs_mean, torch.cat([batch[0], again[0]]).mean(dim=0))
+
+
+def test_rewards_are_scaled_by_the_spread_of_their_sums() -> None:
+    weights = []
+    for factor in (1.0, 1024.0):
+        agent = make(BOX, normalize_rewards=True, update_epochs=2)
+        for number in range(3):
+            batch, _ = play(agent, 64, 0.5, seed=number)
+            batch[2].mul_(factor)
+            agent.train(batch)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in agent.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
+
+
+def test_what_it_normalizes_by_is_part_of_a_checkpoint() -> None:
+    class Training:
+        def __init__(self, seed: int) -> None:
+            self.agent = make(BOX, seed, normalize_observations=True, normalize_rewards=True)
+
+    trained, other = Training(0), Training(1)
+    trained.agent.train(play(trained.agent, 16, 0.0)[0])
+    captured = capture(trained)
+    restore(other, captured.tree, captured.arrays)
+    assert other.agent.observations is not None
+    assert other.agent.returns is not None
+    assert float(other.agent.observations.count) == 16
+    torch.testing.assert_close(other.agent.get_actor().obs_std, trained.agent.get_actor().obs_std, rtol=0, atol=0)
+    batch, _ = play(trained.agent, 16, 0.0)
+    assert play(other.agent, 16, 0.0)[1] == play(trained.agent, 16, 0.0)[1]
+    first, second = trained.agent.train(batch), other.agent.train(batch)
+    assert float(first["loss_critic"]) == float(second["loss_critic"])

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _BLOCK = 1024
 """Random numbers drawn at once."""
+OBSERVATION_LIMIT = 10.0
+"""Normalized observations are cut here, so that what was constant so far and changes now does not drown the rest."""
 
 
 class NumpyOnPolicyActor(ActorModule):
@@ -35,6 +37,7 @@ class NumpyOnPolicyActor(ActorModule):
         hidden_sizes: width of each hidden layer.
         activation: `relu` or `tanh`, or torch's class of that name.
         seed: of the initial weights and of exploration; None: from the operating system.
+        normalize_observations: by the mean and the standard deviation that come with the weights.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.
@@ -55,6 +58,7 @@ class NumpyOnPolicyActor(ActorModule):
         seed: int | None = None,
         *,
         outputs: int,
+        normalize_observations: bool = False,
         parameters: dict[str, np.ndarray] | None = None,
     ) -> None:
         super().__init__(observation_space, action_space)
@@ -76,6 +80,10 @@ class NumpyOnPolicyActor(ActorModule):
             self._weights[f"{name}.weight"] = self._rng.uniform(-bound, bound, (fan_out, fan_in)).astype(np.float32)
             self._weights[f"{name}.bias"] = np.zeros(fan_out, np.float32)
         self._names = names
+        self._normalizes = normalize_observations
+        if normalize_observations:
+            self._weights["obs_mean"] = np.zeros(widths[0], np.float32)
+            self._weights["obs_std"] = np.ones(widths[0], np.float32)
         self._weights.update(parameters or {})
         self._take_over()
 
@@ -93,6 +101,9 @@ class NumpyOnPolicyActor(ActorModule):
         """[outputs] float32 of the last layer for one observation."""
         flatten_into(self._layout, obs, self._vector)
         values = self._vector
+        if self._normalizes:
+            values = (values - self._weights["obs_mean"]) / self._weights["obs_std"]
+            values = np.clip(values, -OBSERVATION_LIMIT, OBSERVATION_LIMIT)
         for matrix, bias in self._layers[:-1]:
             values = values @ matrix + bias
             values = np.maximum(values, 0.0) if self._relu else np.tanh(values)
@@ -152,7 +163,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
     """Acts as `CategoricalMLPActor` does.
 
     Args:
-        observation_space, hidden_sizes, activation, seed: as for `NumpyOnPolicyActor`.
+        observation_space, hidden_sizes, activation, seed, normalize_observations: as for `NumpyOnPolicyActor`.
         action_space: Discrete.
 
     Raises:
@@ -169,10 +180,19 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
         hidden_sizes: Sequence[int] = (64, 64),
         activation: Any = "tanh",
         seed: int | None = None,
+        normalize_observations: bool = False,
     ) -> None:
         self._actions = discrete_actions("NumpyCategoricalMLPActor", action_space)
         self._uniform: list[float] = []
-        super().__init__(observation_space, action_space, hidden_sizes, activation, seed, outputs=self._actions.count)
+        super().__init__(
+            observation_space,
+            action_space,
+            hidden_sizes,
+            activation,
+            seed,
+            outputs=self._actions.count,
+            normalize_observations=normalize_observations,
+        )
 
     def seed(self, seed: int) -> None:
         """Seed the exploration; what had been drawn ahead is thrown away."""
@@ -203,7 +223,7 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
     """Acts as `GaussianMLPActor` does.
 
     Args:
-        observation_space, hidden_sizes, activation, seed: as for `NumpyOnPolicyActor`.
+        observation_space, hidden_sizes, activation, seed, normalize_observations: as for `NumpyOnPolicyActor`.
         action_space: a Box of floats; infinite bounds clip nothing.
         log_std: logarithm of the initial standard deviation of each element.
 
@@ -222,6 +242,7 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
         activation: Any = "tanh",
         log_std: float = 0.0,
         seed: int | None = None,
+        normalize_observations: bool = False,
     ) -> None:
         self._bounds = box_bounds("NumpyGaussianMLPActor", action_space)
         size = self._bounds.size
@@ -232,6 +253,7 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
             activation,
             seed,
             outputs=size,
+            normalize_observations=normalize_observations,
             parameters={"log_std": np.full(size, log_std, np.float32)},
         )
 

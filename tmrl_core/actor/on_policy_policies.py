@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tmrl_core.actor.activations import activation_name
 from tmrl_core.actor.flattening import layout_of, vector_size
+from tmrl_core.actor.numpy_on_policy import OBSERVATION_LIMIT
 from tmrl_core.actor.spaces import box_bounds, discrete_actions
 from tmrl_core.actor.torch_module import TorchActorModule, collate_one
 from tmrl_core.actor.torch_policies import flatten_batch, make_activation
@@ -51,10 +52,15 @@ class OnPolicyActor(TorchActorModule):
         action_space: of the environment.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
+        normalize_observations: to mean 0 and standard deviation 1, by what training has seen of them so far, which
+            travels with the weights; elements beyond 10 are cut there.
 
     Raises:
         ConfigError: a space that this policy cannot take.
     """
+
+    obs_mean: Tensor
+    obs_std: Tensor
 
     def __init__(
         self,
@@ -62,12 +68,23 @@ class OnPolicyActor(TorchActorModule):
         action_space: Any,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], torch.nn.Module] = "tanh",
+        normalize_observations: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space)
         self.layout = layout_of(observation_space)
+        self.normalizes = normalize_observations
+        if normalize_observations:
+            self.register_buffer("obs_mean", torch.zeros(vector_size(self.layout)))
+            self.register_buffer("obs_std", torch.ones(vector_size(self.layout)))
         self._activation = activation_name(activation)
         self._generator: torch.Generator | None = None
         self.net, self.features = make_mlp(vector_size(self.layout), hidden_sizes, activation)
+
+    def normalized(self, flat_BD: Tensor) -> Tensor:
+        """[B, D] flattened observations as the networks get them."""
+        if not self.normalizes:
+            return flat_BD
+        return ((flat_BD - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
 
     def weights_metadata(self) -> dict[str, str]:
         """The activation, which the shapes do not show."""
@@ -121,7 +138,7 @@ class CategoricalMLPActor(OnPolicyActor):
     """A multi-layer perceptron that says how likely each of a few actions is (softmax).
 
     Args:
-        observation_space, hidden_sizes, activation: as for `OnPolicyActor`.
+        observation_space, hidden_sizes, activation, normalize_observations: as for `OnPolicyActor`.
         action_space: Discrete.
 
     Raises:
@@ -134,14 +151,15 @@ class CategoricalMLPActor(OnPolicyActor):
         action_space: Any,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], torch.nn.Module] = "tanh",
+        normalize_observations: bool = False,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
         self._actions = discrete_actions("CategoricalMLPActor", action_space)
         self.logits = orthogonal(torch.nn.Linear(self.features, self._actions.count), 0.01)
 
     def log_probs(self, flat_BD: Tensor) -> Tensor:
         """[B, N] log-probability of each action, in nats."""
-        return torch.log_softmax(self.logits(self.net(flat_BD)), dim=-1)
+        return torch.log_softmax(self.logits(self.net(self.normalized(flat_BD))), dim=-1)
 
     def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """With gradients: [B] log-probability of the action indices [B] int64, and [B] the entropy, in nats."""
@@ -172,7 +190,7 @@ class GaussianMLPActor(OnPolicyActor):
     What was drawn before it was clipped comes as the extra `drawn`: that is what the density is of.
 
     Args:
-        observation_space, hidden_sizes, activation: as for `OnPolicyActor`.
+        observation_space, hidden_sizes, activation, normalize_observations: as for `OnPolicyActor`.
         action_space: a Box of floats; infinite bounds clip nothing.
         log_std: logarithm of the initial standard deviation of each element.
 
@@ -187,15 +205,16 @@ class GaussianMLPActor(OnPolicyActor):
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], torch.nn.Module] = "tanh",
         log_std: float = 0.0,
+        normalize_observations: bool = False,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
         self._bounds = box_bounds("GaussianMLPActor", action_space)
         self.mu = orthogonal(torch.nn.Linear(self.features, self._bounds.size), 0.01)
         self.log_std = torch.nn.Parameter(torch.full((self._bounds.size,), float(log_std)))
 
     def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """With gradients: [B] log-density of the unclipped actions [B, A], and [B] the entropy, in nats."""
-        mu_BA = self.mu(self.net(flat_BD))
+        mu_BA = self.mu(self.net(self.normalized(flat_BD)))
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
         return self._density(mu_BA, action), entropy.expand(len(mu_BA))
 
@@ -209,7 +228,7 @@ class GaussianMLPActor(OnPolicyActor):
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
         """[B, A] unclipped actions, the most likely ones with `test`, and [B] their log-density."""
-        mu_BA = self.mu(self.net(flat_BD))
+        mu_BA = self.mu(self.net(self.normalized(flat_BD)))
         drawn_BA = mu_BA
         if not test:
             noise_BA = torch.randn(mu_BA.shape, generator=self._generator, device=mu_BA.device, dtype=mu_BA.dtype)

@@ -21,10 +21,14 @@ from tmrl_core.actor.on_policy_policies import (
 from tmrl_core.actor.torch_policies import flatten_batch
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.gae import generalized_advantages
+from tmrl_core.training.gae import discounted_sums, generalized_advantages
 from tmrl_core.training.optimizers import make_optimizer
 from tmrl_core.training.ppo_losses import clipped_policy_loss, divergence, value_loss
 from tmrl_core.training.round_memory import ENDS
+from tmrl_core.training.running_moments import RunningMoments
+
+REWARD_LIMIT = 10.0
+"""Scaled rewards are cut here."""
 
 
 class PPOActorCritic(torch.nn.Module):
@@ -59,7 +63,7 @@ class PPOActorCritic(torch.nn.Module):
 
     def value(self, flat_BD: Tensor) -> Tensor:
         """[B] values of flattened observations [B, D]."""
-        value_B: Tensor = self.critic(flat_BD).squeeze(-1)
+        value_B: Tensor = self.critic(self.actor.normalized(flat_BD)).squeeze(-1)
         return value_B
 
 
@@ -88,6 +92,9 @@ class PPOAgent(TrainingAgent):
         max_grad_norm: longer gradients are shortened to this; None: they are not.
         target_kl: training on a round stops once the policy has moved 1.5 times as far, in nats; None: never.
         normalize_advantages: to a mean of 0 and a standard deviation of 1, in each minibatch.
+        normalize_observations: of the policy, whose it is to say, and of the value; a round is trained on as it was
+            acted on, then its observations count.
+        normalize_rewards: divided by the standard deviation of discounted sums of the rewards so far, and cut at 10.
         optimizer: adam, adamw or sgd.
 
     Raises:
@@ -124,6 +131,8 @@ class PPOAgent(TrainingAgent):
         max_grad_norm: float | None = 0.5,
         target_kl: float | None = None,
         normalize_advantages: bool = True,
+        normalize_observations: bool = False,
+        normalize_rewards: bool = False,
         optimizer: str = "adam",
     ) -> None:
         super().__init__(observation_space, action_space, device if device is not None else "cpu")
@@ -148,11 +157,16 @@ class PPOAgent(TrainingAgent):
         self.normalize_advantages = normalize_advantages
         self.rounds = 0
         """Rounds trained on."""
-        kwargs = {} if log_std is None else {"log_std": log_std}
+        kwargs: dict[str, Any] = {} if log_std is None else {"log_std": log_std}
+        if normalize_observations:
+            kwargs["normalize_observations"] = True
         self.model = PPOActorCritic(observation_space, action_space, hidden_sizes, activation, actor_cls, **kwargs).to(
             self.device
         )
         self.model.actor.to_device(self.device)
+        width = vector_size(self.model.actor.layout)
+        self.observations = RunningMoments(width) if normalize_observations else None
+        self.returns = RunningMoments(1) if normalize_rewards else None
         self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, None, None)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
@@ -180,6 +194,7 @@ class PPOAgent(TrainingAgent):
                 "CategoricalMLPActor (Discrete actions) or GaussianMLPActor"
             )
         flat_TD = flatten_batch(self.model.actor.layout, obs)
+        reward_T = self._scaled(reward_T, extras[ENDS])
         old_log_prob_T = extras["logp"].reshape(-1)
         known = self.model.actor.trained_action(action, extras)
         with torch.no_grad():
@@ -210,6 +225,7 @@ class PPOAgent(TrainingAgent):
             if stopped:
                 break
         self.rounds += 1
+        self._count_observations(flat_TD)
         unexplained = (return_T - value_T).var() / (return_T.var() + 1e-8)
         return {
             "updates": updates,
@@ -218,6 +234,22 @@ class PPOAgent(TrainingAgent):
             "kl_stopped": float(stopped),
             "explained_variance": 1.0 - unexplained,
         }
+
+    def _scaled(self, reward_T: Tensor, ends_T: Tensor) -> Tensor:
+        """[T] rewards as training gets them."""
+        if self.returns is None:
+            return reward_T
+        sums = discounted_sums(reward_T.cpu().numpy(), ends_T.cpu().numpy(), gamma=self.gamma)
+        self.returns.see(torch.from_numpy(sums)[:, None])
+        scale = float(self.returns.std)
+        return (reward_T / scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+
+    def _count_observations(self, flat_TD: Tensor) -> None:
+        """The next version of the policy normalizes by these too; values and densities so far were by the old ones."""
+        if self.observations is not None:
+            self.observations.see(flat_TD)
+            self.model.actor.obs_mean.copy_(self.observations.mean)
+            self.model.actor.obs_std.copy_(self.observations.std)
 
     def _advantages(
         self, reward_T: Tensor, value_T: Tensor, next_obs: Any, terminated_T: Tensor, ends_T: Tensor

@@ -1,0 +1,47 @@
+"""Mean and variance of all rows that have been seen, without keeping them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RunningMoments(torch.nn.Module):
+    """Mean and variance of each column, over all rows of all batches.
+
+    A module, so that it is part of checkpoints; it computes in float64 on the CPU, since sums grow long.
+
+    Args:
+        columns: how many columns rows have.
+
+    Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(columns, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(columns, dtype=torch.float64))
+
+    def see(self, row_BD: Tensor) -> None:
+        """Take in rows [B, D]; rows that are not finite are left out."""
+        rows = row_BD.detach().to("cpu", torch.float64)
+        rows = rows[torch.isfinite(rows).all(dim=1)]
+        if not len(rows):
+            return
+        mean, variance, count = rows.mean(dim=0), rows.var(dim=0, unbiased=False), float(len(rows))
+        total = self.count + count
+        apart = mean - self.mean
+        squares = self.variance * self.count + variance * count + apart.square() * self.count * count / total
+        self.mean.add_(apart * count / total)
+        self.variance.copy_(squares / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """[D] standard deviation, never quite 0; 1 before any row was seen."""
+        return (self.variance + 1e-8).sqrt()
