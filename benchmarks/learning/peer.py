@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,12 @@ from tmrl_core.envs import GenericGymEnv
 _ACTIVATIONS = {"tanh": "Tanh", "relu": "ReLU"}
 
 
-def play(env: Any, model: Any, seed: int) -> float:
-    """The return of one deterministic episode."""
+def play(env: Any, model: Any, seed: int, prepared: Callable[[Any], Any]) -> float:
+    """The return of one deterministic episode; `prepared` makes of an observation what the policy gets."""
     obs, _ = env.reset(seed=seed)
     total, over = 0.0, False
     while not over:
-        action, _ = model.predict(obs, deterministic=True)
+        action, _ = model.predict(prepared(obs), deterministic=True)
         obs, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
         over = terminated or truncated
@@ -46,18 +47,22 @@ def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Poin
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.monitor import Monitor
-    from stable_baselines3.common.vec_env import DummyVecEnv
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     torch.set_num_threads(1)
     began = time.perf_counter()
     points: list[curves.Point] = []
     make = partial(GenericGymEnv, **config.environment.kwargs)
     env = make()
+    envs: Any = DummyVecEnv([lambda: Monitor(make())] * settings.envs)
+    if settings.normalize is not None:
+        envs = VecNormalize(envs, **settings.normalize)
+    prepared = envs.normalize_obs if settings.normalize is not None else lambda obs: obs
     due = list(settings.evaluate_at)
     seeds = range(config.trainer.evaluation.first_seed, config.trainer.evaluation.first_seed + episodes(config))
 
     def evaluate(model: Any, steps: int) -> None:
-        returns = [play(env, model, one) for one in seeds]
+        returns = [play(env, model, one, prepared) for one in seeds]
         seconds = time.perf_counter() - began
         points.append(curves.Point(steps, statistics.fmean(returns), statistics.pstdev(returns), seconds))
 
@@ -75,7 +80,6 @@ def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Poin
     policy = dict(kwargs.pop("policy_kwargs"))
     if "activation_fn" in policy:
         policy["activation_fn"] = getattr(torch.nn, _ACTIVATIONS[policy["activation_fn"]])
-    envs = DummyVecEnv([lambda: Monitor(make())] * settings.envs)
     model = getattr(sb3, settings.algorithm)("MlpPolicy", envs, policy_kwargs=policy, seed=seed, device="cpu", **kwargs)
     model.learn(settings.steps, callback=Evaluate())
     if due:

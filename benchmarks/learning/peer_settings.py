@@ -34,6 +34,7 @@ class PeerSettings:
         steps: environment steps in all.
         evaluate_at: steps after which it is evaluated, and what it has learned of them by then.
         kwargs: of the algorithm; torch's classes by their names.
+        normalize: keyword arguments of VecNormalize; None: nothing is normalized.
     """
 
     algorithm: str
@@ -41,6 +42,7 @@ class PeerSettings:
     steps: int
     evaluate_at: tuple[int, ...]
     kwargs: dict[str, Any]
+    normalize: dict[str, Any] | None = None
 
 
 def peer_settings(config: Config) -> PeerSettings:
@@ -78,12 +80,22 @@ def _ppo(config: Config) -> PeerSettings:
         raise ValueError(f"trainer.lockstep.steps_per_round: {per_round} is not the same for each of {envs} workers")
     kwargs: dict[str, Any] = {"n_steps": per_round // envs, "policy_kwargs": _network(config.actor.kwargs)}
     lr, lr_final, lr_rounds = ours.pop("lr", 3e-4), ours.pop("lr_final", 1.0), ours.pop("lr_rounds", None)
+    normalize = {
+        "norm_obs": bool(config.actor.kwargs.get("normalize_observations", False)),
+        "norm_reward": bool(ours.pop("normalize_rewards", False)),
+        "gamma": ours.get("gamma", 0.99),
+    }
     kwargs["learning_rate"] = rate(lr, lr_final, lr_rounds, rounds) if lr_rounds else lr
     kwargs |= _translated(ours, _PPO_NAMES)
     minibatches = -(-per_round // kwargs["batch_size"])
     every = trainer.evaluation.every_updates // (kwargs["n_epochs"] * minibatches)
     return PeerSettings(
-        "PPO", envs, rounds * per_round, tuple(per_round * number for number in range(every, rounds + 1, every)), kwargs
+        "PPO",
+        envs,
+        rounds * per_round,
+        tuple(per_round * number for number in range(every, rounds + 1, every)),
+        kwargs,
+        normalize if normalize["norm_obs"] or normalize["norm_reward"] else None,
     )
 
 

@@ -83,6 +83,10 @@ def test_both_sides_learn_a_task_with_the_same_settings(modules: dict[str, Any],
         assert settings.steps == config.trainer.epochs * config.trainer.rounds * lockstep.steps_per_round
         assert (kwargs["n_epochs"], kwargs["batch_size"]) == (ours["update_epochs"], ours["minibatch_size"])
         assert kwargs["policy_kwargs"]["net_arch"]["pi"] == config.actor.kwargs["hidden_sizes"]
+        normalize = settings.normalize or {"norm_obs": False, "norm_reward": False, "gamma": ours["gamma"]}
+        assert normalize["norm_obs"] == config.actor.kwargs.get("normalize_observations", False)
+        assert normalize["norm_reward"] == ours.get("normalize_rewards", False)
+        assert normalize["gamma"] == ours["gamma"]
         every = kwargs["n_epochs"] * lockstep.steps_per_round / kwargs["batch_size"]
         rounds = config.trainer.evaluation.every_updates / every
         assert settings.evaluate_at[0] == rounds * lockstep.steps_per_round
