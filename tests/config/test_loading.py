@@ -99,10 +99,15 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {
                 "worker": {"collection": "lockstep"},
-                "memory": {"n_step": 3, "sampling": "prioritized"},
+                "memory": {"n_step": 3, "sampling": "prioritized", "max_drawn_lag": 4},
                 "trainer": {"loop": "tmrl_core.training:TrainingLockstep", "limiter": {"samples_per_insert": 8}},
             },
-            ["memory.n_step: 3", "memory.sampling: prioritized", "trainer.limiter.samples_per_insert: 8"],
+            [
+                "memory.n_step: 3",
+                "memory.sampling: prioritized",
+                "memory.max_drawn_lag: 4",
+                "trainer.limiter.samples_per_insert: 8",
+            ],
         ),
         (
             {"memory": {"storage": "disk", "cls": "tmrl_core.training:FrameStackMemory"}},
@@ -116,6 +121,8 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             {"trainer": {"limiter": {"samples_per_insert": 8, "error_buffer": 100}}},
             ["error_buffer: 100", "256 or more"],
         ),
+        ({"memory": {"prefetch": 2, "sampling": "prioritized"}}, ["memory.prefetch: 2", "take 0 or null"]),
+        ({"memory": {"prefetch": 1, "sample_preprocessor": "builtins:print"}}, ["memory.prefetch: 1", "Python code"]),
         ({"trainer": {"limiter": {"error_buffer": 100}}}, ["says nothing without trainer.limiter.samples_per_insert"]),
         ({"trainer": {"evaluation": {"target_return": 1.0}}}, ["target_return", "every_updates is 0"]),
         ({"worker": {"max_env_steps_per_update": float("inf")}}, ["worker.max_env_steps_per_update", "write null"]),

@@ -66,6 +66,14 @@ def test_a_memory_of_rows_is_not_on_disk(memory_cls: str, tmp_path: Path) -> Non
         training_from_config(settings)
 
 
+def test_what_is_drawn_and_how_reaches_the_memory() -> None:
+    settings = {"max_drawn_lag": 7, "prefetch": 1}
+    memory = training_from_config(config(memory=settings, trainer={"device": "cpu"}))().memory
+    assert (memory.prefetch, memory._fresh.max_lag) == (1, 7)
+    with pytest.raises(ConfigError, match=r"memory\.kwargs.*max_drawn_lag.*GenericTorchMemory takes"):
+        training_from_config(config(memory={"max_drawn_lag": 7, "cls": "tmrl_core.training:GenericTorchMemory"}))
+
+
 def test_the_limiter_reaches_the_loop() -> None:
     limiter = {"samples_per_insert": 8.5, "error_buffer": 300}
     training = training_from_config(config(trainer={"limiter": limiter, "device": "cpu"}))()

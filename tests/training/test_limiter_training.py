@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Worker(LocalInterface):
         super().__init__()
         self.eager = eager
         self.episodes = 0
-        self._make = lambda: make_buffer([make_rows(1, self.episodes, 0, rows, end="truncated")])
+        self._make: Callable[[], Any] = lambda: make_buffer([make_rows(1, self.episodes, 0, rows, end="truncated")])
         self.lacks: list[str] = []
         self.looks: list[int] = []
 

@@ -97,6 +97,18 @@ def test_what_has_left_meanwhile_and_what_is_not_finite_changes_nothing() -> Non
     assert fast.highest == 1.0
 
 
+def test_what_was_removed_stays_out_whatever_is_heard_of_it_later() -> None:
+    fast = Priorities(8, Prioritization())
+    fast.add(0, 8)
+    fast.remove(2, 4)
+    again = Priorities(8, Prioritization())
+    again.load_state_dict(fast.state_dict())
+    for priorities in (fast, again):
+        priorities.update(np.arange(8), np.full(8, 5.0))
+        assert (priorities.of(np.arange(8)) > 0).tolist() == [True] * 2 + [False] * 2 + [True] * 4
+        assert not {2, 3} & set(priorities.draw(np.random.default_rng(0), 64, 6)[0].tolist())
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("alpha", -0.1), ("beta", 1.5), ("beta_final", 2.0), ("beta_batches", 0), ("epsilon", 0.0)]
 )

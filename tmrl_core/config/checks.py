@@ -47,6 +47,16 @@ def contradictions(config: Config) -> Iterator[str]:
             f"memory.storage: disk does not go with memory.cls: {memory.cls}, which shares frames in RAM only; take "
             "storage: ram, or tmrl_core.training:ReplayMemory, which stores whole stacks"
         )
+    if memory.prefetch and (memory.sampling == "prioritized" or memory.sample_preprocessor is not None):
+        yield (
+            f"memory.prefetch: {memory.prefetch} does not go with "
+            + (
+                "memory.sampling: prioritized, where each batch follows priorities that the one before has changed"
+                if memory.sampling == "prioritized"
+                else "memory.sample_preprocessor, whose Python code a thread does not make faster"
+            )
+            + "; take 0 or null"
+        )
     if trainer.start_training > memory.capacity:
         yield (
             f"trainer.start_training: {trainer.start_training} is more than memory.capacity = {memory.capacity} keeps; "
@@ -162,6 +172,8 @@ def lockstep_problems(config: Config) -> Iterator[str]:
         ("memory.storage", memory.storage if memory.storage != "ram" else None),
         ("memory.n_step", memory.n_step if memory.n_step != 1 else None),
         ("memory.sampling", memory.sampling if memory.sampling != "uniform" else None),
+        ("memory.max_drawn_lag", memory.max_drawn_lag),
+        ("memory.prefetch", memory.prefetch or None),
         ("trainer.limiter.samples_per_insert", trainer.limiter.samples_per_insert),
     ):
         if value is not None:

@@ -368,6 +368,21 @@ class MemorySection(Section, frozen=True, kw_only=True):
             "of its machine too, at the cost of a flush for each look at new samples."
         ),
     ] = "os"
+    max_drawn_lag: Annotated[
+        Count | None,
+        doc(
+            "Only transitions of a policy that is at most so many versions behind the latest are drawn; the others "
+            "stay stored. null: any."
+        ),
+    ] = None
+    prefetch: Annotated[
+        Count | None,
+        doc(
+            "Blocks of batches that a thread prepares, and sends to the trainer's device, beside training, without "
+            "changing what is drawn; for uniform sampling without a preprocessor. null: 2 where that is a CUDA device, "
+            "otherwise 0: on the cores that train it gains nothing."
+        ),
+    ] = None
     n_step: Annotated[
         Positive,
         doc("Steps in a transition: its reward is their discounted sum. The discount is the agent's `gamma`."),
@@ -479,7 +494,11 @@ class TrainerSection(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=2 * MIB)], doc("Bytes of received samples that wait for the training thread.")
     ] = 64 * MIB
     max_policy_lag: Annotated[
-        Count | None, doc("Samples of a policy that is more versions behind than this are discarded. null: none are.")
+        Count | None,
+        doc(
+            "Samples of a policy that is more versions behind than this when they arrive are discarded. null: none "
+            "are. `memory.max_drawn_lag` looks when they are drawn."
+        ),
     ] = None
     max_bad_updates: Annotated[
         Positive,

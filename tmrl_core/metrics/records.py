@@ -63,6 +63,8 @@ SAMPLES_PER_S: Final = "samples_per_s"
 UPDATES_PER_S: Final = "updates_per_s"
 POLICY_LAG_MEAN: Final = "policy_lag_mean"
 POLICY_LAG_MAX: Final = "policy_lag_max"
+DRAWN_LAG_MEAN: Final = "drawn_lag_mean"
+DRAWN_LAG_MAX: Final = "drawn_lag_max"
 QUEUE_BYTES: Final = "queue_bytes"
 SAMPLES_DROPPED: Final = "samples_dropped"
 SAMPLES_STALE: Final = "samples_stale"
@@ -129,6 +131,8 @@ VOCABULARY: Final[Mapping[str, str]] = {
     UPDATES_PER_S: "updates a second",
     POLICY_LAG_MEAN: "mean, over the samples that came in, of policy versions published since the one that made them",
     POLICY_LAG_MAX: "highest policy lag of the samples that came in",
+    DRAWN_LAG_MEAN: "versions that the policies of what was trained on were behind, mean",
+    DRAWN_LAG_MAX: "versions that the policies of what was trained on were behind, highest",
     QUEUE_BYTES: "bytes received that wait for the training thread",
     SAMPLES_DROPPED: "samples that never came: workers dropped them, or died with them (counted from gaps)",
     SAMPLES_STALE: "samples discarded because their policy was too old",

@@ -337,11 +337,11 @@ class DiskRows(Rows):
         indices: Array = newest - (newest - draws) % self.capacity
         return indices
 
-    def gather(self, draws: Array) -> list[torch.Tensor]:
+    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
         """One gather for each file that a draw fell into."""
         assert self._format is not None
-        rows = self._rows_at(self._indices(draws))
-        return [torch.from_numpy(column) for column in self._format.columns(rows)[:-1]]
+        *groups, versions = self._format.columns(self._rows_at(self._indices(draws)))
+        return [torch.from_numpy(column) for column in groups], versions[:looked_at, 1]
 
     def _rows_at(self, indices: Array) -> Array:
         """[n, row_bytes] uint8."""
@@ -390,12 +390,16 @@ class DiskRows(Rows):
 
     def versions(self) -> Any:
         """Reads every row."""
-        if self._format is None or len(self) == 0:
+        return self.versions_of(self.readable - len(self), self.readable)
+
+    def versions_of(self, start: int, stop: int) -> Array:
+        """Reads every one of these rows, a part at a time."""
+        if self._format is None or start >= stop:
             return np.zeros((0, 2), np.int64)
         parts = []
         at_once = 65_536
-        for start in range(self.readable - len(self), self.readable, at_once):
-            rows = self._rows_at(np.arange(start, min(start + at_once, self.readable)))
+        for first in range(start, stop, at_once):
+            rows = self._rows_at(np.arange(first, min(first + at_once, stop)))
             parts.append(self._format.columns(rows)[-1].copy())
         return np.concatenate(parts)
 

@@ -3,7 +3,8 @@
 Batches that are drawn uniformly are drawn in blocks of several: one draw of indices, one gather per dtype and one split
 serve up to `MAX_BLOCK_BATCHES` batches. A block is thrown away when something is appended, so that new transitions are
 drawn at once; block sizes grow from one after each append, so that not much is ever thrown away. By priorities each
-batch is drawn alone, so that it follows the priorities that the batch before it has changed.
+batch is drawn alone, so that it follows the priorities that the batch before it has changed. Blocks may be prepared by
+a thread beside training (prefetch.py), and drawn of what is recent only (staleness.py).
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from tmrl_core.errors import ConfigError
 from tmrl_core.training.layout import Array, Column, index_batches
 from tmrl_core.training.memory import EpisodeStatistics, collate_to_torch
+from tmrl_core.training.prefetch import Prefetch
 from tmrl_core.training.prioritized import Priorities
 from tmrl_core.training.rows import Rows
+from tmrl_core.training.staleness import DrawnLag, FreshRows
 
 MAX_BLOCK_BATCHES = 32
 MAX_BLOCK_BYTES = 1 << 20
+CUDA_PREFETCH = 2
+"""Blocks that are prepared ahead for a CUDA device, where nothing else is said."""
 INDICES = "indices"
 WEIGHTS = "weights"
 Batch = tuple[Any, ...]
@@ -29,11 +35,15 @@ Batch = tuple[Any, ...]
 class Block:
     """Batches drawn together, and what is needed to draw them again."""
 
-    def __init__(self, batches: list[Batch], draws: Array, generator_state: dict[str, Any]) -> None:
+    def __init__(
+        self, batches: list[Batch], draws: Array, generator_state: dict[str, Any], counters: Array | None = None
+    ) -> None:
         self.batches = batches
         self.draws = draws
         self.position = 0
         self.generator_state = generator_state
+        self.counters = counters
+        """Of the first batch: counters of the policies' versions; None: not known."""
 
 
 class Drawing(EpisodeStatistics):
@@ -46,6 +56,11 @@ class Drawing(EpisodeStatistics):
         sample_preprocessor: see `ReplayMemory`.
         seed: of the draws.
         priorities: what to draw in proportion to; None: uniformly.
+        max_drawn_lag: draw only transitions of a policy at most so many versions behind the latest; None: any.
+        prefetch: blocks that a thread prepares ahead; None: 2 where batches go to a CUDA device, otherwise 0.
+
+    Raises:
+        ConfigError: batches that depend on the one before, or on the caller's code, were to be prepared ahead.
     """
 
     def __init__(
@@ -56,8 +71,28 @@ class Drawing(EpisodeStatistics):
         sample_preprocessor: Callable[..., tuple[Any, ...]] | None,
         seed: int,
         priorities: Priorities | None,
+        max_drawn_lag: int | None = None,
+        prefetch: int | None = None,
     ) -> None:
         super().__init__()
+        alone = priorities is not None or sample_preprocessor is not None
+        if prefetch and alone:
+            raise ConfigError(
+                f"memory.prefetch: {prefetch}, but batches "
+                + (
+                    "drawn by priorities follow those that the batch before has changed"
+                    if priorities is not None
+                    else "of a sample_preprocessor are made by Python code, which a thread does not make faster"
+                )
+                + "; take memory.prefetch: 0 or null."
+            )
+        if max_drawn_lag is not None and max_drawn_lag < 0:
+            raise ConfigError(f"memory.max_drawn_lag must be 0 or more, got {max_drawn_lag!r}")
+        if prefetch is None:
+            prefetch = CUDA_PREFETCH if not alone and _is_cuda(device) else 0
+        self._ahead: Prefetch[Block] = Prefetch(prefetch)
+        self._fresh = None if max_drawn_lag is None else FreshRows(max_drawn_lag)
+        self._lag = DrawnLag()
         self.device = device
         self.nb_steps = nb_steps
         self.batch_size = batch_size
@@ -73,6 +108,44 @@ class Drawing(EpisodeStatistics):
     def __len__(self) -> int:
         """Valid transitions that can be sampled."""
         return len(self._rows)
+
+    @property
+    def drawable(self) -> int:
+        """Transitions that may be drawn: all, or those of `max_drawn_lag`."""
+        if self._fresh is None:
+            return len(self)
+        return self._fresh.count(self._rows.readable - len(self), self._rows.readable)
+
+    @property
+    def prefetch(self) -> int:
+        """Blocks that are prepared ahead."""
+        return self._ahead.depth
+
+    def note_version(self, counter: int) -> None:
+        """The latest policy has this number from now on: by it transitions are told to be too old, and lags counted."""
+        self._lag.counter = counter
+        if self._fresh is not None and counter != self._fresh.counter:
+            self._stop_ahead()
+            self._fresh.counter = counter
+            self._expire()
+
+    def take_drawn_lag(self) -> tuple[float, int] | None:
+        """By how many versions the policies of what was drawn since the last call were behind: mean and maximum.
+
+        Of each block of batches one is looked at. None: nothing is known.
+        """
+        return self._lag.take()
+
+    def _expire(self) -> None:
+        """Have what is too old by now not drawn any more."""
+        if self._fresh is None:
+            return
+        old = self._fresh.expire(self._rows.readable - len(self), self._rows.readable)
+        if self._priorities is not None:
+            for start, stop in old:
+                self._priorities.remove(start, stop)
+        if old:
+            self._forget_block()
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield `nb_steps` batches, each drawn from what is here at that moment.
@@ -119,9 +192,28 @@ class Drawing(EpisodeStatistics):
     def _current_block(self) -> Block:
         block = self._block
         if block is None or block.position == len(block.batches):
-            block = self._block = self._draw(self._block_batches)
-            self._block_batches = min(2 * self._block_batches, self._largest_block())
+            block = self._block = self._ahead.take(self._next_block)
+            if block.counters is not None:
+                self._lag.note(block.counters)
         return block
+
+    def _next_block(self) -> Block:
+        """Draw it. In the thread of prefetching, nobody else touches the generator or the rows meanwhile."""
+        state = self._generator.bit_generator.state
+        try:
+            block = self._draw(self._block_batches)
+        except BaseException:
+            self._generator.bit_generator.state = state
+            raise
+        self._block_batches = min(2 * self._block_batches, self._largest_block())
+        return block
+
+    def _stop_ahead(self) -> None:
+        """Take back what was prepared ahead, as if it had not been, before anything changes or is saved."""
+        blocks = self._ahead.stop()
+        if blocks:
+            self._generator.bit_generator.state = blocks[0].generator_state
+            self._block_batches = len(blocks[0].batches)
 
     def _largest_block(self) -> int:
         assert self._rows.layout is not None
@@ -134,24 +226,31 @@ class Drawing(EpisodeStatistics):
         layout = self._rows.layout
         if layout is None or len(self) == 0:
             raise ValueError("the replay memory holds no transition yet")
+        drawable = self.drawable
+        if drawable == 0:
+            assert self._fresh is not None
+            raise ValueError(f"no transition is of a policy at most {self._fresh.max_lag} versions behind")
         state = self._generator.bit_generator.state
         size = count * self.batch_size
         drawn: dict[str, Array] = {}
         if self._priorities is not None:
-            indices, weights = self._priorities.draw(self._generator, size, len(self))
+            indices, weights = self._priorities.draw(self._generator, size, drawable)
             rows = self._rows.draws_of(indices)
             drawn = {INDICES: indices, WEIGHTS: weights}
+        elif self._fresh is not None:
+            readable = self._rows.readable
+            rows = self._rows.draws_of(self._fresh.draw(self._generator, size, readable - len(self), readable))
         else:
             rows = self._generator.integers(0, len(self), size=size)
         if self.sample_preprocessor is not None:
             return Block([self._preprocessed(rows, drawn)], rows, dict(state))
         device = self.device or "cpu"
-        on_cpu = self._rows.gather(rows)
-        gathered = [group.to(device).view(count, self.batch_size, -1) for group in on_cpu]
+        on_cpu, counters = self._rows.gather(rows, self.batch_size)
+        gathered = [_to(group, device).view(count, self.batch_size, -1) for group in on_cpu]
 
         def column(c: Column) -> list[torch.Tensor]:
             if c in self._expanded:
-                whole = torch.from_numpy(self._expanded[c](on_cpu[c.group][:, c.start : c.stop].numpy())).to(device)
+                whole = _to(torch.from_numpy(self._expanded[c](on_cpu[c.group][:, c.start : c.stop].numpy())), device)
                 return list(whole.view(count, self.batch_size, *whole.shape[1:]).unbind(0))
             block = gathered[c.group]
             if not c.shape:
@@ -166,7 +265,7 @@ class Drawing(EpisodeStatistics):
                 on_device = torch.from_numpy(values) if name == INDICES else torch.from_numpy(values).to(device)
                 extras[name] = list(on_device.view(count, self.batch_size).unbind(0))
             batches.append(index_batches(extras, count))
-        return Block(list(zip(*batches, strict=True)), rows, dict(state))
+        return Block(list(zip(*batches, strict=True)), rows, dict(state), counters)
 
     def _preprocessed(self, rows: Array, drawn: dict[str, Array]) -> Batch:
         assert self.sample_preprocessor is not None
@@ -206,6 +305,20 @@ class Drawing(EpisodeStatistics):
         """
         if self._priorities is not None:
             self._priorities.update(_numpy(indices), _numpy(td_errors))
+
+
+def _is_cuda(device: torch.device | str | None) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _to(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """`values` on a device, without waiting for it where that is a GPU.
+
+    The copy comes before what uses it, since all threads here use the device's default stream.
+    """
+    if _is_cuda(device) and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def _numpy(values: torch.Tensor | Array) -> Array:

@@ -159,6 +159,7 @@ class FrameStackMemory(ReplayMemory):
         """
         if state.get("frame_stack") != self.frame_stack:
             raise ValueError(f"it was saved with memory.frame_stack: {state.get('frame_stack')}; keep that setting")
+        self._stop_ahead()
         if state["leaves"]:
             leaves = tuple(
                 Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))

@@ -62,7 +62,7 @@ def _storage(config: Config) -> dict[str, Any]:
 
 
 def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a memory that joins several steps, or draws by priorities.
+    """Keyword arguments of a memory that joins several steps, or draws otherwise than uniformly and at once.
 
     Raises:
         ConfigError: the agent looks at nothing of that.
@@ -77,7 +77,13 @@ def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> di
         wanted |= {"n_step": memory.n_step, "gamma": gamma}
     if memory.sampling == "prioritized":
         wanted["priority"] = msgspec.structs.asdict(memory.priority)
-    if wanted and not getattr(agent_cls, "wants_extras", False):
+    wanted_extras = bool(wanted)
+    wanted |= {
+        name: value
+        for name, value in (("max_drawn_lag", memory.max_drawn_lag), ("prefetch", memory.prefetch))
+        if value is not None
+    }
+    if wanted_extras and not getattr(agent_cls, "wants_extras", False):
         raise ConfigError(
             f"memory.n_step: {memory.n_step} and memory.sampling: {memory.sampling} give batches with further columns "
             f"(discounts, weights), which {config.agent.cls} does not look at. Take an agent whose class says "

@@ -279,9 +279,15 @@ class TrainingOffline:
         self._end()
         return row
 
+    def _publish(self, interface: TrainingInterface) -> None:
+        interface.broadcast_model(self.agent.get_actor())
+        note_version = getattr(self.memory, "note_version", None)
+        if note_version is not None:
+            note_version(interface.version[1])
+
     def _begin(self, interface: TrainingInterface) -> None:
         if not self.published:
-            interface.broadcast_model(self.agent.get_actor())
+            self._publish(interface)
             self.published = True
         if self.agent_scheduler is not None and self.round == 0 and self.step == 0:
             self.agent_scheduler(self.agent, self.epoch)
@@ -331,7 +337,7 @@ class TrainingOffline:
             statistics.training_s += after - train
             self.step += 1
             if self.total_updates % self.update_model_interval == 0:
-                interface.broadcast_model(self.agent.get_actor())
+                self._publish(interface)
                 interface.report(self._progress())
             if not self._hold_ratio(interface):
                 break
@@ -444,6 +450,8 @@ class TrainingOffline:
             return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
         if len(self.memory) == 0:
             return f"{self.total_samples} samples have arrived, but no complete transition"
+        if getattr(self.memory, "drawable", 1) == 0:
+            return f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks"
         if self.total_updates / self.total_samples > self.max_training_steps_per_env_step:
             return (
                 f"{self.total_updates} updates / {self.total_samples} samples received is above "
@@ -515,6 +523,9 @@ class TrainingOffline:
         if statistics.lag_samples:
             row["policy_lag_mean"] = statistics.lag_weighted / statistics.lag_samples
             row["policy_lag_max"] = statistics.lag_max
+        drawn_lag = getattr(self.memory, "take_drawn_lag", lambda: None)()
+        if drawn_lag is not None:
+            row["drawn_lag_mean"], row["drawn_lag_max"] = drawn_lag
         return row
 
     # --- checkpoints --------------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ class Priorities:
         self.highest = 1.0
         self._tree = SumTree(capacity)
         self._stop = 0
+        self._removed = False
+        """Whether there may be transitions that are in the memory still, and not drawn any more."""
 
     @property
     def beta(self) -> float:
@@ -80,7 +82,8 @@ class Priorities:
         self._stop = stop
 
     def remove(self, start: int, stop: int) -> None:
-        """Transitions [start, stop) are no longer drawn."""
+        """Transitions [start, stop) are no longer drawn, whatever `update` hears of them."""
+        self._removed = True
         self._tree.set(np.arange(max(start, self._stop - self.capacity), stop) % self.capacity, 0.0)
 
     def draw(self, generator: np.random.Generator, size: int, transitions: int) -> tuple[Array, Array]:
@@ -105,7 +108,7 @@ class Priorities:
         return indices, weights.astype(np.float32)
 
     def update(self, indices: Array, td_errors: Array) -> None:
-        """What the transitions of a batch have surprised by; those that have left the memory meanwhile are passed over.
+        """What the transitions of a batch have surprised by; those that have left meanwhile are passed over.
 
         Args:
             indices: [n] absolute.
@@ -113,6 +116,8 @@ class Priorities:
         """
         priorities = np.abs(td_errors).astype(np.float64) + self.settings.epsilon
         usable = (indices >= self._stop - self.capacity) & np.isfinite(priorities)
+        if self._removed:
+            usable &= self.of(indices) > 0
         if not usable.all():
             indices, priorities = indices[usable], priorities[usable]
             if not len(indices):
@@ -145,6 +150,7 @@ class Priorities:
         ):
             raise ValueError("the priorities of a checkpoint are not what they can be")
         self._stop = max(self._stop, stop)
+        self._removed = self._removed or not values.all()
         indices = np.arange(stop - len(values), stop)
         kept = indices >= self._stop - self.capacity
         if kept.any():

@@ -41,6 +41,7 @@ from tmrl_core.training.memory import (
 from tmrl_core.training.n_steps import join_n_steps
 from tmrl_core.training.prioritized import Priorities, Prioritization
 from tmrl_core.training.rows import RamRows, RowLease, Rows
+from tmrl_core.training.staleness import FreshRows
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,10 @@ class ReplayMemory(Drawing):
         gamma: discount of a step, for n_step above 1.
         priority: draw by priorities, and how; batches then carry the extras `indices` (int64, on the CPU) and `weights`
             (float32), and whoever trains calls `update_priorities`. None: draw uniformly.
+        max_drawn_lag: draw only transitions of a policy at most so many versions behind the latest, which whoever
+            trains says with `note_version`; the others stay stored. None: draw any.
+        prefetch: blocks of batches that a thread prepares ahead, without changing what is drawn; None: 2 where batches
+            go to a CUDA device, otherwise 0. By priorities, and with a sample_preprocessor, there is none.
 
     Raises:
         ConfigError: a size is not positive or not whole, a number is out of its range, or "disk" has no folder.
@@ -105,6 +110,8 @@ class ReplayMemory(Drawing):
         n_step: float = 1,
         gamma: float = 0.99,
         priority: Prioritization | Mapping[str, Any] | None = None,
+        max_drawn_lag: int | None = None,
+        prefetch: int | None = None,
     ) -> None:
         self.memory_size = whole_number(memory_size, "memory_size")
         self.n_step = whole_number(n_step, "n_step")
@@ -123,6 +130,8 @@ class ReplayMemory(Drawing):
             sample_preprocessor,
             seed,
             priorities,
+            max_drawn_lag,
+            prefetch,
         )
         self.dataset_path = dataset_path
         self.crc_debug = crc_debug
@@ -176,12 +185,14 @@ class ReplayMemory(Drawing):
         """
         if not 0 <= item < len(self):
             raise IndexError(f"transition {item} of {len(self)}")
+        self._stop_ahead()
         index = self._rows.readable - len(self) + item
         prev_obs, act, rew, obs, terminated, truncated, extras = self._transition_at(index)
         return prev_obs, act, rew, obs, terminated, truncated, extras
 
     def policy_versions(self) -> Array:
         """[len, 2] int64: incarnation and counter of the policy that made each transition, in no promised order."""
+        self._stop_ahead()
         return self._rows.versions()
 
     # --- appending ----------------------------------------------------------------------------------------------------
@@ -210,6 +221,7 @@ class ReplayMemory(Drawing):
             ValueError: with `crc_debug`, a transition differs from the worker's original.
             StorageError: it cannot be written to the disk. Nothing was stored.
         """
+        self._stop_ahead()
         before = self._written, self._tails.get(chunk.stream)
         try:
             count = self._append_chunk(chunk)
@@ -219,6 +231,8 @@ class ReplayMemory(Drawing):
             assert self._disk is not None
             self._disk.discard()
             self._written, tail = before
+            if self._fresh is not None:
+                self._fresh.cut(self._written)
             if tail is not None:
                 self._tails[chunk.stream] = tail
             raise
@@ -285,6 +299,7 @@ class ReplayMemory(Drawing):
             tails[stream] = None if tail is None else [tail.episode, tail.step, tail.plain()]
         if not (tails or marks or values or self._disk.staged):
             return
+        self._stop_ahead()
         before = self._disk.readable
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # the same NaN counts as equal in a list
@@ -312,6 +327,7 @@ class ReplayMemory(Drawing):
             self._check_steps(disk.states.values.get("steps", [1, self.gamma]), f"{disk.folder} holds", ConfigError)
             if self._priorities is not None:
                 self._priorities.add(disk.readable - len(disk), disk.readable)
+            self._note_versions(disk.readable - len(disk))
         try:
             self._restore_tails(
                 [[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()]
@@ -346,7 +362,9 @@ class ReplayMemory(Drawing):
             self._disk.flush()
 
     def close(self) -> None:
-        """Let go of the folder on disk, so that another process, or another memory, may use it."""
+        """Let go of the folder on disk, so that another process, or another memory, may use it; end prefetching."""
+        self._stop_ahead()
+        self._ahead.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -395,6 +413,8 @@ class ReplayMemory(Drawing):
         for name, column in layout.extras.items():
             self._put(column, start, joined.extras[name])
         self._rows.put_versions(start, joined.version)
+        if self._fresh is not None:
+            self._fresh.add(start, joined.version[:, 1])
         self._written = start + joined.count
         self._rows.publish(self._written)
         if self._ram is not None:
@@ -404,7 +424,13 @@ class ReplayMemory(Drawing):
         """Transitions from `start` on can be drawn."""
         if self._priorities is not None:
             self._priorities.add(start, self._rows.readable)
+        self._expire()
         self._forget_block()
+
+    def _note_versions(self, start: int) -> None:
+        """Read which versions the rows from `start` on are of, where only some of them are drawn."""
+        if self._fresh is not None:
+            self._fresh.add(start, self._rows.versions_of(start, self._rows.readable)[:, 1])
 
     def _compare(self, chunk: Chunk, joined: Joined) -> None:
         for offset, row in enumerate(joined.rows.tolist()):
@@ -426,6 +452,7 @@ class ReplayMemory(Drawing):
 
     def state_dict(self) -> dict[str, Any]:
         """All but the rows: layout, counters, generator, each stream's last row, and where a drawn block stands."""
+        self._stop_ahead()
         # By priorities a batch is drawn and gone; what it was drawn from has changed since.
         block = self._block if self._priorities is None else None
         return {
@@ -441,6 +468,7 @@ class ReplayMemory(Drawing):
             "tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self._tails.items()],
             "steps": [self.n_step, self.gamma],
             "priorities": None if self._priorities is None else self._priorities.state_dict(),
+            "version": self._lag.counter,
         }
 
     def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
@@ -458,11 +486,16 @@ class ReplayMemory(Drawing):
                 f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
             )
         self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError)
+        self._stop_ahead()
         same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
         if self._priorities is not None:
             self._priorities.add(self._rows.readable - len(self), self._rows.readable)
             if state.get("priorities") is not None:
                 self._priorities.load_state_dict(state["priorities"])
+        if self._fresh is not None:
+            self._fresh = FreshRows(self._fresh.max_lag)
+            self._note_versions(self._rows.readable - len(self))
+        self.note_version(int(state.get("version", 0)))
         self._generator.bit_generator.state = state["generator"]
         self._block = None
         if state["block"] is not None and same:

@@ -94,12 +94,16 @@ class Rows(ABC):
         """All rows before `stop` are filled."""
 
     @abstractmethod
-    def gather(self, draws: Array) -> list[torch.Tensor]:
-        """Of each dtype group the rows drawn, [len(draws), width].
+    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
+        """The rows drawn.
 
         Args:
             draws: int64, 0 <= each < len(self). Which row a number means is free, but fixed until the next `publish`;
                 in all implementations that have lost nothing it is the same one.
+            looked_at: of so many of them, the first, versions are returned too.
+
+        Returns:
+            Of each dtype group the rows, [len(draws), width]; and [looked_at] int64 the counters of their versions.
         """
 
     @abstractmethod
@@ -117,6 +121,10 @@ class Rows(ABC):
     @abstractmethod
     def versions(self) -> Array:
         """[len, 2] int64: policy versions of the rows that can be read, in no promised order."""
+
+    @abstractmethod
+    def versions_of(self, start: int, stop: int) -> Array:
+        """[stop - start, 2] int64: policy versions of the rows [start, stop), which can all be read."""
 
 
 class RamRows(Rows):
@@ -189,10 +197,11 @@ class RamRows(Rows):
             self._put(ring, slice(None), written - len(values), values)
         self.readable = written
 
-    def gather(self, draws: Array) -> list[torch.Tensor]:
+    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
         """One gather per group."""
-        index = torch.from_numpy(self._places(draws))
-        return [group.index_select(0, index) for group in self._tensors]
+        places = self._places(draws)
+        index = torch.from_numpy(places)
+        return [group.index_select(0, index) for group in self._tensors], self._versions[places[:looked_at], 1]
 
     def row(self, index: int) -> list[Array]:
         """Views of the rings."""
@@ -223,3 +232,8 @@ class RamRows(Rows):
         if self._fewer:
             return self._versions[self._places(np.arange(len(self)))]
         return self._versions[: len(self)]
+
+    def versions_of(self, start: int, stop: int) -> Array:
+        """A copy."""
+        versions: Array = self._versions[np.arange(start, stop) % self.capacity]
+        return versions
