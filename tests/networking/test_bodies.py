@@ -43,3 +43,25 @@ def test_what_is_kept_is_bounded() -> None:
     del bodies
     gc.collect()
     assert sum(len(free) * size for size, free in pool._free.items()) <= 4 << 20
+
+
+def test_a_size_that_is_not_used_any_more_gives_its_memory_up() -> None:
+    pool = BodyPool(keep_bytes=4 << 20)
+    for length in (70_000, 200_000, 300_000, 600_000, 1_100_000):
+        bodies = [pool.take(length) for _ in range(60)]
+        del bodies
+        gc.collect()
+        kept = {size: len(free) for size, free in pool._free.items() if free}
+        assert sum(size * count for size, count in kept.items()) <= 4 << 20
+    assert list(kept) == [1 << 21], "the others had to make room"
+
+
+def test_what_is_on_the_way_at_a_time_is_received_into_the_same_memory() -> None:
+    pool = BodyPool()
+    places = []
+    for _ in range(3):
+        bodies = [pool.take(1_000_000) for _ in range(8)]
+        places.append({address(body) for body in bodies})
+        del bodies
+        gc.collect()
+    assert places[0] == places[1] == places[2]

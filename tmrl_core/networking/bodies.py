@@ -27,12 +27,12 @@ class BodyPool:
     """Memory to receive into.
 
     Args:
-        keep_bytes: most bytes of free memory kept.
+        keep_bytes: most bytes of free memory kept; half of it for bodies of one size, which is what most streams have.
 
     `take` belongs to one thread; memory may come back in any.
     """
 
-    def __init__(self, keep_bytes: int = 8 << 20) -> None:
+    def __init__(self, keep_bytes: int = 16 << 20) -> None:
         self.keep_bytes = keep_bytes
         self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
 
@@ -43,12 +43,20 @@ class BodyPool:
         size = 1 << (length - 1).bit_length()
         free = self._free.get(size)
         if free is None:
-            # Each size keeps its share, so that the bound holds without counting across threads.
-            free = self._free[size] = deque(maxlen=max(1, self.keep_bytes // 8 // size))
+            # A bound of its own, since counting across threads that return memory would take a lock in a finalizer.
+            free = self._free[size] = deque(maxlen=max(1, self.keep_bytes // 2 // size))
         try:
             memory = free.pop()
         except IndexError:
             memory = np.empty(size, np.uint8)
+            self._trim(size)
         lease = memory.view(_Lease)
         weakref.finalize(lease, free.append, memory).atexit = False
         return lease.data[:length]
+
+    def _trim(self, wanted: int) -> None:
+        """Give up what other sizes keep, if all together keep too much."""
+        if sum(len(free) * size for size, free in self._free.items()) > self.keep_bytes // 2:
+            for size, free in self._free.items():
+                if size != wanted:
+                    free.clear()

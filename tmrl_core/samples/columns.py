@@ -100,10 +100,8 @@ class Chunk:
     @property
     def nbytes(self) -> int:
         """Bytes that the samples take, about: arrays exactly, other values by a close estimate."""
-        size = 3 * self.rows
-        for column in leaves(self.fields):
-            size += column.nbytes if isinstance(column, np.ndarray) else 8 * self.rows + sum(map(_size_of, column))
-        return size + sum(map(_size_of, self.info.values()))
+        size = 3 * self.rows + sum(map(_tree_bytes, self.fields))
+        return size + sum(map(_size_of, self.info.values())) if self.info else size
 
     @property
     def episode(self) -> NDArray[np.int64]:
@@ -208,6 +206,16 @@ def _row_of(tree: Any, row: int, kinds: Iterator[Kind]) -> Any:
     if kind == "0-d":
         return tree[row, ...]
     return _PYTHON_TYPES[kind](tree[row])
+
+
+def _tree_bytes(tree: Tree) -> int:
+    if isinstance(tree, np.ndarray):
+        return tree.nbytes
+    if isinstance(tree, tuple):
+        return sum(map(_tree_bytes, tree))
+    if isinstance(tree, dict):
+        return sum(map(_tree_bytes, tree.values()))
+    return 8 * len(tree) + sum(map(_size_of, tree))
 
 
 def _size_of(value: Any) -> int:

@@ -73,6 +73,15 @@ class WorkerCounts(NamedTuple):
     reconnects: int
 
 
+class _Handed(NamedTuple):
+    """What the application handed over at once, not encoded yet."""
+
+    chunk: Chunk | None
+    records: Sequence[EpisodeRecord]
+    size: int
+    """Bytes of the chunk, as `Chunk.nbytes` counts them: asked once."""
+
+
 class WorkerLink(Link):
     """A worker's link to the Server.
 
@@ -107,7 +116,7 @@ class WorkerLink(Link):
             os.urandom(16), queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
         )
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
-        self._handed: deque[tuple[Chunk | None, Sequence[EpisodeRecord]]] = deque()
+        self._handed: deque[_Handed] = deque()
         self._handed_bytes = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
         self._joined = 0
@@ -140,13 +149,13 @@ class WorkerLink(Link):
             LinkClosedError: the link was closed, before or while waiting, or `timeout_s` is over.
         """
         self.check()
-        items: list[tuple[Chunk | None, Sequence[EpisodeRecord]]] = [(chunk, ()) for chunk in chunks]
+        items = [_Handed(chunk, (), chunk.nbytes) for chunk in chunks]
         if items:
-            items[-1] = (items[-1][0], tuple(records))
+            items[-1] = items[-1]._replace(records=tuple(records))
         elif records:
-            items = [(None, tuple(records))]
+            items = [_Handed(None, tuple(records), 0)]
         for item in items:
-            size = item[0].nbytes if item[0] is not None else 0
+            size = item.size
             # Once it is full, wait for some more room than for this one: waking for each is dear.
             if not (
                 self._drop_oldest
@@ -197,39 +206,40 @@ class WorkerLink(Link):
 
         Nothing waits for this: what has come while the link was busy leaves together.
         """
-        chunk, records = self._handed[0]
+        chunk, records, size = self._handed[0]
         self._joined = 1
         if self._singly:
             self._singly -= 1
-            return self._encoded([chunk] if chunk is not None else [], records)
+            return self._encoded([chunk] if chunk is not None else [], records, size)
         if chunk is None:
-            return self._encoded([], records)
+            return self._encoded([], records, 0)
         # A message is dropped whole: where that may happen, none is a large part of what is held.
-        room = min(_PIECE_BYTES, self.settings.max_message_bytes, self._queue_bytes // 8) - chunk.nbytes
+        room = min(_PIECE_BYTES, self.settings.max_message_bytes, self._queue_bytes // 8) - size
         chunks = [chunk]
         all_records = list(records)
         while self._joined < len(self._handed):
-            follower, its_records = self._handed[self._joined]
-            if follower is None or follower.nbytes > room or not same_layout(chunk, follower):
+            follower, its_records, its_size = self._handed[self._joined]
+            if follower is None or its_size > room or not same_layout(chunk, follower):
                 break
-            room -= follower.nbytes
+            room -= its_size
             chunks.append(follower)
             all_records.extend(its_records)
             self._joined += 1
-        return self._encoded(chunks, all_records)
+        return self._encoded(chunks, all_records, size)
 
     def _handed_over(self) -> None:
         """The items in `_pieces` are encoded whole."""
         self._pieces = None
         with self._changed:
             for _ in range(self._joined):
-                chunk, _ = self._handed.popleft()
-                self._handed_bytes -= chunk.nbytes if chunk is not None else 0
+                self._handed_bytes -= self._handed.popleft().size
         self._on_change()
 
-    def _encoded(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord]) -> Iterator[tuple[Body, int]]:
+    def _encoded(
+        self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], first_size: int
+    ) -> Iterator[tuple[Body, int]]:
         limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
-        if len(chunks) != 1 or chunks[0].nbytes <= limit:
+        if len(chunks) != 1 or first_size <= limit:
             rows = sum(chunk.rows for chunk in chunks)
             yield encode_message_buffers(chunks, records, compression=self._compression), rows
             return
@@ -342,7 +352,7 @@ class WorkerLink(Link):
     def counts(self) -> WorkerCounts:
         """Counters of this worker's stream."""
         sender = self._sender
-        handed = sum(chunk.rows for chunk, _ in list(self._handed) if chunk is not None)
+        handed = sum(item.chunk.rows for item in list(self._handed) if item.chunk is not None)
         return WorkerCounts(
             sender.samples_offered + handed,
             sender.samples_acked,
