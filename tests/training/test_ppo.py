@@ -189,3 +189,10 @@ def test_what_it_normalizes_by_is_part_of_a_checkpoint() -> None:
     assert play(other.agent, 16, 0.0)[1] == play(trained.agent, 16, 0.0)[1]
     first, second = trained.agent.train(batch), other.agent.train(batch)
     assert float(first["loss_critic"]) == float(second["loss_critic"])
+
+
+@pytest.mark.parametrize(("optimizer", "eps"), [("adam", 1e-5), ("adamw", 1e-5), ("sgd", None)])
+def test_small_gradients_do_not_become_full_steps(optimizer: str, eps: float | None) -> None:
+    assert make(FEW, optimizer=optimizer).optimizer.defaults.get("eps") == eps
+    if eps is not None:
+        assert make(FEW, optimizer=optimizer, adam_eps=1e-3).optimizer.defaults["eps"] == 1e-3

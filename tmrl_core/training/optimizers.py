@@ -13,7 +13,12 @@ from tmrl_core.errors import ConfigError
 
 
 def make_optimizer(
-    name: str, parameters: Sequence[Tensor], lr: float, betas: Sequence[float] | None = None, l2: float | None = None
+    name: str,
+    parameters: Sequence[Tensor],
+    lr: float,
+    betas: Sequence[float] | None = None,
+    l2: float | None = None,
+    eps: float | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer by its name, fused where torch has it for these parameters' device.
 
@@ -23,6 +28,7 @@ def make_optimizer(
         lr: learning rate.
         betas: Adam's; None: torch's default.
         l2: weight decay; None: the optimizer's default.
+        eps: what Adam adds to the root of the mean square that it divides by; None: torch's default.
 
     Raises:
         ConfigError: the name is none of adam, adamw and sgd.
@@ -38,6 +44,8 @@ def make_optimizer(
         options["betas"] = tuple(betas)
     if l2 is not None:
         options["weight_decay"] = l2
+    if eps is not None:
+        options["eps"] = eps
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     return makers[kind](parameters, fused=fused, **options)
 

@@ -96,6 +96,8 @@ class PPOAgent(TrainingAgent):
             acted on, then its observations count.
         normalize_rewards: divided by the standard deviation of discounted sums of the rewards so far, and cut at 10.
         optimizer: adam, adamw or sgd.
+        adam_eps: what Adam adds to the root of the mean square that it divides by. The first gradients of the policy's
+            hidden layers are not much larger than this, which keeps them from moving at the full rate on noise.
 
     Raises:
         ConfigError: a space or a parameter that does not fit.
@@ -134,6 +136,7 @@ class PPOAgent(TrainingAgent):
         normalize_observations: bool = False,
         normalize_rewards: bool = False,
         optimizer: str = "adam",
+        adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(observation_space, action_space, device if device is not None else "cpu")
         for name, value in (("update_epochs", update_epochs), ("minibatch_size", minibatch_size)):
@@ -167,7 +170,7 @@ class PPOAgent(TrainingAgent):
         width = vector_size(self.model.actor.layout)
         self.observations = RunningMoments(width) if normalize_observations else None
         self.returns = RunningMoments(1) if normalize_rewards else None
-        self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, None, None)
+        self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, eps=adam_eps)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
     def get_actor(self) -> OnPolicyActor:
