@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -19,12 +21,15 @@ class Point:
         mean: of the episodes' returns.
         std: their standard deviation.
         seconds: since the run began, evaluations included.
+        train: mean return of the training episodes, explored in, that have ended since the evaluation before; nan where
+            that was not noted.
     """
 
     steps: int
     mean: float
     std: float
     seconds: float
+    train: float = math.nan
 
 
 Curve = Sequence[Point]
@@ -56,6 +61,11 @@ def read(path: Path) -> list[Point]:
     return [Point(int(row[0]), *(float(value) for value in row[1:])) for row in rows[1:]]
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """Their mean; nan if there is none."""
+    return statistics.fmean(values) if values else math.nan
+
+
 def points_of(records: Iterable[MetricRecord], steps_per_round: int | None) -> list[Point]:
     """The evaluations of a run.
 
@@ -65,8 +75,12 @@ def points_of(records: Iterable[MetricRecord], steps_per_round: int | None) -> l
     """
     steps = 0
     points = []
+    trained: list[float] = []
     for record in records:
-        if record.kind == "round" and steps_per_round is not None:
+        if record.kind == "episode" and record.values.get("end") != "aborted":
+            value = record.number("return_train")
+            trained += [] if value is None else [value]
+        elif record.kind == "round" and steps_per_round is not None:
             steps = int(record.number("rounds") or 0) * steps_per_round
         elif record.kind == "evaluation":
             if steps_per_round is None:
@@ -74,5 +88,6 @@ def points_of(records: Iterable[MetricRecord], steps_per_round: int | None) -> l
             mean, std = record.number("return_evaluation"), record.number("return_evaluation_std")
             assert mean is not None
             assert std is not None
-            points.append(Point(steps, mean, std, record.elapsed_s))
+            points.append(Point(steps, mean, std, record.elapsed_s, mean_of(trained)))
+            trained = []
     return points

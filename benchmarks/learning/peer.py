@@ -52,6 +52,7 @@ def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Poin
     torch.set_num_threads(1)
     began = time.perf_counter()
     points: list[curves.Point] = []
+    trained: list[float] = []
     make = partial(GenericGymEnv, **config.environment.kwargs)
     env = make()
     envs: Any = DummyVecEnv([lambda: Monitor(make())] * settings.envs)
@@ -64,7 +65,11 @@ def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Poin
     def evaluate(model: Any, steps: int) -> None:
         returns = [play(env, model, one, prepared) for one in seeds]
         seconds = time.perf_counter() - began
-        points.append(curves.Point(steps, statistics.fmean(returns), statistics.pstdev(returns), seconds))
+        point = curves.Point(
+            steps, statistics.fmean(returns), statistics.pstdev(returns), seconds, curves.mean_of(trained)
+        )
+        points.append(point)
+        trained.clear()
 
     class Evaluate(BaseCallback):  # type: ignore[misc]
         """Evaluates once it has trained on what a point of the curve asks for."""
@@ -74,6 +79,7 @@ def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Poin
                 evaluate(self.model, due.pop(0))
 
         def _on_step(self) -> bool:
+            trained.extend(info["episode"]["r"] for info in self.locals["infos"] if "episode" in info)
             return True
 
     kwargs = dict(settings.kwargs)

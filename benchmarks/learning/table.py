@@ -4,12 +4,14 @@
 
 For each task: the mean over seeds and over the last three evaluations (the last 30 % of the steps), of ours and of
 stable-baselines3, each seed's beside it, and ours as a share of theirs; the same for the last evaluation alone and for
-the whole curve; and what was published. Only steps that every curve of a task has count.
+the whole curve; the mean return of the training episodes in the same time, where the actions are drawn; and what was
+published. Only steps that every curve of a task has count.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,17 +26,31 @@ REACH = 0.95
 LAST = 3
 """Evaluations that count as the end of a curve."""
 
+COLUMNS = (
+    "task",
+    "steps",
+    "ours (seeds)",
+    "stable-baselines3 (seeds)",
+    "share",
+    "last evaluation",
+    "curve",
+    "training episodes",
+    "published",
+)
+
 Seeds = Mapping[int, curves.Curve]
 
 
 @dataclass(frozen=True)
 class Side:
-    """Of one side: the mean over seeds at the end, and each seed's; of the last evaluation; of the whole curve."""
+    """Of one side: the mean over seeds at the end, and each seed's; of the last evaluation; of the whole curve; and the
+    mean at the end of training episodes, of each seed for which it was noted."""
 
     end: float
     ends: tuple[float, ...]
     last: float
     whole: float
+    trains: tuple[float, ...]
 
 
 def share(ours: float, theirs: float) -> float:
@@ -67,6 +83,11 @@ def summary(side: Seeds, steps: int) -> Side:
         ends,
         statistics.fmean(curve[-1].mean for curve in cut),
         statistics.fmean(point.mean for curve in cut for point in curve),
+        tuple(
+            train
+            for train in (statistics.fmean(point.train for point in curve[-LAST:]) for curve in cut)
+            if not math.isnan(train)
+        ),
     )
 
 
@@ -88,14 +109,21 @@ def row(task: str, ours: Seeds, theirs: Seeds) -> str:
     cells = [
         task,
         f"{steps:,}",
-        f"{left.end:.0f} ({', '.join(f'{value:.0f}' for value in left.ends)})",
-        f"{right.end:.0f} ({', '.join(f'{value:.0f}' for value in right.ends)})",
+        _means(left.ends),
+        _means(right.ends),
         f"{end:.2f}{'' if end >= REACH else ' **below**'}",
         f"{left.last:.0f} / {right.last:.0f} = {share(left.last, right.last):.2f}",
         f"{share(left.whole, right.whole):.2f}",
+        f"{_means(left.trains)} / {_means(right.trains)}",
         PUBLISHED[task],
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _means(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.fmean(values):.0f} ({', '.join(f'{value:.0f}' for value in values)})"
 
 
 def draw(path: Path, task: str, ours: Seeds, theirs: Seeds) -> None:
@@ -132,8 +160,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    print("| task | steps | ours (seeds) | stable-baselines3 (seeds) | share | last evaluation | curve | published |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"| {' | '.join('---' for _ in COLUMNS)} |")
     reached = True
     for task in sorted(path.stem for path in HERE.glob("*.yaml")):
         ours, theirs = load(arguments.folder, task, "ours"), load(arguments.folder, task, "sb3")

@@ -35,10 +35,10 @@ def modules() -> Iterator[dict[str, Any]]:
 
 def test_a_curve_is_read_as_it_was_written(modules: dict[str, Any], tmp_path: Path) -> None:
     curves = modules["curves"]
-    curve = [curves.Point(2048, 21.5, 3.25, 1.5), curves.Point(4096, -0.125, 0.0, 3.0)]
+    curve = [curves.Point(2048, 21.5, 3.25, 1.5, 20.0), curves.Point(4096, -0.125, 0.0, 3.0, -1.0)]
     path = tmp_path / "new" / "curve.csv"
     curves.write(path, curve)
-    assert path.read_text().splitlines()[0] == "steps,mean,std,seconds"
+    assert path.read_text().splitlines()[0] == "steps,mean,std,seconds,train"
     assert curves.read(path) == curve
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="no learning curve"):
@@ -59,10 +59,13 @@ def test_evaluations_become_points_at_the_steps_learned_from(
         record("evaluation", 2.0, samples_received=2060, **played),
         record("round", 3.0, rounds=2),
         record("episode", 3.5, return_train=1.0),
+        record("episode", 3.6, return_train=3.0),
+        record("episode", 3.7, return_evaluation=9.0),
         record("round", 4.0, rounds=3),
         record("evaluation", 5.0, samples_received=6170, **played),
     ]
     points = modules["curves"].points_of(records, steps_per_round)
+    assert [points[1].train, math.isnan(points[0].train)] == [2.0, True]
     assert [(point.steps, point.mean, point.std, point.seconds) for point in points] == [
         (steps[0], 5.0, 1.0, 2.0),
         (steps[1], 5.0, 1.0, 5.0),
@@ -131,7 +134,7 @@ def test_only_steps_that_all_curves_have_count(modules: dict[str, Any]) -> None:
     curves, table = modules["curves"], modules["table"]
 
     def curve(values: list[float], late: int = 0) -> list[Any]:
-        return [curves.Point(1000 * (1 + at) + late, value, 0.0, 1.0) for at, value in enumerate(values)]
+        return [curves.Point(1000 * (1 + at) + late, value, 0.0, 1.0, 2 * value) for at, value in enumerate(values)]
 
     ours = {1: curve([0, 1, 2, 3, 4, 100]), 0: curve([0, 3, 4, 5, 6])}
     theirs = {0: curve([0, 4, 4, 4, 4], late=3)}
@@ -140,6 +143,7 @@ def test_only_steps_that_all_curves_have_count(modules: dict[str, Any]) -> None:
     side = table.summary(ours, steps)
     assert side.ends == (5.0, 3.0)
     assert (side.end, side.last, side.whole) == (4.0, 5.0, 2.8)
+    assert side.trains == (10.0, 6.0)
     assert math.isclose(table.summary(theirs, steps).end, 4.0)
     line = table.row("cartpole", ours, theirs)
     assert "| 5,000 | 4 (5, 3) | 4 (4) | 1.00 |" in line
