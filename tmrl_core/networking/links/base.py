@@ -123,7 +123,11 @@ class Link:
         # Waking a waiting thread costs more than a message does, so a flood of them wakes it once a millisecond.
         if not self._notify_scheduled and self._loop is not None:
             self._notify_scheduled = True
-            self._loop.call_at(self._notified + _NOTIFY_S, self._notify)
+            due = self._notified + _NOTIFY_S
+            if self._loop.time() >= due:
+                self._loop.call_soon(self._notify)  # sooner than a timer that is due
+            else:
+                self._loop.call_at(due, self._notify)
 
     def _notify(self) -> None:
         """Something has changed; called in the I/O thread, and when the link ends."""
