@@ -57,7 +57,7 @@ class Checker:
 
     def _policy(self, worker: Worker) -> None:
         assert worker.state.policy is not None
-        version, body = worker.state.policy
+        version, body = worker.state.policy[0], bytes(worker.state.policy[1])
         worker.state.policy = None
         worker.policy = body
         if version[0] not in self._given_again and self.policies.setdefault(version, body) != body:
