@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.layout import Array, Column, index_batches
+from tmrl_core.training.layout import Array, Column, RowLayout, index_batches
 from tmrl_core.training.memory import EpisodeStatistics, collate_to_torch
 from tmrl_core.training.prefetch import Prefetch
 from tmrl_core.training.prioritized import Priorities
@@ -199,11 +199,13 @@ class Drawing(EpisodeStatistics):
 
     def _next_block(self) -> Block:
         """Draw it. In the thread of prefetching, nobody else touches the generator or the rows meanwhile."""
-        state = self._generator.bit_generator.state
+        # A batch drawn by priorities is never drawn again.
+        state = self._generator.bit_generator.state if self._priorities is None else {}
         try:
-            block = self._draw(self._block_batches)
+            block = self._draw(self._block_batches, dict(state))
         except BaseException:
-            self._generator.bit_generator.state = state
+            if state:
+                self._generator.bit_generator.state = state
             raise
         self._block_batches = min(2 * self._block_batches, self._largest_block())
         return block
@@ -222,7 +224,8 @@ class Drawing(EpisodeStatistics):
         row_bytes = max(1, self._rows.layout.row_bytes)
         return max(1, min(MAX_BLOCK_BATCHES, MAX_BLOCK_BYTES // (row_bytes * self.batch_size)))
 
-    def _draw(self, count: int) -> Block:
+    def _draw(self, count: int, state: dict[str, Any]) -> Block:
+        """`count` batches; `state` is the generator's."""
         layout = self._rows.layout
         if layout is None or len(self) == 0:
             raise ValueError("the replay memory holds no transition yet")
@@ -230,7 +233,6 @@ class Drawing(EpisodeStatistics):
         if drawable == 0:
             assert self._fresh is not None
             raise ValueError(f"no transition is of a policy at most {self._fresh.max_lag} versions behind")
-        state = self._generator.bit_generator.state
         size = count * self.batch_size
         drawn: dict[str, Array] = {}
         if self._priorities is not None:
@@ -243,29 +245,49 @@ class Drawing(EpisodeStatistics):
         else:
             rows = self._generator.integers(0, len(self), size=size)
         if self.sample_preprocessor is not None:
-            return Block([self._preprocessed(rows, drawn)], rows, dict(state))
+            return Block([self._preprocessed(rows, drawn)], rows, state)
         device = self.device or "cpu"
         on_cpu, counters = self._rows.gather(rows, self.batch_size)
-        gathered = [_to(group, device).view(count, self.batch_size, -1) for group in on_cpu]
+        groups = [_to(group, device) for group in on_cpu]
+        extras: dict[str, Any] = {}
+        for name, values in drawn.items():
+            extras[name] = torch.from_numpy(values)
+            if name != INDICES:
+                extras[name] = _to(extras[name], device)
+        if count == 1:
+            return Block([self._one_batch(layout, on_cpu, groups, extras)], rows, state, counters)
+        blocks = [group.view(count, self.batch_size, -1) for group in groups]
 
         def column(c: Column) -> list[torch.Tensor]:
-            if c in self._expanded:
-                whole = _to(torch.from_numpy(self._expanded[c](on_cpu[c.group][:, c.start : c.stop].numpy())), device)
-                return list(whole.view(count, self.batch_size, *whole.shape[1:]).unbind(0))
-            block = gathered[c.group]
             if not c.shape:
-                return list(block.select(-1, c.start).unbind(0))
-            values = block[..., c.start : c.stop]
+                return list(blocks[c.group].select(-1, c.start).unbind(0))
+            values = blocks[c.group][..., c.start : c.stop]
             return list(values.view(count, self.batch_size, *c.shape).unbind(0))
 
         batches = [index_batches(field, count) for field in layout.batch(column)]
-        if layout.extras or drawn:
-            extras: dict[str, Any] = {name: column(c) for name, c in layout.extras.items()}
-            for name, values in drawn.items():
-                on_device = torch.from_numpy(values) if name == INDICES else torch.from_numpy(values).to(device)
-                extras[name] = list(on_device.view(count, self.batch_size).unbind(0))
-            batches.append(index_batches(extras, count))
-        return Block(list(zip(*batches, strict=True)), rows, dict(state), counters)
+        if layout.extras:
+            batches.append(index_batches({name: column(c) for name, c in layout.extras.items()}, count))
+        return Block(list(zip(*batches, strict=True)), rows, state, counters)
+
+    def _one_batch(
+        self, layout: RowLayout, on_cpu: list[torch.Tensor], groups: list[torch.Tensor], extras: dict[str, Any]
+    ) -> Batch:
+        """The batch of rows that were gathered; one call of `split` a group costs less than one a column."""
+        pieces = [torch.split(group, sizes, 1) for group, sizes in zip(groups, layout.sizes, strict=True)]
+
+        def column(c: Column) -> torch.Tensor:
+            if c in self._expanded:
+                whole = self._expanded[c](on_cpu[c.group][:, c.start : c.stop].numpy())
+                return _to(torch.from_numpy(whole), groups[c.group].device)
+            piece: torch.Tensor = pieces[c.group][c.number]
+            if len(c.shape) == 1:
+                return piece
+            return piece.view(self.batch_size, *c.shape) if c.shape else piece.squeeze(1)
+
+        batch = layout.batch(column)
+        if not (layout.extras or extras):
+            return batch
+        return *batch, {**{name: column(c) for name, c in layout.extras.items()}, **extras}
 
     def _preprocessed(self, rows: Array, drawn: dict[str, Array]) -> Batch:
         assert self.sample_preprocessor is not None

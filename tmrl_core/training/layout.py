@@ -125,9 +125,10 @@ def fill(target: Array, values: Array) -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """A slice of a group's rows."""
+    """A slice of a group's rows, the `number`th one."""
 
     group: int
+    number: int
     start: int
     stop: int
     shape: tuple[int, ...]
@@ -146,6 +147,8 @@ class RowLayout:
         self.observation = observation
         self.action = action
         self.dtypes: list[np.dtype[Any]] = []
+        self.sizes: list[list[int]] = []
+        """Of each group the elements of its columns."""
         self._widths: list[int] = []
         self.prev_obs = [self._add(leaf) for leaf in observation.leaves]
         self.act = [self._add(leaf) for leaf in action.leaves]
@@ -160,10 +163,12 @@ class RowLayout:
         if leaf.dtype not in self.dtypes:
             self.dtypes.append(leaf.dtype)
             self._widths.append(0)
+            self.sizes.append([])
         group = self.dtypes.index(leaf.dtype)
         start = self._widths[group]
         self._widths[group] += leaf.width
-        return Column(group, start, self._widths[group], leaf.shape)
+        self.sizes[group].append(leaf.width)
+        return Column(group, len(self.sizes[group]) - 1, start, self._widths[group], leaf.shape)
 
     @property
     def widths(self) -> list[int]:

@@ -115,14 +115,17 @@ class Priorities:
             td_errors: [n]; their sign does not count. One that is not finite leaves its transition's priority.
         """
         priorities = np.abs(td_errors).astype(np.float64) + self.settings.epsilon
-        usable = (indices >= self._stop - self.capacity) & np.isfinite(priorities)
-        if self._removed:
-            usable &= self.of(indices) > 0
-        if not usable.all():
+        oldest = self._stop - self.capacity
+        highest = priorities.max(initial=0.0)  # not a number where one of them is not
+        if self._removed or indices.min(initial=oldest) < oldest or not math.isfinite(highest):
+            usable = (indices >= oldest) & np.isfinite(priorities)
+            if self._removed:
+                usable &= self.of(indices) > 0
             indices, priorities = indices[usable], priorities[usable]
-            if not len(indices):
-                return
-        self.highest = max(self.highest, float(priorities.max()))
+            highest = priorities.max(initial=0.0)
+        if not len(indices):
+            return
+        self.highest = max(self.highest, float(highest))
         self._tree.set(indices % self.capacity, priorities**self.settings.alpha)
 
     def of(self, indices: Array) -> Array:

@@ -497,13 +497,15 @@ class ReplayMemory(Drawing):
             self._note_versions(self._rows.readable - len(self))
         self.note_version(int(state.get("version", 0)))
         self._generator.bit_generator.state = state["generator"]
-        self._block = None
-        if state["block"] is not None and same:
+        self._forget_block()
+        most = self._largest_block() if self._rows.layout is not None else 1
+        if state["block"] is not None and same and state["block"][0] <= most:
             # The block was drawn from what is here now, or it would have been thrown away: the same draw again.
             count, position = state["block"]
-            self._block = self._draw(count)
+            self._block = self._draw(count, dict(self._generator.bit_generator.state))
             self._block.position = position
-        self._block_batches = int(state["next_block"]) if same else 1
+        if same:
+            self._block_batches = min(int(state["next_block"]), most)
 
     def _load_ram(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
         assert self._ram is not None
