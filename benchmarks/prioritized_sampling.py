@@ -3,8 +3,9 @@
     python benchmarks/prioritized_sampling.py [--transitions N] [--batches N] [--repetitions N] [--tree-only]
 
 Counted: the draw in proportion to priorities, importance weights, the batch as tensors (Pendulum's columns), and
-`update_priorities` with 256 new errors, before the next batch is drawn. `--tree-only` leaves the tensors out. Where
-cpprb is installed, its `PrioritizedReplayBuffer` (C++) takes turns with ours; it hands out NumPy arrays.
+`update_priorities` with 256 new errors, before the next batch is drawn; a line more for eight batches drawn at once
+(`memory.priority.batches_at_once: 8`). `--tree-only` leaves the tensors out. Where cpprb is installed, its
+`PrioritizedReplayBuffer` (C++) takes turns with ours; it hands out NumPy arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BATCH = 256
 REACH = 5000
 
 
-def ours(transitions: int, batches: int) -> Callable[[], None]:
+def ours(transitions: int, batches: int, at_once: int = 1) -> Callable[[], None]:
     """The memory, filled, as a function that draws and updates `batches` times."""
     import torch
     from memory_sampling import messages
@@ -30,7 +31,9 @@ def ours(transitions: int, batches: int) -> Callable[[], None]:
     from tmrl_core.training import ReplayMemory
 
     torch.set_num_threads(1)
-    memory = ReplayMemory("cpu", 1, memory_size=transitions, batch_size=BATCH, seed=0, priority={})
+    memory = ReplayMemory(
+        "cpu", 1, memory_size=transitions, batch_size=BATCH, seed=0, priority={"batches_at_once": at_once}
+    )
     for chunk in messages(transitions):
         memory.append_chunk(chunk)
     generator = np.random.default_rng(0)
@@ -98,6 +101,7 @@ def main() -> None:
     found = {
         "priorities alone": tree_only(options.transitions, options.batches),
         "ReplayMemory": None if options.tree_only else ours(options.transitions, options.batches),
+        "ReplayMemory, 8 at once": None if options.tree_only else ours(options.transitions, options.batches, 8),
         "cpprb": cpprb(options.transitions, options.batches),
     }
     candidates = {name: run for name, run in found.items() if run is not None}
@@ -118,9 +122,11 @@ def main() -> None:
         spread = f"{min(rates[name]):,.0f} to {max(rates[name]):,.0f}"
         per_second = statistics.median(processor[name])
         reached = (
-            f"reach {REACH:,}: {'reached' if middle >= REACH else 'NOT reached'}" if name == "ReplayMemory" else ""
+            f"reach {REACH:,}: {'reached' if middle >= REACH else 'NOT reached'}"
+            if name.startswith("ReplayMemory")
+            else ""
         )
-        print(f"{name:20} {middle:10,.0f}/s ({spread}); {per_second:,.0f} a second of processor time  {reached}")
+        print(f"{name:24} {middle:10,.0f}/s ({spread}); {per_second:,.0f} a second of processor time  {reached}")
 
 
 if __name__ == "__main__":

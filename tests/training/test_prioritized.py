@@ -110,7 +110,15 @@ def test_what_was_removed_stays_out_whatever_is_heard_of_it_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("alpha", -0.1), ("beta", 1.5), ("beta_final", 2.0), ("beta_batches", 0), ("epsilon", 0.0)]
+    ("name", "value"),
+    [
+        ("alpha", -0.1),
+        ("beta", 1.5),
+        ("beta_final", 2.0),
+        ("beta_batches", 0),
+        ("epsilon", 0.0),
+        ("batches_at_once", 0),
+    ],
 )
 def test_a_setting_out_of_its_range_is_named(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"memory\.priority\.{name} must be"):
@@ -161,6 +169,48 @@ def test_a_restored_memory_draws_on_identically(make: Any, make_rows: Any) -> No
         batch = other.sample()
         assert all(torch.equal(left, right) for left, right in zip(batch[:6], expected[:6], strict=True))
         assert all(torch.equal(batch[6][name], expected[6][name]) for name in expected[6])
+    other.close()
+
+
+def test_batches_drawn_at_once_are_each_as_one_drawn_alone() -> None:
+    settings = Prioritization(alpha=0.7, beta_batches=10**9)
+    together, alone = Priorities(50, settings), Priorities(50, settings)
+    errors = np.random.default_rng(0).random(50)
+    for priorities in (together, alone):
+        priorities.add(0, 50)
+        priorities.update(np.arange(50), errors)
+    one, other = np.random.default_rng(1), np.random.default_rng(1)
+    indices, weights = together.draw(one, 16, 50, 3)
+    expected = [alone.draw(other, 16, 50) for _ in range(3)]
+    np.testing.assert_array_equal(indices, np.concatenate([found for found, _ in expected]))
+    np.testing.assert_allclose(weights, np.concatenate([found for _, found in expected]), rtol=1e-6)
+    assert together.batches == alone.batches == 3
+
+
+def test_of_batches_drawn_at_once_a_checkpoint_holds_those_that_are_left(make: Any, make_rows: Any) -> None:
+    settings = {"priority": {"alpha": 1.0, "batches_at_once": 4}, "n_step": 2}
+    memory = make("one", **settings)
+    for episode in range(5):
+        memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
+    for _ in range(5):  # one, two, and two of four
+        batch = memory.sample()
+        memory.update_priorities(batch[6]["indices"], batch[2])
+    state = memory.state_dict()
+    newest = np.arange(memory.written - len(memory), memory.written) % 40
+    rows = [ring[newest].copy() for ring in memory.row_arrays]
+    after = [memory.sample() for _ in range(7)]
+    memory.close()
+    other = make("one", **settings)
+    other.load_state_dict(state, rows)
+    for expected in after:
+        batch = other.sample()
+        assert all(torch.equal(left, right) for left, right in zip(batch[:6], expected[:6], strict=True))
+        assert all(torch.equal(batch[6][name], expected[6][name]) for name in expected[6])
+    surprising = other.written - 1
+    other.update_priorities(torch.tensor([surprising]), torch.tensor([1e6]))
+    other.append_chunk(make_rows(1, 9, 0, 3))
+    # What is appended, with the highest priority so far, begins a new block.
+    assert set(other.sample()[6]["indices"].tolist()) == {surprising, surprising + 1}
     other.close()
 
 

@@ -335,6 +335,13 @@ class PrioritySection(Section, frozen=True, kw_only=True):
     beta_final: Annotated[Share, doc("The same in the end.")] = 1.0
     beta_batches: Annotated[Positive, doc("Batches until then; in between it grows linearly.")] = 500_000
     epsilon: Annotated[Ratio, doc("Added to each absolute TD error: none is never drawn again.")] = 1e-6
+    batches_at_once: Annotated[
+        Positive,
+        doc(
+            "Most batches that are drawn by the same priorities. 1: each batch follows what the one before has "
+            "changed. 8: each costs less than half as much."
+        ),
+    ] = 1
 
 
 class MemorySection(Section, frozen=True, kw_only=True):

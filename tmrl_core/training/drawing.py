@@ -3,8 +3,8 @@
 Batches that are drawn uniformly are drawn in blocks of several: one draw of indices, one gather per dtype and one split
 serve up to `MAX_BLOCK_BATCHES` batches. A block is thrown away when something is appended, so that new transitions are
 drawn at once; block sizes grow from one after each append, so that not much is ever thrown away. By priorities each
-batch is drawn alone, so that it follows the priorities that the batch before it has changed. Blocks may be prepared by
-a thread beside training (prefetch.py), and drawn of what is recent only (staleness.py).
+batch is drawn alone, so that it follows the priorities that the batch before it has changed, unless blocks are asked
+for. Blocks may be prepared by a thread beside training (prefetch.py), and drawn of what is recent only (staleness.py).
 """
 
 from __future__ import annotations
@@ -219,15 +219,15 @@ class Drawing(EpisodeStatistics):
 
     def _largest_block(self) -> int:
         assert self._rows.layout is not None
-        if self.sample_preprocessor is not None or self._priorities is not None:
+        if self.sample_preprocessor is not None:
             return 1
         row_bytes = max(1, self._rows.layout.row_bytes)
-        return max(1, min(MAX_BLOCK_BATCHES, MAX_BLOCK_BYTES // (row_bytes * self.batch_size)))
+        most = MAX_BLOCK_BATCHES if self._priorities is None else self._priorities.settings.batches_at_once
+        return max(1, min(most, MAX_BLOCK_BYTES // (row_bytes * self.batch_size)))
 
     def _draw(self, count: int, state: dict[str, Any]) -> Block:
         """`count` batches; `state` is the generator's."""
-        layout = self._rows.layout
-        if layout is None or len(self) == 0:
+        if len(self) == 0:
             raise ValueError("the replay memory holds no transition yet")
         drawable = self.drawable
         if drawable == 0:
@@ -236,7 +236,7 @@ class Drawing(EpisodeStatistics):
         size = count * self.batch_size
         drawn: dict[str, Array] = {}
         if self._priorities is not None:
-            indices, weights = self._priorities.draw(self._generator, size, drawable)
+            indices, weights = self._priorities.draw(self._generator, self.batch_size, drawable, count)
             rows = self._rows.draws_of(indices)
             drawn = {INDICES: indices, WEIGHTS: weights}
         elif self._fresh is not None:
@@ -244,6 +244,12 @@ class Drawing(EpisodeStatistics):
             rows = self._rows.draws_of(self._fresh.draw(self._generator, size, readable - len(self), readable))
         else:
             rows = self._generator.integers(0, len(self), size=size)
+        return self._block_of(rows, drawn, state)
+
+    def _block_of(self, rows: Array, drawn: dict[str, Array], state: dict[str, Any]) -> Block:
+        """The batches of the rows that were drawn; `drawn` is what is known of each besides."""
+        layout, count = self._rows.layout, len(rows) // self.batch_size
+        assert layout is not None
         if self.sample_preprocessor is not None:
             return Block([self._preprocessed(rows, drawn)], rows, state)
         device = self.device or "cpu"
@@ -265,8 +271,10 @@ class Drawing(EpisodeStatistics):
             return list(values.view(count, self.batch_size, *c.shape).unbind(0))
 
         batches = [index_batches(field, count) for field in layout.batch(column)]
-        if layout.extras:
-            batches.append(index_batches({name: column(c) for name, c in layout.extras.items()}, count))
+        if layout.extras or extras:
+            of_rows = {name: column(c) for name, c in layout.extras.items()}
+            besides = {name: list(values.view(count, -1).unbind(0)) for name, values in extras.items()}
+            batches.append(index_batches({**of_rows, **besides}, count))
         return Block(list(zip(*batches, strict=True)), rows, state, counters)
 
     def _one_batch(
@@ -288,6 +296,14 @@ class Drawing(EpisodeStatistics):
         if not (layout.extras or extras):
             return batch
         return *batch, {**{name: column(c) for name, c in layout.extras.items()}, **extras}
+
+    def _left_over(self) -> dict[str, Array] | None:
+        """What was drawn by priorities, which have changed since, and not handed out: for a checkpoint."""
+        block = self._block
+        if self._priorities is None or block is None or block.position == len(block.batches):
+            return None
+        extras = [batch[6] for batch in block.batches[block.position :]]
+        return {name: np.concatenate([_numpy(batch[name]) for batch in extras]) for name in (INDICES, WEIGHTS)}
 
     def _preprocessed(self, rows: Array, drawn: dict[str, Array]) -> Batch:
         assert self.sample_preprocessor is not None

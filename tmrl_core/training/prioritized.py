@@ -26,6 +26,8 @@ class Prioritization:
         beta_final: the same in the end.
         beta_batches: batches until then; in between it grows linearly.
         epsilon: added to each absolute TD error, so that no transition is never drawn again.
+        batches_at_once: most batches that are drawn by the same priorities. 1: each batch follows what the one before
+            has changed. More cost less each; what is appended counts at once in any case.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -36,6 +38,7 @@ class Prioritization:
     beta_final: float = 1.0
     beta_batches: int = 500_000
     epsilon: float = 1e-6
+    batches_at_once: int = 1
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "beta_final"):
@@ -43,8 +46,9 @@ class Prioritization:
                 raise ConfigError(f"memory.priority.{name} must be 0 to 1, got {getattr(self, name)!r}")
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise ConfigError(f"memory.priority.epsilon must be above 0, got {self.epsilon!r}")
-        if self.beta_batches < 1:
-            raise ConfigError(f"memory.priority.beta_batches must be at least 1, got {self.beta_batches!r}")
+        for name in ("beta_batches", "batches_at_once"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"memory.priority.{name} must be at least 1, got {getattr(self, name)!r}")
 
 
 class Priorities:
@@ -86,26 +90,29 @@ class Priorities:
         self._removed = True
         self._tree.set(np.arange(max(start, self._stop - self.capacity), stop) % self.capacity, 0.0)
 
-    def draw(self, generator: np.random.Generator, size: int, transitions: int) -> tuple[Array, Array]:
-        """One transition out of each of `size` equal shares of the sum of all priorities.
+    def draw(self, generator: np.random.Generator, size: int, transitions: int, count: int = 1) -> tuple[Array, Array]:
+        """For each batch one transition out of each of `size` equal shares of the sum of all priorities.
 
         Args:
             generator: of random numbers.
             size: transitions in a batch.
             transitions: how many can be drawn (N).
+            count: batches.
 
         Returns:
-            Absolute indices [size], and importance weights [size] float32, of which the largest is 1.
+            Absolute indices [count * size], and importance weights [count * size] float32, of which the largest in each
+            batch is 1.
         """
         total = self._tree.total
-        places = self._tree.find((np.arange(size) + generator.random(size)) * (total / size))
+        sought = (np.arange(size) + generator.random((count, size))) * (total / size)
+        places = self._tree.find(sought.reshape(-1))
         share = self._tree.leaves[places] / total
-        weights = (transitions * share) ** -self.beta
-        weights /= weights.max()
-        self.batches += 1
+        weights = ((transitions * share) ** -self.beta).reshape(count, size)
+        weights /= weights.max(axis=1, keepdims=True)
+        self.batches += count
         newest = self._stop - 1
         indices: Array = newest - (newest - places) % self.capacity
-        return indices, weights.astype(np.float32)
+        return indices, weights.reshape(-1).astype(np.float32)
 
     def update(self, indices: Array, td_errors: Array) -> None:
         """What the transitions of a batch have surprised by; those that have left meanwhile are passed over.

@@ -28,7 +28,7 @@ import torch
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.disk_rows import DiskRows
-from tmrl_core.training.drawing import Drawing
+from tmrl_core.training.drawing import INDICES, Drawing
 from tmrl_core.training.joining import Joined, Tail, join_pairs, tail_of_pairs
 from tmrl_core.training.layout import Array, Column, RowLayout, TreeSpec, tree_spec
 from tmrl_core.training.memory import (
@@ -453,7 +453,7 @@ class ReplayMemory(Drawing):
     def state_dict(self) -> dict[str, Any]:
         """All but the rows: layout, counters, generator, each stream's last row, and where a drawn block stands."""
         self._stop_ahead()
-        # By priorities a batch is drawn and gone; what it was drawn from has changed since.
+        # What was drawn by priorities cannot be drawn again: what it was drawn from has changed since.
         block = self._block if self._priorities is None else None
         return {
             "memory_size": self.memory_size,
@@ -469,6 +469,7 @@ class ReplayMemory(Drawing):
             "steps": [self.n_step, self.gamma],
             "priorities": None if self._priorities is None else self._priorities.state_dict(),
             "version": self._lag.counter,
+            "drawn": self._left_over(),
         }
 
     def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
@@ -504,6 +505,10 @@ class ReplayMemory(Drawing):
             count, position = state["block"]
             self._block = self._draw(count, dict(self._generator.bit_generator.state))
             self._block.position = position
+        left = state.get("drawn")
+        if left is not None and same and self._priorities is not None:
+            drawn = {name: np.asarray(values) for name, values in left.items()}
+            self._block = self._block_of(self._rows.draws_of(drawn[INDICES]), drawn, {})
         if same:
             self._block_batches = min(int(state["next_block"]), most)
 
