@@ -54,6 +54,7 @@ from tmrl_core.networking.messages import (
     Resume,
     Seen,
     Stored,
+    Unused,
     Waits,
     Want,
     Welcome,
@@ -384,6 +385,7 @@ MESSAGES: dict[type, Control] = {
     Waits: Waits(0, "40 updates"),
     HandOver: HandOver(0),
     Stored: Stored(0, 0),
+    Unused: Unused(0, 0, 10),
     Want: Want(0, 0, 10),
     Credit: Credit(0, 0, 1 << 20),
     Have: Have(1, 1),
@@ -432,7 +434,7 @@ STATES = [
         "relay",
         (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")),
         "worker",
-        {OpenStream, CloseStream, HandOver, Want, Waits, Have},
+        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have},
     ),
     ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Credit, Direct, Report}),
     ("relay", (HELLO_OBSERVER,), "observer", {Look}),
@@ -579,6 +581,22 @@ class Ends:
         head = SAMPLES_HEAD.pack(number, number, number, 1, len(body))
         epoch = self.resumes[worker].epoch
         say(self.workers[worker], *(bytes(wire) for wire in cut(Kind.DATA, head, [body], epoch=epoch, channel=0)))
+
+
+def test_credit_given_back_is_granted_to_who_waits_for_it() -> None:
+    ends = Ends(3, budget_bytes=2 << 20, max_message_bytes=900_000)
+    for worker in (0, 1):
+        ends.want(worker, 900_000)
+        assert len(ends.limits(worker)) == 1
+    ends.want(2, 200_000)
+    assert ends.limits(2) == [], "the pool is empty"
+    tell(ends.workers[0], Unused(0, ends.resumes[0].epoch + 1, 150_000))
+    assert ends.limits(2) == [], "that epoch is over"
+    reserved = ends.relay.flow.reserved_bytes
+    tell(ends.workers[0], Unused(0, ends.resumes[0].epoch, 150_000))
+    assert ends.limits(2) == [ends.resumes[2].credit + 200_000]
+    assert ends.relay.flow.reserved_bytes == reserved - 150_000 + 200_000
+    assert not ends.workers[0].closing
 
 
 def test_a_want_is_granted_up_to_the_window_and_again_when_something_was_forwarded() -> None:

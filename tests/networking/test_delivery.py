@@ -154,6 +154,34 @@ def test_dropping_takes_the_oldest_that_is_not_on_its_way() -> None:
     assert numbers_sent(sender) == [2]
 
 
+def test_credit_for_what_was_dropped_is_given_back_once_nothing_needs_it() -> None:
+    large, small = (message_bytes(SAMPLES_HEAD, size) for size in (1_000, 40))
+    sender = sender_of(1_000, queue_bytes=1_020, drop_oldest=True)
+    sender.resume(channel=3, epoch=2, next_number=0, credit=0)
+    want = sender.want(LIMIT)
+    assert want is not None
+    assert sender.offer([bytes(40)], 1)
+    assert sender.samples_dropped == 1
+    assert sender.unused() is None, "there is something to send"
+    sender.credit(epoch=2, limit=want.total)
+    assert numbers_sent(sender) == [1]
+    unused = sender.unused()
+    assert unused is not None
+    assert (unused.channel, unused.epoch, unused.size) == (3, 2, large - small)
+    assert sender.unused() is None, "it was said"
+    assert sender.offer([bytes(40)], 1)
+    again = sender.want(LIMIT)
+    assert again is not None
+    assert again.total == want.total + small, "what was given back counts as sent"
+
+
+def test_standing_credit_is_kept() -> None:
+    sender = sender_of(40)
+    sender.resume(channel=0, epoch=1, next_number=0, credit=5_000)
+    assert numbers_sent(sender) == [0]
+    assert sender.unused() is None, "it was not asked for"
+
+
 def test_what_finds_no_room_beside_the_message_on_its_way_is_dropped_itself_and_counted() -> None:
     sender = sender_of(70_000, queue_bytes=70_100, drop_oldest=True)
     sender.resume(channel=0, epoch=1, next_number=0, credit=LIMIT)

@@ -43,6 +43,7 @@ from tmrl_core.networking.messages import (
     Report,
     Resume,
     Role,
+    Unused,
     Want,
     Welcome,
     decode_control,
@@ -349,6 +350,10 @@ def a_large_want(wolf: Stranger, resume: Resume) -> None:
     wolf.tell(Want(0, resume.epoch, 1 << 40))
 
 
+def a_large_gift(wolf: Stranger, resume: Resume) -> None:
+    wolf.tell(Unused(0, resume.epoch, resume.credit + 1))
+
+
 def an_unknown_channel(wolf: Stranger, resume: Resume) -> None:
     wolf.frame(Kind.DATA, FIRST | LAST, head() + b"x", channel=9)
 
@@ -427,6 +432,7 @@ def an_unreal_position(wolf: Stranger, resume: Resume) -> None:
         (four_gigabytes, "a message of 4294967295 bytes; at most 1048576 are relayed"),
         (more_than_the_credit, "bytes more were sent than credit was given"),
         (a_large_want, "more credit was asked for than the window allows"),
+        (a_large_gift, "more credit was given back than was left"),
         (an_unknown_channel, "channel 9 is not open"),
         (an_unknown_want, "channel 9 is not open"),
         (an_unknown_close, "channel 9 is not open"),

@@ -34,7 +34,7 @@ from tmrl_core.networking.framing import (
     cut,
     message_bytes,
 )
-from tmrl_core.networking.messages import MAX_REASON_CHARACTERS, Ack, Refusal, Want
+from tmrl_core.networking.messages import MAX_REASON_CHARACTERS, Ack, Refusal, Unused, Want
 
 _ACK_BYTES = 32_768
 """Of refusals in one acknowledgement: with the rest of the message they fit into a frame."""
@@ -353,6 +353,19 @@ class StreamSender:
             return None
         self._wanted = total
         return Want(self._channel, self._epoch, total)
+
+    def unused(self) -> Unused | None:
+        """Gives credit back that was wanted for messages which were dropped meanwhile, once nothing needs it.
+
+        It counts as sent, so that no count ever falls and what is on the way at that time stays true.
+        """
+        if not self._active or self._queue or self._current is not None or self._limit < self._wanted:
+            return None
+        size = self._wanted - self._sent_bytes
+        if size <= 0:
+            return None
+        self._sent_bytes = self._wanted
+        return Unused(self._channel, self._epoch, size)
 
 
 class Received(NamedTuple):

@@ -358,6 +358,14 @@ class Want(_Control, frozen=True, tag="want"):
     total: Number
 
 
+class Unused(_Control, frozen=True, tag="unused"):
+    """Worker -> relay: `size` bytes of the credit that I wanted I will not use: they count as sent."""
+
+    channel: Channel
+    epoch: Epoch
+    size: Number
+
+
 class Credit(_Control, frozen=True, tag="credit"):
     """Receiver -> sender: you may send up to byte `limit`, counted from the epoch's (channel 0: the link's) start."""
 
@@ -448,6 +456,7 @@ Control: TypeAlias = (
     | Ack
     | HandOver
     | Stored
+    | Unused
     | Want
     | Credit
     | Have

@@ -31,6 +31,12 @@ def test_every_promise_is_kept(block: int, full: bool) -> None:
     assert faults.keys() == FAULTS.keys(), "each kind of fault is tried"
 
 
+@pytest.mark.parametrize("seed", [2029759])
+def test_what_was_mended_stays_mended(seed: int) -> None:
+    """2029759: credit for messages that were dropped stayed with workers that had nothing to send any more."""
+    assert not simulate(seed).failure
+
+
 def test_a_seed_plays_the_same_again_in_any_process() -> None:
     seeds = (3, 5, 8)
     here = " ".join(str(simulate(seed).digest) for seed in seeds)

@@ -288,6 +288,9 @@ class WorkerConnection(Connection):
             want = sender.want(self.window_bytes)
             if want is not None:
                 self._slots[("want", channel)] = want
+            unused = sender.unused()
+            if unused is not None:
+                self.send(unused)
 
     def _next_frame(self) -> Wire | None:
         if self._ended:

@@ -34,6 +34,7 @@ from tmrl_core.networking.messages import (
     Report,
     Resume,
     Seen,
+    Unused,
     Version,
     Waits,
     Want,
@@ -61,7 +62,7 @@ class RelayConnection(Connection):
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
-        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Have, Waits}),
+        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits}),
         "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
         "observer": frozenset({Look}),
     }
@@ -141,6 +142,8 @@ class RelayConnection(Connection):
                 relay.close_stream(self, message.channel)
             case Want():
                 relay.flow.want(self, message)
+            case Unused():
+                relay.flow.unused(self, message)
             case HandOver():
                 relay.hand_overs.begin(self, message.channel)
             case Waits():

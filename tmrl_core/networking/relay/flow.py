@@ -32,7 +32,7 @@ from tmrl_core.networking.framing import (
     Frame,
     message_bytes,
 )
-from tmrl_core.networking.messages import Credit, Want
+from tmrl_core.networking.messages import Credit, Unused, Want
 from tmrl_core.networking.relay.streams import RelayStream
 
 if TYPE_CHECKING:
@@ -186,6 +186,19 @@ class Flow:
             self._wants.setdefault(stream.id, stream)
             self._short_bytes = 0
             self.grant()
+
+    def unused(self, connection: RelayConnection, message: Unused) -> None:
+        """A worker asked for credit for messages that it has dropped, and has nothing else to send: others may have it.
+
+        Else a few workers that fall silent after a trainer's absence could hold the whole pool.
+        """
+        stream = connection.stream(message.channel)
+        if not stream.active or message.epoch != stream.epoch:
+            return
+        if message.size > stream.limit - stream.received:
+            raise RemoteProtocolError("more credit was given back than was left")
+        stream.received += message.size
+        self.forwarded(stream, message.size)
 
     def grant(self) -> None:
         """Give credit to those who asked, by whose turn it is, as far as the pool reaches.
