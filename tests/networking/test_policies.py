@@ -6,7 +6,9 @@ import gc
 import os
 
 import numpy as np
+import pytest
 
+from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.framing import POLICY_HEAD, FrameReader, Kind, cut
 from tmrl_core.networking.peers.worker import PolicyReceiver
 
@@ -46,3 +48,9 @@ def test_memory_of_a_policy_is_used_for_a_later_one_but_never_while_it_is_looked
     third = send(receiver, (1, 3), bodies[2])
     assert address(third) == place
     assert (bytes(second), bytes(third)) == (bodies[1], bodies[2])
+
+
+@pytest.mark.parametrize("version", [(1, (1 << 64) - 1), (1 << 62, 1)])
+def test_a_version_that_could_not_be_confirmed_is_the_servers_fault(version: tuple[int, int]) -> None:
+    with pytest.raises(RemoteProtocolError, match="no run comes to that"):
+        send(PolicyReceiver(1 << 30), version, b"body")

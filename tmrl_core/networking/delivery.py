@@ -27,6 +27,7 @@ from tmrl_core.networking.framing import (
     FIRST,
     HEADER_BYTES,
     LAST,
+    MAX_NUMBER,
     SAMPLES_HEAD,
     Frame,
     Kind,
@@ -461,6 +462,8 @@ class StreamReceiver:
             if len(payload) < SAMPLES_HEAD.size:
                 raise RemoteProtocolError("a message began with a frame too short for its head")
             self._head = number, floor, position, _samples, length = SAMPLES_HEAD.unpack_from(payload)
+            if max(number, floor, position) >= MAX_NUMBER:
+                raise RemoteProtocolError(f"message {number} at sample {position}: no stream comes to that")
             if length > max_message_bytes:
                 raise RemoteProtocolError(f"a message of {length} bytes; at most {max_message_bytes} are allowed")
             if number > self.next_number and floor > self.next_number:

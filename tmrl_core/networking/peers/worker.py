@@ -13,6 +13,7 @@ from tmrl_core.networking.delivery import StreamSender
 from tmrl_core.networking.framing import (
     FIRST,
     LAST,
+    MAX_NUMBER,
     POLICY_HEAD,
     Frame,
     Kind,
@@ -68,6 +69,8 @@ class PolicyReceiver:
             if len(payload) < POLICY_HEAD.size:
                 raise RemoteProtocolError("a policy update began with a frame too short for its head")
             incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
+            if max(incarnation, counter) >= MAX_NUMBER:
+                raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy: no run comes to that")
             if length > self.max_bytes:
                 raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are allowed")
             self._version = (incarnation, counter)
