@@ -68,9 +68,11 @@ class SumTree:
             inside = torch.from_numpy(sums).cumsum(1)
             found = torch.searchsorted(inside, torch.from_numpy(rest).unsqueeze(1), right=True).numpy().reshape(-1)
             np.minimum(found, FAN - 1, out=found)  # rounding may lead past the block
+            block = block * FAN + found
+            if level is self._leaves:
+                break
             at = first + found
             rest = rest - (inside.numpy().reshape(-1).take(at) - sums.reshape(-1).take(at))
-            block = block * FAN + found
         missed = self._leaves.reshape(-1).take(block) <= 0
         if missed.any():
             # Rounding has led to a place that is never drawn: the next one that is.
