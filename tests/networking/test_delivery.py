@@ -347,7 +347,7 @@ def data_frame(flags: int, payload: bytes) -> Frame:
         ([data_frame(FIRST, SAMPLES_HEAD.pack(0, 0, 0, 1, 3) + b"four")], "said that it had 3 bytes and has more"),
         ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack(0, 0, 0, 1, 3) + b"2.")], "said that it had 3 bytes and has 2"),
     ],
-    ids=["head", "beginning", "limit", "more", "fewer"],
+    ids=["head", "beginning", "limit", "number", "position", "floor", "more", "fewer"],
 )
 def test_frames_that_contradict_their_message_are_the_peers_fault(frames: list[Frame], words: str) -> None:
     with pytest.raises(RemoteProtocolError, match=words):
