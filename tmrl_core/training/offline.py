@@ -403,7 +403,7 @@ class TrainingOffline:
                 "samples cannot be kept: %s. They are not acknowledged, so their workers keep them; no more are taken "
                 "until they can be written, which is tried again and again. Training goes on with what there is, as "
                 "far as its ratio allows.",
-                exc,
+                str(exc).rstrip("."),
             )
 
     def _without_stale(self, buffer: Buffer, interface: TrainingInterface) -> tuple[Buffer, dict[int, Chunk]]:
