@@ -387,7 +387,7 @@ class MemorySection(Section, frozen=True, kw_only=True):
         doc(
             "Blocks of batches that a thread prepares, and sends to the trainer's device, beside training, without "
             "changing what is drawn; for uniform sampling without a preprocessor. null: 2 where that is a CUDA device, "
-            "otherwise 0: on the cores that train it gains nothing."
+            "otherwise 0: small batches gain nothing on a CPU; images do where a core is free."
         ),
     ] = None
     n_step: Annotated[

@@ -5,8 +5,8 @@ same generator, and what was prepared and not handed out is taken back (the gene
 anything is appended to the memory, and before its state is saved. So a run with prefetching, one without and one that
 goes on from a checkpoint draw the same numbers, whichever thread is the faster.
 
-It pays where preparing takes long beside an update: batches that travel to a GPU, and images. On the cores that train,
-it takes away what it gives.
+It pays where preparing takes long beside an update: batches that travel to a GPU, and images (a third more updates on a
+CPU with a core to spare). Batches of small observations cost so little that a CPU gains nothing.
 """
 
 from __future__ import annotations
