@@ -202,7 +202,11 @@ class _Examiner:
         else:
             yield Step("TLS", "ok", "the Server speaks TLS")
             self.why_not = "without credentials of our own"
-            yield Step("Server's certificate", "skipped", f"{_about(facts)}; not checked, since the credentials here are not whole")
+            yield Step(
+                "Server's certificate",
+                "skipped",
+                f"{_about(facts)}; not checked, since the credentials here are not whole",
+            )
 
     def _secured(self, addresses: list[way.Address]) -> Iterator[Step]:
         assert self._sock is not None
