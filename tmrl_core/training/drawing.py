@@ -27,6 +27,8 @@ MAX_BLOCK_BATCHES = 32
 MAX_BLOCK_BYTES = 1 << 20
 CUDA_PREFETCH = 2
 """Blocks that are prepared ahead for a CUDA device, where nothing else is said."""
+LOOKED_AT = 32
+"""Transitions of each block whose policies' versions are looked at, to measure how far behind they are."""
 INDICES = "indices"
 WEIGHTS = "weights"
 Batch = tuple[Any, ...]
@@ -43,7 +45,7 @@ class Block:
         self.position = 0
         self.generator_state = generator_state
         self.counters = counters
-        """Of the first batch: counters of the policies' versions; None: not known."""
+        """Of some of the first batch: counters of the policies' versions; None: not known."""
 
 
 class Drawing(EpisodeStatistics):
@@ -132,7 +134,7 @@ class Drawing(EpisodeStatistics):
     def take_drawn_lag(self) -> tuple[float, int] | None:
         """By how many versions the policies of what was drawn since the last call were behind: mean and maximum.
 
-        Of each block of batches one is looked at. None: nothing is known.
+        Of each block of batches a few transitions are looked at. None: nothing is known.
         """
         return self._lag.take()
 
@@ -253,7 +255,7 @@ class Drawing(EpisodeStatistics):
         if self.sample_preprocessor is not None:
             return Block([self._preprocessed(rows, drawn)], rows, state)
         device = self.device or "cpu"
-        on_cpu, counters = self._rows.gather(rows, self.batch_size)
+        on_cpu, counters = self._rows.gather(rows, min(LOOKED_AT, self.batch_size))
         groups = [_to(group, device) for group in on_cpu]
         extras: dict[str, Any] = {}
         for name, values in drawn.items():

@@ -7,9 +7,13 @@ a number below the sum of the runs' lengths. Runs leave the list when they have 
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from tmrl_core.training.layout import Array
+
+MOST_NOTED = 4096
 
 
 class FreshRows:
@@ -110,19 +114,17 @@ class DrawnLag:
 
     def __init__(self) -> None:
         self.counter = 0
-        self._sum = 0
-        self._most = 0
-        self._drawn = 0
+        # Looked at when somebody asks: a batch is drawn in less time than a mean takes.
+        self._drawn: deque[tuple[int, Array]] = deque(maxlen=MOST_NOTED)
 
     def note(self, counters: Array) -> None:
         """A batch with these versions, or a part of it, goes to training."""
-        behind = np.maximum(self.counter - counters, 0)
-        self._sum += int(behind.sum())
-        self._most = max(self._most, int(behind.max()))
-        self._drawn += len(counters)
+        self._drawn.append((self.counter, counters))
 
     def take(self) -> tuple[float, int] | None:
-        """Mean and maximum since the last call; None: nothing was drawn."""
-        found = (self._sum / self._drawn, self._most) if self._drawn else None
-        self._sum = self._most = self._drawn = 0
-        return found
+        """Mean and maximum since the last call, of the latest `MOST_NOTED` notes; None: nothing was drawn."""
+        if not self._drawn:
+            return None
+        behind = np.concatenate([np.maximum(latest - counters, 0) for latest, counters in self._drawn])
+        self._drawn.clear()
+        return float(behind.mean()), int(behind.max())
