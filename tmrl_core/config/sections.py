@@ -379,7 +379,9 @@ class MemorySection(Section, frozen=True, kw_only=True):
         Count | None,
         doc(
             "Only transitions of a policy that is at most so many versions behind the latest are drawn; the others "
-            "stay stored. null: any."
+            "stay stored. Where none is left, training waits for samples: so many versions (of "
+            "`trainer.update_model_interval` updates each) must be longer than workers need for an episode, and than "
+            "`worker.max_env_steps_per_update` makes them wait. null: any."
         ),
     ] = None
     prefetch: Annotated[

@@ -451,7 +451,10 @@ class TrainingOffline:
         if len(self.memory) == 0:
             return f"{self.total_samples} samples have arrived, but no complete transition"
         if getattr(self.memory, "drawable", 1) == 0:
-            return f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks"
+            return (
+                f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks (where workers wait "
+                "for updates meanwhile, raise that or trainer.update_model_interval)"
+            )
         if self.total_updates / self.total_samples > self.max_training_steps_per_env_step:
             return (
                 f"{self.total_updates} updates / {self.total_samples} samples received is above "
