@@ -389,3 +389,35 @@ def test_an_option_with_another_role_is_refused() -> None:
     options = cli.parser().parse_args(["--worker", "--quickstart"])
     with pytest.raises(ConfigError, match="--quickstart goes with --local"):
         cli.check_options(options)
+
+
+POISON = """
+import gymnasium as gym
+
+class Poison(gym.Wrapper):
+    def step(self, action):
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, 1e30, terminated, truncated, info  # finite, but not its square
+
+gym.register("Poison-v0", entry_point=lambda: Poison(gym.make("Pendulum-v1")))
+"""
+
+
+def test_updates_that_are_not_finite_end_a_run_with_exit_status_1(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "poison.py").write_text(POISON)
+    settings = {
+        "run.folder": "runs",
+        "run.name": "bad",
+        "environment.kwargs": "{id: 'poison:Poison-v0', to_float32: true}",
+        "agent.kwargs": "{hidden_sizes: [8, 8], compile: false}",
+        "trainer.device": "cpu",
+        "trainer.threads": "1",
+        "trainer.start_training": "20",
+        "trainer.max_bad_updates": "3",
+        "metrics.console": "false",
+    }
+    given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    done = run("--local", "--single-process", *given)
+    assert done.returncode == 1, done.stderr
+    assert "BadUpdatesError: 3 updates in a row" in done.stderr
+    assert len(list((tmp_path / "runs" / "bad" / "bad_updates").iterdir())) == 3

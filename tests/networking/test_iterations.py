@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from tmrl_core import roles
 from tmrl_core.config import Config, from_values, use
-from tmrl_core.errors import CheckpointError, LinkClosedError
+from tmrl_core.errors import BadUpdatesError, CheckpointError, LinkClosedError
 from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.links import WorkerLink
 
@@ -212,3 +213,31 @@ def test_continuous_actions_are_trained_by_what_was_drawn(tmp_path: Path) -> Non
     assert row["memory_len"] == 150
     # The first minibatch is trained on with the weights that collected it.
     assert row["kl"] < 0.05
+
+
+class Overflowing(gym.RewardWrapper[Any, Any]):
+    """Rewards that are finite, but not their squares."""
+
+    def reward(self, reward: Any) -> float:
+        return 1e30
+
+
+def overflowing(**kwargs: Any) -> gym.Env[Any, Any]:
+    return Overflowing(gym.make("CartPole-v1", **kwargs))
+
+
+def test_rounds_that_nothing_can_be_learned_from_are_counted_and_end_training(tmp_path: Path) -> None:
+    gym.register("Overflowing-v0", entry_point=overflowing)
+    try:
+        environment = {"kwargs": {"id": "Overflowing-v0", "to_float32": True}}
+        limit = {"max_bad_updates": 2}
+        with pipeline(tmp_path, environment=environment, trainer=limit) as (trainer, _):
+            row = trainer.train_iteration()
+            before = weights(trainer)
+            assert row["updates_skipped"] == 10  # two epochs of five minibatches
+            assert row["updates"] == 0
+            with pytest.raises(BadUpdatesError, match="2 updates in a row"):
+                trainer.train_iteration()
+            assert same(before, weights(trainer))
+    finally:
+        del gym.registry["Overflowing-v0"]

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.ppo import PPOAgent
 from tmrl_core.training.round_memory import ENDS
 from tmrl_core.training.state import capture, restore
@@ -85,14 +86,33 @@ def test_it_stops_when_the_policy_has_moved_too_far() -> None:
     assert 0 < metrics["updates"] < 40
 
 
+@pytest.mark.parametrize("column", [0, 2, 3], ids=["obs", "reward", "next_obs"])
+def test_a_round_that_is_not_finite_changes_nothing(column: int) -> None:
+    agent = make(FEW, minibatch_size=64, normalize_observations=True, normalize_rewards=True)
+    batch, _ = play(agent, 64, 5.0)
+    agent.train(batch)
+
+    def kept() -> list[torch.Tensor]:
+        assert agent.observations is not None
+        assert agent.returns is not None
+        return [*agent.model.state_dict().values(), agent.observations.mean, agent.returns.std]
+
+    before = [tensor.clone() for tensor in kept()]
+    batch[column][3] = float("nan")
+    assert agent.train(batch) == {"updates": 0, SKIPPED: True}
+    assert all(torch.equal(*pair) for pair in zip(before, kept(), strict=True))
+    assert agent.train(play(agent, 64, 5.0, seed=1)[0])["updates"] == 10
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     agent = make(FEW, minibatch_size=64)
     before = [parameter.clone() for parameter in agent.model.parameters()]
     batch, _ = play(agent, 64, 5.0)
-    batch[2][0] = float("nan")
+    batch[2][0] = 1e30  # finite, but not its square
     metrics = agent.train(batch)
     assert metrics["updates"] == 0
     assert metrics["updates_skipped"] == 10
+    assert metrics[SKIPPED]
     assert all(torch.equal(*pair) for pair in zip(before, agent.model.parameters(), strict=True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,11 @@ class FiniteUpdates:
         # New ones are an optimizer's, which begin as zeros.
         self._copies = [known.get(id(tensor), torch.zeros_like(tensor)) for tensor in self._kept]
         self._floats = [tensor for tensor in self._kept if tensor.is_floating_point() and tensor.numel()]
+
+
+def all_finite(leaves: Iterable[Any]) -> bool:
+    """Whether all floating-point numbers in the tensors among `leaves` are finite; waits for the device."""
+    return all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
 def kept_tensors(agent: Any) -> list[Tensor]:

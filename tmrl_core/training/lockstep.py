@@ -238,6 +238,9 @@ class TrainingLockstep(TrainingOffline):
         sampled = time.perf_counter()
         metrics = dict(self.agent.train(batch))
         updates = int(metrics.pop("updates", 1))
+        skipped = int(metrics.pop("updates_skipped", 0))
+        rounds_skipped = self._bad.note(self.rounds_done + 1, metrics, batch, memory)
+        self.updates_skipped += skipped or rounds_skipped
         statistics.add(metrics)
         statistics.updates = updates
         statistics.sampling_s += sampled - before

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tmrl_core.actor.flattening import vector_size
 from tmrl_core.actor.on_policy_policies import (
@@ -21,6 +22,8 @@ from tmrl_core.actor.on_policy_policies import (
 from tmrl_core.actor.torch_policies import flatten_batch
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.bad_updates import SKIPPED
+from tmrl_core.training.finite import all_finite
 from tmrl_core.training.gae import discounted_sums, generalized_advantages
 from tmrl_core.training.optimizers import make_optimizer
 from tmrl_core.training.ppo_losses import clipped_policy_loss, divergence, value_loss
@@ -185,7 +188,8 @@ class PPOAgent(TrainingAgent):
                 in which they were made; extras with `logp`, `ends`, and what the policy needs beside.
 
         Returns:
-            Metrics, and how many `updates` were made.
+            Metrics, and how many `updates` were made; `updates_skipped` are those whose gradient was not finite. Where
+            none was made, or a number of the round is not finite (then nothing at all is changed), `SKIPPED` is true.
 
         Raises:
             ConfigError: the workers' policy says no `logp`.
@@ -196,6 +200,9 @@ class PPOAgent(TrainingAgent):
                 "actor.cls: the workers' policy brings no logp with its actions; take one of tmrl_core.actor: "
                 "CategoricalMLPActor (Discrete actions) or GaussianMLPActor"
             )
+        if not all_finite(tree_leaves(batch)):
+            # Not even what it normalizes by may see them: it would never be a number again.
+            return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
         reward_T = self._scaled(reward_T, extras[ENDS])
         old_log_prob_T = extras["logp"].reshape(-1)
@@ -236,6 +243,7 @@ class PPOAgent(TrainingAgent):
             "updates_skipped": skipped,
             "kl_stopped": float(stopped),
             "explained_variance": 1.0 - unexplained,
+            **({SKIPPED: True} if skipped and not updates else {}),
         }
 
     def _scaled(self, reward_T: Tensor, ends_T: Tensor) -> Tensor:
