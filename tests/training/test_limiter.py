@@ -77,6 +77,9 @@ def test_other_numbers_than_those_of_the_checkpoint_hold_from_there_on() -> None
     again = SamplesPerInsert(100.0, min_size=10)
     again.load_state_dict(limiter.state_dict())
     assert again.may_store(stored, drawn), "what was not drawn before is not made up for"
+    state = limiter.state_dict()
+    with pytest.raises(ValueError, match="above 0"):
+        SamplesPerInsert(1.0, min_size=10, error_buffer=20).load_state_dict({**state, "band": [-1.0, 20.0, 0, 0]})
     off = SamplesPerInsert(None, min_size=10)
     off.load_state_dict(limiter.state_dict())
     assert off.may_draw(stored, 10**9)

@@ -214,6 +214,28 @@ def test_of_batches_drawn_at_once_a_checkpoint_holds_those_that_are_left(make: A
     other.close()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"indices": np.arange(16)},
+        {"indices": np.full(16, -1)},
+        {"indices": np.full(16, 12)},
+        {"indices": np.zeros((2, 8), np.int64)},
+        {"indices": np.zeros(16)},
+        {"indices": np.zeros(15, np.int64), "weights": np.ones(15, np.float32)},
+        {"indices": np.zeros(0, np.int64), "weights": np.ones(0, np.float32)},
+    ],
+)
+def test_a_checkpoint_that_has_drawn_what_is_not_there_is_refused(make: Any, make_rows: Any, wrong: Any) -> None:
+    memory = make(priority={"batches_at_once": 4})
+    memory.append_chunk(make_rows(1, 0, 0, 13, end="terminated"))
+    right = {"indices": np.zeros(16, np.int64), "weights": np.ones(16, np.float32)}
+    memory._left_over_block(right)
+    with pytest.raises(ValueError, match="not among those held"):
+        memory._left_over_block({**right, **wrong})
+    memory.close()
+
+
 def test_uniform_batches_have_no_extras_and_take_no_priorities(make: Any, make_rows: Any) -> None:
     memory = make(priority=None)
     memory.append_chunk(make_rows(1, 0, 0, 5))

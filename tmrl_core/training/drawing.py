@@ -307,6 +307,25 @@ class Drawing(EpisodeStatistics):
         extras = [batch[6] for batch in block.batches[block.position :]]
         return {name: np.concatenate([_numpy(batch[name]) for batch in extras]) for name in (INDICES, WEIGHTS)}
 
+    def _left_over_block(self, drawn: dict[str, Array]) -> Block:
+        """Undo `_left_over`.
+
+        Raises:
+            ValueError: it holds what cannot be.
+        """
+        indices, weights = np.asarray(drawn[INDICES]), np.asarray(drawn[WEIGHTS])
+        if (
+            (indices.dtype.str, weights.dtype.str) != ("<i8", "<f4")
+            or indices.shape != weights.shape
+            or indices.ndim != 1
+            or not len(indices)
+            or len(indices) % self.batch_size
+            or indices.min() < self._rows.readable - len(self)
+            or indices.max() >= self._rows.readable
+        ):
+            raise ValueError(f"the {len(indices)} transitions drawn already are not among those held")
+        return self._block_of(self._rows.draws_of(indices), {INDICES: indices, WEIGHTS: weights}, {})
+
     def _preprocessed(self, rows: Array, drawn: dict[str, Array]) -> Batch:
         assert self.sample_preprocessor is not None
         samples = []

@@ -28,7 +28,7 @@ import torch
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.disk_rows import DiskRows
-from tmrl_core.training.drawing import INDICES, Drawing
+from tmrl_core.training.drawing import Drawing
 from tmrl_core.training.joining import Joined, Tail, join_pairs, tail_of_pairs
 from tmrl_core.training.layout import Array, Column, RowLayout, TreeSpec, tree_spec
 from tmrl_core.training.memory import (
@@ -507,10 +507,9 @@ class ReplayMemory(Drawing):
             self._block.position = position
         left = state.get("drawn")
         if left is not None and same and self._priorities is not None:
-            drawn = {name: np.asarray(values) for name, values in left.items()}
-            self._block = self._block_of(self._rows.draws_of(drawn[INDICES]), drawn, {})
+            self._block = self._left_over_block(left)
         if same:
-            self._block_batches = min(int(state["next_block"]), most)
+            self._block_batches = max(1, min(int(state["next_block"]), most))
 
     def _load_ram(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
         assert self._ram is not None
