@@ -99,7 +99,9 @@ def episodes(config: Config) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=sorted(path.stem for path in HERE.glob("*.yaml")))
+    parser.add_argument(
+        "task", nargs="?", default="cartpole", choices=sorted(path.stem for path in HERE.glob("*.yaml"))
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path)
