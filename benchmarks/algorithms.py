@@ -121,7 +121,7 @@ def run(algorithm: str, seed: int, workers: int, episodes: int, settings: Sequen
         received = [record.number(names.SAMPLES_RECEIVED) for record in records]
         steps = int(max((number for number in received if number is not None), default=0))
         score = play(made / "config.yaml", folder, episodes)
-    return Result(reached, best, score, done.returncode == 0, steps, total_s)
+    return Result(reached, best, score, done.returncode == 0 and reached is not None, steps, total_s)
 
 
 def main() -> int:
