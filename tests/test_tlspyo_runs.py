@@ -64,5 +64,6 @@ def test_the_three_roles_train_and_evaluate_over_tlspyo(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_three_roles_learn_pendulum_over_tlspyo(tmp_path: Path) -> None:
     run(tmp_path, "--credentials", "create", timeout_s=60)
-    out = run(tmp_path, "--local", "--quickstart", "--set", "network.transport=tlspyo", timeout_s=850)
+    config = str(ROOT / "config" / "pendulum_sac.yaml")
+    out = run(tmp_path, "--local", "--quickstart", "-c", config, "--set", "network.transport=tlspyo", timeout_s=850)
     assert out.rstrip().splitlines()[-1].startswith("Learned: "), out
