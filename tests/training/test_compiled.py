@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from tmrl_core import training
 from tmrl_core.errors import ConfigError
 from tmrl_core.training import compiled
+from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.transitions import transitions_of
 
@@ -212,6 +214,34 @@ def test_in_bfloat16_products_are_coarse_and_what_is_kept_is_not() -> None:
     train(exact, False, 3)
     assert not torch.equal(agent.critics.net[0].weight, exact.critics.net[0].weight)
     torch.testing.assert_close(agent.critics.net[0].weight, exact.critics.net[0].weight, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [*(("sac", column) for column in range(5)), *((name, 2) for name in AGENTS if name != "sac")]
+)
+def test_a_poisoned_batch_changes_no_bit_of_a_compiled_agent(name: str, column: int) -> None:
+    discrete = name in ("dqn", "discrete sac")
+    agent = make(name, True)
+    train(agent, discrete, 7)
+    before = [tensor.detach().clone() for tensor in kept_tensors(agent)]
+    for update in range(3):  # TD3 has two kinds of update, REDQ three in a row
+        poisoned = batch(torch.Generator().manual_seed(update), discrete)
+        poisoned[column][2] = math.nan if update else math.inf
+        assert agent.train(poisoned) == {SKIPPED: True}
+    assert not agent.compiler.gave_up
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert SKIPPED not in train(agent, discrete, 1, seed=3)[0]
+    assert not all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+
+
+def test_a_loss_that_overflows_changes_no_bit_of_a_compiled_agent() -> None:
+    agent = make("sac", True)
+    train(agent, False, 3)
+    before = [tensor.detach().clone() for tensor in kept_tensors(agent)]
+    huge = batch(torch.Generator().manual_seed(1), False)
+    huge[2][:] = 1e30  # finite, but not its square
+    assert agent.train(huge) == {SKIPPED: True}
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
 
 
 @pytest.mark.full

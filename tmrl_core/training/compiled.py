@@ -18,6 +18,7 @@ for rounding, and a run that goes on from a checkpoint goes on bit for bit.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 import tempfile
@@ -31,7 +32,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.finite import kept_tensors
+from tmrl_core.training.functional_graph import make_functional
 
 logger = logging.getLogger(__name__)
 
@@ -119,16 +122,18 @@ class Graph:
                 optimizer.zero_grad()
         self._agent = agent
         self._kept = [*values, *_lift(graph, len(leaves) + len(values))]
+        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        make_functional(graph, dict(zip(inputs[len(leaves) :], self._kept, strict=True)))
         self._run = backend(graph, [*leaves, *self._kept])
 
-    def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-        """One update."""
+    def __call__(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
+        """One update: its results, and whether all numbers were finite; if not, nothing has changed."""
         with torch.no_grad():
-            results = self._run(*leaves, *self._kept)
+            *results, finite = self._run(*leaves, *self._kept)
         for name, count in self._counted.items():
             if count:
                 setattr(self._agent, name, getattr(self._agent, name) + count)
-        return results
+        return results, finite
 
 
 def optimizers_of(agent: Any) -> list[torch.optim.Optimizer]:
@@ -222,8 +227,9 @@ def _adam(decoupled: bool) -> Callable[..., None]:
         if amsgrad or maximize or grad_scale is not None or found_inf is not None:
             raise NotImplementedError("this variant of Adam is not compiled")
         # All parameters of a group have made as many steps.
-        step_size = lr / (1.0 - beta1 ** steps[0])
-        root_scale = (1.0 - beta2 ** steps[0]).sqrt()
+        # Powers as exponentials: the compiler keeps these, and would compute a power anew for every few numbers.
+        step_size = lr / (1.0 - torch.exp(steps[0] * math.log(beta1)))
+        root_scale = (1.0 - torch.exp(steps[0] * math.log(beta2))).sqrt()
         for p, gradient, mean, square in zip(params, grads, means, squares, strict=True):
             if weight_decay and decoupled:
                 p.mul_(1.0 - lr * weight_decay)
@@ -233,6 +239,33 @@ def _adam(decoupled: bool) -> Callable[..., None]:
             p.sub_(step_size * mean / (square.sqrt() / root_scale + eps))
 
     return step
+
+
+SMALL = 8
+"""Products with a side no longer than this are sums that the compiler joins with what is before and after them."""
+
+
+def _product(a: Tensor, b: Tensor) -> Any:
+    """[..., M, N] of [..., M, K] and [..., K, N]: written out where a side is short, which libraries are slow at."""
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if k <= SMALL:
+        total = a[..., :, :1] * b[..., :1, :]
+        for i in range(1, k):
+            total = total + a[..., :, i : i + 1] * b[..., i : i + 1, :]
+        return total
+    if n <= SMALL:
+        return torch.stack([(a * b[..., None, :, j]).sum(-1) for j in range(n)], dim=-1)
+    if m <= SMALL:
+        return torch.stack([(a[..., i, :, None] * b).sum(-2) for i in range(m)], dim=-2)
+    return NotImplemented
+
+
+def _product_and_bias(product: Any) -> Callable[..., Any]:
+    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+        # Added by what follows, instead of being copied to where the product goes first.
+        return product(a, b) + bias if alpha == beta == 1 else NotImplemented
+
+    return add
 
 
 def _add_each(tensors: list[Tensor], value: float) -> None:
@@ -250,6 +283,10 @@ _DECOMPOSED: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
     torch.ops.aten._foreach_add_.Scalar: _add_each,
     torch.ops.aten._foreach_lerp_.Scalar: _lerp_each,
+    torch.ops.aten.mm.default: _product,
+    torch.ops.aten.bmm.default: _product,
+    torch.ops.aten.addmm.default: _product_and_bias(torch.mm),
+    torch.ops.aten.baddbmm.default: _product_and_bias(torch.bmm),
 }
 
 
@@ -272,8 +309,8 @@ class Compiler:
         self.gave_up = False
         """True: compiling failed, or does not pay; updates are run without it."""
 
-    def update(self, kind: Hashable, transitions: Any) -> tuple[dict[str, Tensor], Tensor | None] | None:
-        """One compiled update: metrics and the rows' errors.
+    def update(self, kind: Hashable, transitions: Any) -> tuple[dict[str, Any], Tensor | None] | None:
+        """One compiled update: metrics, as `FiniteUpdates.run` returns them, and the rows' errors.
 
         Returns:
             None: it has to be run without compiling.
@@ -296,8 +333,12 @@ class Compiler:
             if found is None:
                 return None
         graph, names = found
-        results = graph([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-        metrics = dict(zip(names, results, strict=False))
+        results, finite = graph([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        metrics: dict[str, Any] = dict(zip(names, results, strict=False))
+        if finite.device.type != "cpu":
+            metrics[SKIPPED] = ~finite
+        elif not finite:
+            return {SKIPPED: True}, None
         return metrics, results[-1] if len(results) > len(names) else None
 
     def _make(self, key: Hashable, leaves: list[Any], spec: Any, kind: Any) -> tuple[Graph, list[str]] | None:

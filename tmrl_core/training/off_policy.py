@@ -90,10 +90,13 @@ class OffPolicyAgent(TrainingAgent):
         """One update; none, where a number in it is not finite, see `bad_updates.SKIPPED`."""
         transitions = transitions_of(batch, self.gamma)
         self.updates_asked += 1
-        leaves = tree_leaves(tuple(transitions))
-        return self._finite.run(lambda: self._computed(transitions), leaves)
+        done = self._compiled(transitions)
+        if done is not None:
+            return done
+        return self._finite.run(lambda: self.update_here(transitions), tree_leaves(tuple(transitions)))
 
-    def _computed(self, transitions: Transitions) -> dict[str, Tensor]:
+    def _compiled(self, transitions: Transitions) -> dict[str, Any] | None:
+        """A compiled update's metrics; None: it has to be run without compiling."""
         wanted = self.compile is True or (self.compile == "auto" and self.updates_asked > COMPILE_AFTER)
         # A subclass that computes something else has to say itself which kinds of updates it makes.
         if wanted and "update_kind" in vars(type(self)):
@@ -101,7 +104,7 @@ class OffPolicyAgent(TrainingAgent):
             if compiled is not None:
                 metrics, self.td_error_B = compiled
                 return metrics
-        return self.update_here(transitions)
+        return None
 
     def update_here(self, transitions: Transitions) -> dict[str, Tensor]:
         """`update`, in the precision that was chosen, without compiling."""
