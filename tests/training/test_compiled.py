@@ -254,3 +254,9 @@ def test_compiled_for_real_it_learns_the_same(name: str, tmp_path: Path, monkeyp
     train(fast, False, 50)
     assert not fast.compiler.gave_up
     assert_alike(fast, plain)
+    before = [tensor.detach().clone() for tensor in kept_tensors(fast)]
+    for poison in (math.nan, math.inf, 1e30):
+        bad = batch(torch.Generator().manual_seed(1), False)
+        bad[2][2] = poison
+        assert fast.train(bad) == {SKIPPED: True}
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(fast), strict=True))
