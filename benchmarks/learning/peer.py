@@ -8,21 +8,19 @@ many environment steps as `run.py`, in an environment of its own, with the seeds
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import curves
 from peer_settings import PeerSettings, peer_settings
-from run import HERE, RESULTS
+from run import HERE, arguments_of, keep
 
 from tmrl_core.config import Config, load
 from tmrl_core.envs import GenericGymEnv
@@ -98,21 +96,9 @@ def episodes(config: Config) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "task", nargs="?", default="cartpole", choices=sorted(path.stem for path in HERE.glob("*.yaml"))
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = arguments_of(__doc__)
     config = load(HERE / f"{arguments.task}.yaml", arguments.changes, {})
-    curve = learn(config, peer_settings(config), arguments.seed)
-    curves.write(arguments.out or RESULTS / f"{arguments.task}_sb3_{arguments.seed}.csv", curve)
-    for point in curve:
-        print(
-            f"{arguments.task} seed {arguments.seed}: {point.steps:7d} steps {point.mean:9.2f} {point.seconds:6.0f} s"
-        )
+    keep(learn(config, peer_settings(config), arguments.seed), "sb3", arguments)
     return 0
 
 

@@ -44,22 +44,32 @@ def learn(task: str, seed: int, changes: list[str], folder: Path) -> list[curves
     return curves.points_of(read_records(found[0]), config.trainer.lockstep.steps_per_round if lockstep else None)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments_of(description: str | None) -> argparse.Namespace:
+    """What both sides are asked: the task, the seed, changes to its settings, and where the curve goes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "task", nargs="?", default="cartpole", choices=sorted(path.stem for path in HERE.glob("*.yaml"))
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        curve = learn(arguments.task, arguments.seed, arguments.changes, Path(folder))
-    curves.write(arguments.out or RESULTS / f"{arguments.task}_ours_{arguments.seed}.csv", curve)
+    return parser.parse_args()
+
+
+def keep(curve: curves.Curve, side: str, arguments: argparse.Namespace) -> None:
+    """Write a side's curve where `table.py` looks for it, or where `--out` says, and print it."""
+    curves.write(arguments.out or RESULTS / f"{arguments.task}_{side}_{arguments.seed}.csv", curve)
     for point in curve:
         print(
             f"{arguments.task} seed {arguments.seed}: {point.steps:7d} steps {point.mean:9.2f} {point.seconds:6.0f} s"
         )
+
+
+def main() -> int:
+    arguments = arguments_of(__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        curve = learn(arguments.task, arguments.seed, arguments.changes, Path(folder))
+    keep(curve, "ours", arguments)
     return 0
 
 
