@@ -60,6 +60,51 @@ def test_exploration_has_the_spread_of_the_weights(actions: Any) -> None:
     np.testing.assert_allclose(u.mean(axis=0), with_torch.mu(with_torch.net(torch.as_tensor(obs))).detach(), atol=0.03)
 
 
+@pytest.mark.parametrize("actions", [PENDULUM, SIX, spaces.Box(-1, 1, (2, 2), np.float64)])
+def test_actions_fill_the_space_until_there_are_weights_to_act_by(actions: Any) -> None:
+    twin = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,), seed=3)
+    obs = np.array([0.3, -0.1, 0.5], np.float32)
+    best = twin.act(obs, test=True)
+
+    def unit() -> np.ndarray:
+        drawn = np.array([twin.act(obs) for _ in range(1500)])
+        assert drawn.dtype == actions.dtype
+        assert all(actions.contains(action) for action in drawn)
+        share: np.ndarray = (drawn - actions.low) / (actions.high - actions.low)
+        return share
+
+    assert twin.exploration() == {"random": 1.0}
+    assert unit().mean(axis=0) == pytest.approx(np.full(actions.shape, 0.5), abs=0.04)
+    assert unit().std(axis=0) == pytest.approx(np.full(actions.shape, 1 / np.sqrt(12)), rel=0.06)
+    assert all(np.array_equal(twin.act(obs, test=True), best) for _ in range(20))
+
+    sharp = SquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,))
+    with torch.no_grad():
+        sharp.log_std.bias.fill_(-20.0)
+        sharp.log_std.weight.zero_()
+    twin.from_bytes(sharp.to_bytes())
+    assert twin.exploration() == {"random": 0.0}
+    np.testing.assert_allclose(twin.act(obs), twin.act(obs, test=True), atol=1e-5)
+
+
+def test_what_the_trainer_says_of_random_actions_counts_with_any_weights() -> None:
+    twin = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8,), seed=3)
+    original = SquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8,))
+    with torch.no_grad():
+        original.log_std.bias.fill_(-20.0)
+        original.log_std.weight.zero_()
+    obs = np.zeros(3, np.float32)
+    for share in (1.0, 0.25, 0.0, 1.0):
+        twin.from_bytes(original.to_bytes())
+        twin.set_exploration({"random": share})
+        assert twin.exploration() == {"random": share}
+        best = twin.act(obs, test=True)
+        random = [abs(float((twin.act(obs) - best).item())) > 1e-4 for _ in range(1000)]
+        assert np.mean(random) == pytest.approx(share, abs=0.05)
+    twin.set_exploration({"noise": 0.1})  # of another policy
+    assert twin.exploration() == {"random": 1.0}
+
+
 def test_saturated_actions_stay_inside_the_bounds() -> None:
     twin = NumpySquashedGaussianMLPActor(VECTOR, SIX, hidden_sizes=())
     with_torch = SquashedGaussianMLPActor(VECTOR, SIX, hidden_sizes=())

@@ -60,11 +60,33 @@ def test_test_is_deterministic_and_exploration_is_not() -> None:
     assert not np.array_equal(actor.act_(obs), actor.act_(obs))
 
 
+def test_random_actions_fill_the_space_and_only_while_they_are_asked_for() -> None:
+    actor = policy()
+    actor.seed(0)
+    obs = np.array([0.1, -0.2, 0.3], np.float32)
+    assert actor.exploration() == {"random": 0.0}
+    with torch.no_grad():
+        actor.log_std.bias.fill_(-20.0)
+        actor.log_std.weight.zero_()
+    best = actor.act_(obs, test=True)
+    np.testing.assert_allclose(actor.act_(obs), best, atol=1e-5)
+    actor.set_exploration({"random": 1.0})
+    drawn = np.array([actor.act_(obs) for _ in range(1500)])
+    assert all(ACT.contains(action) for action in drawn)
+    assert drawn.mean(axis=0) == pytest.approx([0.0, 0.05], abs=0.1)
+    assert drawn.std(axis=0) == pytest.approx([4 / np.sqrt(12), 0.1 / np.sqrt(12)], rel=0.06)
+    assert all(np.array_equal(actor.act_(obs, test=True), best) for _ in range(5))
+    actor.set_exploration({"random": 0.25})
+    random = [np.abs(actor.act_(obs) - best).max() > 1e-4 for _ in range(1000)]
+    assert np.mean(random) == pytest.approx(0.25, abs=0.05)
+
+
 def test_a_seeded_actor_repeats_itself_without_touching_the_global_generator() -> None:
     actor = policy()
     obs = np.zeros(3, np.float32)
     actor.seed(7)
     state = torch.random.get_rng_state()
+    actor.set_exploration({"random": 0.5})
     first = [actor.act_(obs) for _ in range(3)]
     assert torch.equal(torch.random.get_rng_state(), state)
     actor.seed(7)

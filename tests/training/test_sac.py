@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.actor import SquashedGaussianMLPActor
+from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.critics import CriticList, MLPActorCritic, critics_of
 from tmrl_core.training.redq import REDQSACAgent
 from tmrl_core.training.sac import SacAgent, SpinupSacAgent
+from tmrl_core.training.state import capture, restore
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-2, 2, (2,), np.float32)
@@ -148,6 +149,48 @@ def test_the_policy_s_update_leaves_the_critics_alone() -> None:
     agent.train(batch())
     assert all(torch.equal(a, b) for a, b in zip(before, agent.critics.parameters(), strict=True))
     assert all(parameter.requires_grad for parameter in agent.critics.parameters())
+
+
+@pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent])
+def test_workers_explore_by_chance_until_it_has_learned_something(cls: Any) -> None:
+    """As a worker without torch does what a trainer publishes, and as one that goes on from a checkpoint does."""
+    agent = cls(OBSERVATIONS, ACTIONS, "cpu", **SMALL)
+    worker = NumpySquashedGaussianMLPActor(OBSERVATIONS, ACTIONS, (16, 16), seed=0)
+    obs = np.zeros(3, np.float32)
+
+    def spread() -> float:
+        published = agent.get_actor()
+        with torch.no_grad():
+            published.log_std.bias.fill_(-20.0)  # so that all chance is that of exploration
+            published.log_std.weight.zero_()
+        tag, data = published.to_blob()
+        worker.from_blob(tag, data, "cpu")
+        worker.set_exploration(published.exploration())
+        return float(np.std([worker.act(obs) for _ in range(500)], axis=0).max())
+
+    assert spread() == pytest.approx(4 / np.sqrt(12), rel=0.1)
+    agent.train(batch())
+    assert spread() < 1e-3
+    saved = capture(agent)
+    agent = cls(OBSERVATIONS, ACTIONS, "cpu", **SMALL)
+    restore(agent, saved.tree, saved.arrays)
+    assert spread() < 1e-3
+
+
+def test_a_policy_that_knows_no_random_actions_is_told_nothing() -> None:
+    class Own(SquashedGaussianMLPActor):
+        def exploration(self) -> dict[str, float]:
+            return {"noise": 0.5}
+
+        def set_exploration(self, parameters: Any) -> None:
+            raise AssertionError(parameters)
+
+    class Model(MLPActorCritic):
+        def __init__(self, observation_space: Any, action_space: Any) -> None:
+            super().__init__(observation_space, action_space)
+            self.actor = Own(observation_space, action_space)
+
+    assert SacAgent(OBSERVATIONS, ACTIONS, "cpu", Model).get_actor().exploration() == {"noise": 0.5}
 
 
 def test_metrics_are_detached_tensors() -> None:

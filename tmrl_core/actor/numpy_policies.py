@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tmrl_core.actor.flattening import action_bounds
 from tmrl_core.actor.numpy_mlp import SUPPORTED_ACTIVATIONS as SUPPORTED_ACTIVATIONS
 from tmrl_core.actor.numpy_mlp import NumpyMLPActor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
@@ -30,6 +33,8 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         action_space: a Box of floats with finite bounds.
         hidden_sizes: width of each hidden layer.
         activation: `relu` or `tanh`, or torch's class of that name.
+        random: share of actions drawn uniformly from the action space, until the trainer says another; None: all, until
+            weights arrive that it says nothing about.
         seed: of the initial weights and of exploration; None: from the operating system.
 
     Raises:
@@ -42,18 +47,49 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         action_space: Any,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: Any = "relu",
+        random: float | None = None,
         seed: int | None = None,
     ) -> None:
         self._bounds = action_bounds("NumpySquashedGaussianMLPActor", action_space)
         heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
         super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed)
         self._noise: list[float] = []
-        self._act = self._make_act()
+        self._act_by_policy = self._make_act()
+        self._told = random is not None
+        self._explore_with(1.0 if random is None else float(random))
 
     def seed(self, seed: int) -> None:
         """Seed the exploration; what had been drawn ahead is thrown away."""
         self._rng = np.random.default_rng(seed)
         self._noise.clear()
+
+    def exploration(self) -> dict[str, float]:
+        """`random`."""
+        return {"random": self.random}
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Take `random` over."""
+        if "random" in parameters:
+            self._told = True
+            self._explore_with(float(parameters["random"]))
+
+    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
+        """As `NumpyMLPActor.from_bytes`; act by these weights from now on, unless something was said of `random`."""
+        super().from_bytes(data, device)
+        if not self._told:
+            self._explore_with(0.0)
+        return self
+
+    def _explore_with(self, random: float) -> None:
+        self.random = random
+        # So that a policy which has learned something pays nothing for the question.
+        self._act = self._act_by_policy if random <= 0.0 else self._act_by_chance
+
+    def _act_by_chance(self, obs: Any, test: bool) -> np.ndarray:
+        if test or self._rng.random() >= self.random:
+            return self._act_by_policy(obs, test)
+        action: np.ndarray = self._rng.uniform(self._bounds.low, self._bounds.high)
+        return action.astype(self._bounds.dtype).reshape(self._bounds.shape)
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, a new array of the action space; `test`: the most likely one."""

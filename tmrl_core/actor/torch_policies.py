@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ class SquashedGaussianMLPActor(TorchActorModule):
         action_space: a Box of floats with finite bounds.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
+        random: share of actions drawn uniformly from the action space, until the trainer says another.
 
     Raises:
         ConfigError: a space that this policy cannot take.
@@ -77,8 +78,10 @@ class SquashedGaussianMLPActor(TorchActorModule):
         action_space: Any,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], torch.nn.Module] = torch.nn.ReLU,
+        random: float = 0.0,
     ) -> None:
         super().__init__(observation_space, action_space)
+        self.random = float(random)
         self._layout = layout_of(observation_space)
         bounds = action_bounds("SquashedGaussianMLPActor", action_space)
         self._activation = activation_name(activation)
@@ -105,6 +108,14 @@ class SquashedGaussianMLPActor(TorchActorModule):
     def seed(self, seed: int) -> None:
         """Give the exploration of `act` a generator of its own, seeded; otherwise it is torch's global one."""
         self._generator = torch.Generator(device=self.low.device).manual_seed(seed)
+
+    def exploration(self) -> dict[str, float]:
+        """`random`."""
+        return {"random": self.random}
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Take `random` over."""
+        self.random = float(parameters.get("random", self.random))
 
     def forward(
         self, obs: Any, test: bool = False, compute_logprob: bool = True, generator: torch.Generator | None = None
@@ -149,6 +160,14 @@ class SquashedGaussianMLPActor(TorchActorModule):
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, collated with a batch dimension of one, as an array of the action space."""
         with torch.no_grad():
-            action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
-        array: np.ndarray = action[0].cpu().numpy()
+            if not test and self.random > 0.0 and self._uniform(()).item() < self.random:
+                action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
+                action = torch.clamp(action, self.low, self.high).reshape(self._action_shape)
+                array: np.ndarray = action.cpu().numpy()
+            else:
+                action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
+                array = action[0].cpu().numpy()
         return array.astype(self._action_dtype, copy=False)
+
+    def _uniform(self, shape: Sequence[int]) -> Tensor:
+        return torch.rand(shape, generator=self._generator, device=self.low.device)

@@ -20,6 +20,9 @@ from tmrl_core.training.transitions import Transitions
 class SacAgent(OffPolicyAgent):
     """Soft actor-critic with learned temperature.
 
+    Until the first update the policy that it hands out draws uniformly from the action space, if it knows how to (its
+    `exploration` has a `random`): what it begins with says nothing yet.
+
     Args:
         observation_space: of the environment.
         action_space: a Box of floats with finite bounds.
@@ -112,6 +115,13 @@ class SacAgent(OffPolicyAgent):
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         """The target critics."""
         return [(self.target_critics, self.critics)]
+
+    def get_actor(self) -> Any:
+        """The policy, where it is trained, and what to explore with: random actions until it has learned something."""
+        actor = self.model.actor
+        if "random" in actor.exploration():
+            actor.set_exploration({"random": 0.0 if self.updates_asked else 1.0})
+        return actor
 
     def update_kind(self) -> Hashable:
         """All updates are alike."""
