@@ -1,11 +1,13 @@
 """Updates a second of SacAgent on Pendulum-sized batches, beside others, in turn in one process; sampling included.
 
     python benchmarks/sac_updates.py [--updates N] [--repetitions N] [--threads N ...] [--batch N] [--no-compile]
+                                     [--tmrl PYTHON]
 
 Beside it: stable-baselines3's SAC where that is installed, and a plain SAC update with two critics as modules of their
-own, unfused Adam, and a loop for the target's average: what one writes first. All have two hidden layers of 256 and
-sample from a replay memory of 20,000 transitions. Each side's best number of threads counts. Processor time is given
-beside wall time, as it says more on a machine that others use too.
+own, unfused Adam, and a loop for the target's average: what one writes first. With the Python of an environment that
+has it, tmrl's own SAC and memory too, in a process that waits while the others are measured. All have two hidden layers
+of 256 and sample from a replay memory of 20,000 transitions. Each side's best number of threads counts. Processor time
+is given beside wall time, as it says more on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from tmrl_peer import Peer
 from torch import Tensor, nn
 
 from tmrl_core.actor import SquashedGaussianMLPActor
@@ -32,6 +35,8 @@ OBSERVATIONS = spaces.Box(-8, 8, (3,), np.float32)
 ACTIONS = spaces.Box(-2, 2, (1,), np.float32)
 ROWS = 20_000
 OURS = "tmrl_core"
+Timed = Callable[[int], tuple[float, float]]
+"""Seconds, and seconds of processor time, of so many updates."""
 
 
 class PlainSac:
@@ -104,18 +109,29 @@ def memory(batch_size: int) -> ReplayMemory:
     return filled
 
 
-def from_memory(train: Callable[[Any], Any], batch_size: int) -> Callable[[int], None]:
-    """What makes so many updates, each with a batch of its own."""
+def timed(run: Callable[[int], None]) -> Timed:
+    """What so many updates in this process take."""
+
+    def measure(updates: int) -> tuple[float, float]:
+        started, used = time.perf_counter(), time.process_time()
+        run(updates)
+        return time.perf_counter() - started, time.process_time() - used
+
+    return measure
+
+
+def from_memory(train: Callable[[Any], Any], batch_size: int) -> Timed:
+    """Updates, each with a batch of its own."""
     filled = memory(batch_size)
 
     def run(updates: int) -> None:
         for _ in range(updates):
             train(filled.sample())
 
-    return run
+    return timed(run)
 
 
-def stable_baselines3(batch_size: int) -> Callable[[int], None] | None:
+def stable_baselines3(batch_size: int) -> Timed | None:
     """The same of stable-baselines3; None: it is not installed."""
     try:
         from stable_baselines3 import SAC
@@ -133,7 +149,7 @@ def stable_baselines3(batch_size: int) -> Callable[[int], None] | None:
     def run(updates: int) -> None:
         model.train(gradient_steps=updates, batch_size=batch_size)
 
-    return run
+    return timed(run)
 
 
 def main() -> None:
@@ -144,6 +160,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--tmrl", metavar="PYTHON", help="Python of an environment with tmrl")
     options = parser.parse_args()
     torch.manual_seed(0)
     print(
@@ -153,7 +170,7 @@ def main() -> None:
     best: dict[str, float] = {}
     for threads in options.threads:
         torch.set_num_threads(threads)
-        sides: dict[str, Callable[[int], None]] = {}
+        sides: dict[str, Timed] = {}
         if not options.no_compile:
             compiled = SacAgent(OBSERVATIONS, ACTIONS, "cpu", compile=True)
             sides[OURS] = from_memory(compiled.train, options.batch)
@@ -164,6 +181,9 @@ def main() -> None:
         other = stable_baselines3(options.batch)
         if other is not None:
             sides["stable-baselines3"] = other
+        peer = Peer(options.tmrl, threads, options.batch) if options.tmrl else None
+        if peer is not None:
+            sides["tmrl"] = peer.run
         for name, run in sides.items():  # what is made or compiled at the beginning is made now
             started = time.perf_counter()
             run(5)
@@ -172,10 +192,11 @@ def main() -> None:
         processor_ms: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.repetitions):
             for name, run in sides.items():
-                started, used = time.perf_counter(), time.process_time()
-                run(options.updates)
-                processor_ms[name].append((time.process_time() - used) / options.updates * 1e3)
-                rates[name].append(options.updates / (time.perf_counter() - started))
+                seconds, processor_s = run(options.updates)
+                processor_ms[name].append(processor_s / options.updates * 1e3)
+                rates[name].append(options.updates / seconds)
+        if peer is not None:
+            peer.close()
         for name, found in rates.items():
             rate = statistics.median(found)
             best[name] = max(best.get(name, 0.0), rate)
