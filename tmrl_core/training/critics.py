@@ -63,8 +63,22 @@ def ensemble_mlp(
     return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
 
 
+def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
+    """[A] gain and [A] shift that take each element of an action from its bounds to [-1, 1], where it has bounds."""
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (action_space.low, action_space.high)
+    )
+    bounded = torch.isfinite(low) & torch.isfinite(high) & (low < high)
+    span = torch.where(bounded, high - low, 2.0)
+    middle = torch.where(bounded, (high + low) / 2.0, 0.0)
+    return (2.0 / span).float(), (-2.0 * middle / span).float()
+
+
 class EnsembleCritic(nn.Module):
     """Several independent multi-layer perceptrons that estimate the value of an action.
+
+    They see an action scaled to [-1, 1] in each element, so that what they learn does not depend on the actuators'
+    units; one without finite bounds as it is.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.flattening` says.
@@ -73,6 +87,9 @@ class EnsembleCritic(nn.Module):
         activation: class of the hidden layers' activation, or its name.
         count: K, how many critics.
     """
+
+    gain: Tensor
+    shift: Tensor
 
     def __init__(
         self,
@@ -85,6 +102,11 @@ class EnsembleCritic(nn.Module):
         super().__init__()
         self._layout = layout_of(observation_space)
         self.count = count
+        gain, shift = _to_unit(action_space)
+        # Of the environment, not learned: checkpoints do not hold them.
+        self.register_buffer("gain", gain, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+        self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
         inputs = vector_size(self._layout) + math.prod(action_space.shape)
         self.net = ensemble_mlp(count, inputs, hidden_sizes, 1, activation)
 
@@ -95,7 +117,10 @@ class EnsembleCritic(nn.Module):
             obs: nested as the observation space is, leaves [B, *shape] tensors.
             act: [B, *action shape].
         """
-        x_BI = torch.cat([flatten_batch(self._layout, obs), act.reshape(act.shape[0], -1).float()], dim=-1)
+        act_BA = act.reshape(act.shape[0], -1).float()
+        if self._scales:
+            act_BA = torch.addcmul(self.shift, act_BA, self.gain)
+        x_BI = torch.cat([flatten_batch(self._layout, obs), act_BA], dim=-1)
         q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
         return q_KB1.squeeze(-1).float()
 
