@@ -3,8 +3,8 @@
     python benchmarks/tlspyo_comparison.py
     python benchmarks/tlspyo_comparison.py --repetitions 1 --samples 40 --pings 20 --bulk 20      # a small try
 
-Server (or Relay), trainer and workers are processes of their own on this machine, with TLS; all workers of the first
-row are in one process on both sides. Clocks are the machine's monotonic one, which its processes share.
+Server (or Relay), trainer and each worker are processes of their own on this machine, with TLS. Clocks are the
+machine's monotonic one, which its processes share.
 
 - Weights: from `publish` (tlspyo: `broadcast`) until the last of 8 workers has the 10 MB.
 - Samples: 1 MB messages, from the first that arrives to the last; ours are encoded, decoded, numbered, acknowledged and
@@ -136,44 +136,50 @@ def our_worker(transport: str, keys: str, port: int, pipe: Pipe) -> None:
     link.close(drain=False)
 
 
-def our_fleet(transport: str, keys: str, port: int, pipe: Pipe) -> None:
+def our_taker(number: int, keys: str, transport: str, port: int, pipe: Pipe) -> None:
+    sys.setswitchinterval(SWITCH_S)
     from tmrl_core.networking.links import WorkerLink
 
-    links = [WorkerLink(settings(transport, keys, port), name=f"w{i}", run="run") for i in range(WORKERS)]
-    for link in links:
-        link.start()
-    for link in links:
-        assert link.wait_connected(WAIT_S)
+    link = WorkerLink(settings(transport, keys, port), name=f"w{number}", run="run")
+    link.start()
+    assert link.wait_connected(WAIT_S)
     pipe.send("ready")
     while pipe.recv() != "end":
-        for link in links:
-            assert link.wait_policy(WAIT_S)
+        assert link.wait_policy(WAIT_S)
         done = time.monotonic()
-        assert all(update is not None and update.policies for update in [link.take_policy() for link in links])
+        update = link.take_policy()
+        assert update is not None
+        assert len(update.policies["policy"].data) == WEIGHTS_BYTES
+        del update  # its memory is the next one's
         pipe.send(done)
-    for link in links:
-        link.close(drain=False)
+    link.close(drain=False)
+
+
+def time_weights(fleet: list[Process], trainer: Process) -> float:
+    """Seconds from the second publishing until the last of the fleet has it; the first pays for what is set up once."""
+    for _ in range(2):
+        for worker in fleet:
+            worker.pipe.send("wait")
+        start = trainer.ask(("publish",))
+        seconds = max(worker.recv() for worker in fleet) - start
+    return float(seconds)
 
 
 def our_weights(keys: str, transport: str) -> float:
     """Seconds."""
     server = Process(our_server, transport, keys)
     port = server.recv()
-    fleet = Process(our_fleet, transport, keys, port)
-    fleet.recv()
+    fleet = [Process(our_taker, number, keys, transport, port) for number in range(WORKERS)]
     trainer = Process(our_trainer, transport, keys, port)
-    trainer.recv()
-    times = []
-    for _ in range(2):  # the first pays for what is set up once
-        fleet.pipe.send("wait")
-        start = trainer.ask(("publish",))
-        times.append(fleet.recv() - start)
-    fleet.pipe.send("end")
+    for process in (*fleet, trainer):
+        process.recv()
+    seconds = time_weights(fleet, trainer)
     trainer.pipe.send(("end",))
-    server.pipe.send("end")
-    for process in (fleet, trainer, server):
+    for process in (*fleet, server):
+        process.pipe.send("end")
+    for process in (*fleet, trainer, server):
         process.end()
-    return float(times[-1])
+    return seconds
 
 
 def our_samples(keys: str, transport: str, kind: str, size: int, count: int) -> tuple[float, list[float]]:
@@ -291,16 +297,15 @@ def their_worker(keys: str, port: int, got: Any, pipe: Pipe) -> None:
     end_children()
 
 
-def their_fleet(keys: str, port: int, pipe: Pipe) -> None:
+def their_taker(keys: str, port: int, pipe: Pipe) -> None:
     may_have_children()
-    ends = [their_endpoint(keys, port, "workers") for _ in range(WORKERS)]
-    time.sleep(1.0)  # the others' "joined" reach them too
-    for end in ends:
-        end.receive_all()
+    end = their_endpoint(keys, port, "workers")
     pipe.send("ready")
-    while pipe.recv() != "end":
-        for end in ends:
-            assert len(end.receive_all(blocking=True)[-1]) == WEIGHTS_BYTES
+    while (word := pipe.recv()) != "end":
+        if word == "clear":  # the others' "joined" reach it too
+            end.receive_all()
+            continue
+        assert len(end.receive_all(blocking=True)[-1]) == WEIGHTS_BYTES
         pipe.send(time.monotonic())
     end_children()
 
@@ -310,20 +315,22 @@ def their_weights(keys: str) -> float:
     port = free_port()
     relay = Process(their_relay, keys, port)
     relay.recv()
-    fleet = Process(their_fleet, keys, port)
-    fleet.recv()
+    fleet = [Process(their_taker, keys, port) for _ in range(WORKERS)]
+    for worker in fleet:
+        worker.recv()
+    time.sleep(1.0)
+    for worker in fleet:
+        worker.pipe.send("clear")
     got = mp.get_context("spawn").Value("q", 0)  # in a name: it goes with the last one
     trainer = Process(their_trainer, keys, port, got)
     trainer.recv()
-    times = []
-    for _ in range(2):
-        fleet.pipe.send("wait")
-        start = trainer.ask(("publish",))
-        times.append(fleet.recv() - start)
-    for process, word in ((fleet, "end"), (trainer, ("end",)), (relay, "end")):
-        process.pipe.send(word)
+    seconds = time_weights(fleet, trainer)
+    trainer.pipe.send(("end",))
+    for process in (*fleet, relay):
+        process.pipe.send("end")
+    for process in (*fleet, trainer, relay):
         process.end()
-    return float(times[-1])
+    return seconds
 
 
 def their_samples(keys: str, kind: str, size: int, count: int) -> tuple[float, list[float]]:

@@ -91,10 +91,10 @@ def enter(stranger: Stranger, role: Role = "worker", peer: bytes = b"x" * 16) ->
 def test_a_worker_cannot_publish_weights(place: Place) -> None:
     robot = place.stranger(machine(place.keys, "worker", "robot7"))
     enter(robot)
-    before = place.relay.policy
+    before = place.relay.policies.latest
     robot.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(1, 9, 1) + b"x")
     robot.refused("misuse", "a worker sends no frames of kind WEIGHTS")
-    assert place.relay.policy is before
+    assert place.relay.policies.latest is before
     place.goes_on()
 
 

@@ -280,7 +280,7 @@ class Connection:
     def _before_send(self) -> None:
         """About to collect output: the place to fill last-value slots."""
 
-    def _next_frame(self) -> bytes | bytearray | Wire | None:
+    def _next_frame(self) -> bytes | bytearray | memoryview | Wire | None:
         """The next frame of data; None: nothing now."""
         return None
 

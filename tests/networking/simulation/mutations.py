@@ -17,6 +17,7 @@ from tmrl_core.networking.peers import TrainerState
 from tmrl_core.networking.relay import Relay, RelayConnection
 from tmrl_core.networking.relay.flow import Flow
 from tmrl_core.networking.relay.handover import HandOvers
+from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.spool import About, Spool, SpooledMessage
 from tmrl_core.networking.relay.streams import RelayStream
 
@@ -202,6 +203,17 @@ def spool_skipped() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def half_a_policy() -> Iterator[None]:
+    """Workers that have a part of a policy wait for the rest, though it will not come."""
+
+    def forget(self: Policies) -> None:
+        self.arriving = None
+
+    with patch.object(Policies, "abandon", forget):
+        yield
+
+
 REQUIRED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-deduplication": no_deduplication,
     "no-resume": no_resume,
@@ -215,6 +227,7 @@ MORE: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "marks-forgotten": marks_forgotten,
     "stored-before-written": stored_before_written,
     "spool-skipped": spool_skipped,
+    "half-a-policy": half_a_policy,
 }
 MUTATIONS = REQUIRED | MORE
 HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}

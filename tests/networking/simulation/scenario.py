@@ -206,10 +206,11 @@ class Scenario:
                 trainer.checkpoint()
         self.network.at(0.05 if self.peace else 0.1 + 0.4 * random.random(), self._work, trainer)
 
-    def publish(self, trainer: Trainer) -> None:
-        """A policy of its own."""
+    def publish(self, trainer: Trainer, *, large: bool = False) -> None:
+        """A policy of its own, most of one frame, others of several."""
         self.published += 1
-        size = self.random.choice((10, 500, 3_000)) if self.random.random() < 0.95 else 70_000
+        small = not large and self.random.random() < 0.95
+        size = self.random.choice((10, 500, 3_000)) if small else 70_000 * self.random.randint(1, 4)
         trainer.publish(b"<%b>%d" % (trainer.state.run.encode(), self.published) + bytes(size))
 
     def _make(self) -> None:
@@ -630,6 +631,28 @@ def _publish(scenario: Scenario, trainer: Trainer) -> None:
         scenario.publish(trainer)
 
 
+def halve_policy(scenario: Scenario) -> bool:
+    """The trainer's link breaks, or the trainer dies, when the relay has a part of a policy."""
+    if not scenario.any_trainer:
+        return False
+    trainer = scenario.trainer
+    scenario.publish(trainer, large=True)
+    scenario.network.at(0.002, _halve, scenario, trainer, scenario.network.now + 2.0)
+    return True
+
+
+def _halve(scenario: Scenario, trainer: Trainer, deadline: float) -> None:
+    if scenario.peace or not trainer.alive or scenario.network.now > deadline:
+        return
+    if trainer.end is None or not trainer.end.up or scenario.network.relay.policies.arriving is None:
+        scenario.network.at(0.002, _halve, scenario, trainer, deadline)
+    elif scenario.random.random() < 0.5:
+        trainer.end.cut()
+    else:
+        trainer.kill()
+        scenario.network.at(3.0 * scenario.random.random(), _start_trainer, scenario, trainer.memory)
+
+
 FAULTS: dict[str, Callable[[Scenario], bool]] = {
     "worker's link cut": cut_worker,
     "trainer's link cut": cut_trainer,
@@ -649,6 +672,7 @@ FAULTS: dict[str, Callable[[Scenario], bool]] = {
     "queues filled": burst,
     "link slow": slow_down,
     "policies published": publish_much,
+    "policy broken off": halve_policy,
 }
 
 

@@ -18,6 +18,7 @@ from tmrl_core.networking.framing import (
     Frame,
     Kind,
     Wire,
+    spare,
 )
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
@@ -278,6 +279,7 @@ class WorkerConnection(Connection):
         if frame.kind != Kind.WEIGHTS:
             raise RemoteProtocolError("a worker takes no samples")
         update = self._policy.frame(frame)
+        spare(frame.buffer)
         if update is not None:
             version, body = update
             self.put("have", Have(*version))

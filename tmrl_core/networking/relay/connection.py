@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.framing import (
-    FIRST,
-    LAST,
-    MAX_FRAME_BYTES,
-    MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
-    POLICY_HEAD,
     Frame,
     Kind,
-    message_bytes,
 )
 from tmrl_core.networking.messages import (
     MAX_BODY_BYTES,
@@ -41,8 +35,9 @@ from tmrl_core.networking.messages import (
     negotiate,
     versions_of,
 )
+from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes
-from tmrl_core.networking.relay.streams import Policy, RelayStream
+from tmrl_core.networking.relay.streams import RelayStream
 
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.core import Relay
@@ -85,11 +80,6 @@ class RelayConnection(Connection):
         self.have: Version = (0, 0)
         self._policy: Policy | None = None
         self._policy_index = 0
-        self._policy_in_flight = False
-        self._incoming: list[bytes] = []
-        self._incoming_version: Version = (0, 0)
-        self._incoming_bytes = 0
-        self._incoming_size = 0
         self._left = False
         self._parting = ""
         self._noticed = 0.0
@@ -150,9 +140,9 @@ class RelayConnection(Connection):
                 relay.waits(self, message)
             case Have():
                 version = (message.incarnation, message.counter)
-                if self._policy_in_flight and self._policy is not None and version == self._policy.version:
+                policy = self._policy
+                if policy is not None and policy.whole and version == policy.version:
                     self.have = version
-                    self._policy_in_flight = False
                     self._policy = None
                     self.wake()
             case Resume():
@@ -203,38 +193,13 @@ class RelayConnection(Connection):
             raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
 
     def _policy_frame(self, frame: Frame) -> None:
-        if frame.flags & FIRST:
-            payload = frame.payload
-            if len(payload) < POLICY_HEAD.size:
-                raise RemoteProtocolError("a policy update began with a frame too short for its head")
-            incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
-            if max(incarnation, counter) >= MAX_NUMBER:
-                # Workers could not confirm it; kept, it would end each of their links as soon as it stands.
-                raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy: no run comes to that")
-            if length > self.relay.settings.max_policy_bytes:
-                raise RemoteProtocolError(
-                    f"a policy of {length} bytes; at most {self.relay.settings.max_policy_bytes} are relayed"
-                )
-            self._incoming = []
-            self._incoming_bytes = 0
-            self._incoming_version = (incarnation, counter)
-            self._incoming_size = message_bytes(POLICY_HEAD, length)
-        elif not self._incoming:
-            raise RemoteProtocolError("a policy update went on that had not begun")
-        self._incoming.append(bytes(frame.buffer))  # shared by all workers' links
-        self._incoming_bytes += len(frame.buffer)
-        last = bool(frame.flags & LAST)
-        if self._incoming_bytes > self._incoming_size or last != (self._incoming_bytes == self._incoming_size):
-            raise RemoteProtocolError("a policy update's frames and its head say different lengths")
-        if not last and len(frame.buffer) != MAX_FRAME_BYTES:
-            raise RemoteProtocolError("only a policy's last frame is not full")
-        if last:
-            frames, self._incoming = self._incoming, []
-            self.put("have", Have(*self._incoming_version))
-            if self._incoming_version[0] == self.relay.incarnation:
-                self.relay.publish(Policy(self._incoming_version, frames))
+        policy = self.relay.policies.take(frame, self.relay.incarnation)
+        if policy.whole:
+            self.put("have", Have(*policy.version))
+        if not policy.abandoned:
+            self.relay.tell_of_policy()
 
-    def _next_frame(self) -> bytes | bytearray | None:
+    def _next_frame(self) -> bytes | bytearray | memoryview | None:
         if self.state == "trainer":
             return self.relay.flow.next_frame()
         if self.state == "probe":
@@ -242,14 +207,10 @@ class RelayConnection(Connection):
         if self.state != "worker":
             return None
         policy = self._policy
-        if policy is None:
-            policy = self.relay.policy
-            if policy is None or policy.version <= self.have or self.run != self.relay.policy_run:
-                return None
-            self._policy = policy
+        if policy is None or policy.abandoned:
+            policy = self._policy = self.relay.policies.next_for(self.run, self.have)
             self._policy_index = 0
-            self._policy_in_flight = True
-        if self._policy_index == len(policy.frames):
+        if policy is None or self._policy_index == len(policy.frames):
             return None
         frame = policy.frames[self._policy_index]
         self._policy_index += 1

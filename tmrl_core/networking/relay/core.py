@@ -3,8 +3,8 @@
 `Relay` knows who is there and passes on what is said; `flow.py` has the samples on their way through, `handover.py`
 those of workers that end while there is no trainer.
 
-Weights are kept as the frames to send, once for all workers. Everything else that the trainer says to workers is a last
-value, so a slow worker costs no more than one value of each kind.
+Weights are kept as the frames to send, once for all workers (`policies.py`). Everything else that the trainer says to
+workers is a last value, so a slow worker costs no more than one value of each kind.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.flow import Flow
 from tmrl_core.networking.relay.handover import HandOvers
 from tmrl_core.networking.relay.owners import Owners
+from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.register import Register
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spool import Spool
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
-from tmrl_core.networking.relay.streams import Policy, RelayStream
+from tmrl_core.networking.relay.streams import RelayStream
 
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20
@@ -88,8 +89,7 @@ class Relay:
         self.probes = Probes(self)
         self.register = Register(say)
         self.incarnation = 0
-        self.policy: Policy | None = None
-        self.policy_run = ""
+        self.policies = Policies(self.settings.max_policy_bytes)
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
         self.observers: set[RelayConnection] = set()
@@ -247,9 +247,7 @@ class Relay:
             self.incarnation = known
         else:
             self.incarnation = known + 1
-        if self.policy is not None and self.policy_run != hello.run:
-            self.policy = None
-        self.policy_run = hello.run
+        self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
         self.trainer = connection
         self._trainer_peer = hello.peer
@@ -386,6 +384,8 @@ class Relay:
             self._lasting[connection.run] = self._direct_all
             if len(self._lasting) > _MAX_RUNS:
                 self._lasting.popitem(last=False)
+        self.policies.abandon()
+        self.tell_of_policy()  # who was getting it may lack the one before it
         self.trainer = None
         self._by_trainer_channel.clear()
         self._report = None
@@ -464,11 +464,8 @@ class Relay:
         run = self.trainer.run if self.trainer is not None else None
         return [worker for worker in self.workers.values() if worker.run == run]
 
-    def publish(self, policy: Policy) -> None:
-        """The trainer's policy has arrived whole."""
-        if self.policy is not None and policy.version <= self.policy.version:
-            return
-        self.policy = policy
+    def tell_of_policy(self) -> None:
+        """There is more of a policy than before, or no more to come: workers of the trainer's run look again."""
         for worker in self._workers_of_run():
             worker.wake()
 

@@ -64,8 +64,7 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
     peers, peers_left_out = _that_fit((_peer(one, now) for one in connections), 3 * eighth, len(connections))
     streams, streams_left_out = _that_fit(map(_stream, relay.streams.values()), 4 * eighth, len(relay.streams))
     spooled, spooled_left_out = _that_fit(map(_spooled, kept.values()), eighth, len(kept))
-    policy = relay.policy
-    policy_bytes = sum(map(len, policy.frames)) if policy is not None else 0
+    policy = relay.policies.latest
     return ServerStatus(
         clock_s=now,
         version=__version__,
@@ -73,8 +72,8 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
         policy=PolicyStatus(
             incarnation=policy.version[0],
             counter=policy.version[1],
-            run=relay.policy_run[:_LABEL_CHARACTERS],
-            size_bytes=policy_bytes,
+            run=relay.policies.run[:_LABEL_CHARACTERS],
+            size_bytes=policy.size,
         )
         if policy is not None
         else None,
@@ -87,7 +86,7 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
         streams_left_out=streams_left_out,
         spooled=tuple(spooled),
         spooled_left_out=spooled_left_out,
-        budgets=_budgets(relay, policy_bytes),
+        budgets=_budgets(relay),
         relayed_messages=relay.flow.relayed_messages,
         relayed_samples=relay.flow.relayed_samples,
         relayed_bytes=relay.flow.relayed_bytes,
@@ -117,7 +116,7 @@ def _that_fit(items: Iterable[_Listed], room: int, total: int) -> tuple[list[_Li
 _encoder = msgspec.msgpack.Encoder()
 
 
-def _budgets(relay: Relay, policy_bytes: int) -> dict[str, BudgetStatus]:
+def _budgets(relay: Relay) -> dict[str, BudgetStatus]:
     """Every bounded store, by the name that people see."""
     budgets = {
         "samples": BudgetStatus(
@@ -125,7 +124,7 @@ def _budgets(relay: Relay, policy_bytes: int) -> dict[str, BudgetStatus]:
             reserved_bytes=relay.flow.reserved_bytes,
             limit_bytes=relay.settings.budget_bytes,
         ),
-        "policy": BudgetStatus(used_bytes=policy_bytes, limit_bytes=relay.settings.max_policy_bytes),
+        "policy": BudgetStatus(used_bytes=relay.policies.held_bytes, limit_bytes=relay.settings.max_policy_bytes),
     }
     spool = relay.hand_overs.spool
     if spool is not None:

@@ -1,13 +1,9 @@
-"""What the relay holds of each worker's stream, and the policy that it holds for all. Sans-I/O."""
+"""What the relay holds of each worker's stream. Sans-I/O."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
-
-from tmrl_core.networking.messages import (
-    Version,
-)
 
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
@@ -61,13 +57,3 @@ class RelayStream:
     def reserved(self) -> int:
         """Bytes of the pool that are kept for it: granted and not forwarded yet."""
         return self.limit - self.forwarded
-
-
-class Policy:
-    """One version of the policy, as the frames that carry it."""
-
-    __slots__ = ("frames", "version")
-
-    def __init__(self, version: Version, frames: list[bytes]) -> None:
-        self.version = version
-        self.frames = frames

@@ -1,0 +1,132 @@
+"""The policy on its way from the trainer to all workers: passed on as it arrives, kept whole for those who come later.
+
+Sans-I/O.
+"""
+
+from __future__ import annotations
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.framing import (
+    FIRST,
+    LAST,
+    MAX_FRAME_BYTES,
+    MAX_NUMBER,
+    POLICY_HEAD,
+    Frame,
+    message_bytes,
+)
+from tmrl_core.networking.messages import Version
+
+
+class Policy:
+    """One version of the policy, as the frames that carry it, once for all workers.
+
+    Args:
+        version: its version.
+        size: bytes of all its frames.
+        abandoned: whether nobody is to get it.
+    """
+
+    __slots__ = ("abandoned", "frames", "received", "size", "version")
+
+    def __init__(self, version: Version, size: int, *, abandoned: bool = False) -> None:
+        self.version = version
+        self.size = size
+        self.frames: list[memoryview] = []
+        self.received = 0
+        """Bytes of the frames that are there."""
+        self.abandoned = abandoned
+        """Nobody gets the rest of it: who had a part of it gets another one instead."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its frames are there."""
+        return self.received == self.size
+
+
+class Policies:
+    """The newest whole policy, and the one that is arriving.
+
+    Args:
+        max_bytes: largest policy taken.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.run = ""
+        """Whose policies these are."""
+        self.latest: Policy | None = None
+        self.arriving: Policy | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of frames kept here; a version that a slow worker still gets is kept by its link."""
+        return sum(policy.received for policy in (self.latest, self.arriving) if policy is not None)
+
+    def begin_run(self, run: str) -> None:
+        """A trainer of `run` has come: what another run has left is nobody's."""
+        if self.run != run:
+            self.latest = None
+        self.run = run
+
+    def abandon(self) -> None:
+        """The rest of what is arriving will not come."""
+        if self.arriving is not None:
+            self.arriving.abandoned = True
+            self.arriving = None
+
+    def take(self, frame: Frame, incarnation: int) -> Policy:
+        """Take a frame of the trainer, whose incarnation is `incarnation` now, and return the policy that it is of.
+
+        Raises:
+            RemoteProtocolError: too large, or its frames contradict its head.
+        """
+        if frame.flags & FIRST:
+            self.abandon()
+            self.arriving = self._begin(frame, incarnation)
+        policy = self.arriving
+        if policy is None:
+            raise RemoteProtocolError("a policy update went on that had not begun")
+        if policy.version[0] != incarnation:
+            policy.abandoned = True  # it counts as older than what others have told the relay of meanwhile
+        received = policy.received + len(frame.buffer)
+        last = bool(frame.flags & LAST)
+        if received > policy.size or last != (received == policy.size):
+            raise RemoteProtocolError("a policy update's frames and its head say different lengths")
+        if not last and len(frame.buffer) != MAX_FRAME_BYTES:
+            raise RemoteProtocolError("only a policy's last frame is not full")
+        policy.frames.append(
+            memoryview(frame.buffer)
+        )  # a view: shared by all workers' links, and used for nothing else
+        policy.received = received
+        if last:
+            self.arriving = None
+            if not policy.abandoned:
+                self.latest = policy
+        return policy
+
+    def _begin(self, frame: Frame, incarnation: int) -> Policy:
+        payload = frame.payload
+        if len(payload) < POLICY_HEAD.size:
+            raise RemoteProtocolError("a policy update began with a frame too short for its head")
+        *version, length = POLICY_HEAD.unpack_from(payload)
+        if max(version) >= MAX_NUMBER:
+            # Workers could not confirm it; kept, it would end each of their links as soon as it stands.
+            raise RemoteProtocolError(f"version {version[0]}.{version[1]} of the policy: no run comes to that")
+        if length > self.max_bytes:
+            raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are relayed")
+        begun = (version[0], version[1])
+        old = self.latest is not None and begun <= self.latest.version
+        return Policy(begun, message_bytes(POLICY_HEAD, length), abandoned=old or begun[0] != incarnation)
+
+    def next_for(self, run: str, have: Version) -> Policy | None:
+        """What a worker of `run` that has version `have` should get next; None: nothing.
+
+        The one that is whole goes first: it is there at once, however slow the trainer's link is.
+        """
+        if run != self.run:
+            return None
+        for policy in (self.latest, self.arriving):
+            if policy is not None and not policy.abandoned and policy.version > have:
+                return policy
+        return None
