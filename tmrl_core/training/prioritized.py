@@ -14,6 +14,7 @@ import numpy as np
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.layout import Array
 from tmrl_core.training.sum_tree import SumTree
+from tmrl_core.training.sum_tree_loops import sum_tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +58,19 @@ class Priorities:
     Args:
         capacity: transitions that the memory holds.
         settings: how much priorities count.
+        tree: of that capacity, which holds them; None: the fastest that there is here.
 
     Attributes:
         batches: drawn so far, from which beta follows.
         highest: the highest priority so far, which new transitions get.
     """
 
-    def __init__(self, capacity: int, settings: Prioritization) -> None:
+    def __init__(self, capacity: int, settings: Prioritization, tree: SumTree | None = None) -> None:
         self.capacity = capacity
         self.settings = settings
         self.batches = 0
         self.highest = 1.0
-        self._tree = SumTree(capacity)
+        self._tree = sum_tree(capacity) if tree is None else tree
         self._stop = 0
         self._removed = False
         """Whether there may be transitions that are in the memory still, and not drawn any more."""
@@ -90,29 +92,23 @@ class Priorities:
         self._removed = True
         self._tree.set(np.arange(max(start, self._stop - self.capacity), stop) % self.capacity, 0.0)
 
-    def draw(self, generator: np.random.Generator, size: int, transitions: int, count: int = 1) -> tuple[Array, Array]:
+    def draw(self, generator: np.random.Generator, size: int, count: int = 1) -> tuple[Array, Array]:
         """For each batch one transition out of each of `size` equal shares of the sum of all priorities.
 
         Args:
             generator: of random numbers.
             size: transitions in a batch.
-            transitions: how many can be drawn (N).
             count: batches.
 
         Returns:
             Absolute indices [count * size], and importance weights [count * size] float32, of which the largest in each
             batch is 1.
         """
-        total = self._tree.total
-        sought = (np.arange(size) + generator.random((count, size))) * (total / size)
-        places = self._tree.find(sought.reshape(-1))
-        share = self._tree.leaves[places] / total
-        weights = ((transitions * share) ** -self.beta).reshape(count, size)
-        weights /= weights.max(axis=1, keepdims=True)
+        places, weights = self._tree.draw(generator.random((count, size)), self.beta)
         self.batches += count
         newest = self._stop - 1
         indices: Array = newest - (newest - places) % self.capacity
-        return indices, weights.reshape(-1).astype(np.float32)
+        return indices, weights
 
     def update(self, indices: Array, td_errors: Array) -> None:
         """What the transitions of a batch have surprised by; those that have left meanwhile are passed over.
@@ -121,19 +117,9 @@ class Priorities:
             indices: [n] absolute.
             td_errors: [n]; their sign does not count. One that is not finite leaves its transition's priority.
         """
-        priorities = np.abs(td_errors).astype(np.float64) + self.settings.epsilon
         oldest = self._stop - self.capacity
-        highest = priorities.max(initial=0.0)  # not a number where one of them is not
-        if self._removed or indices.min(initial=oldest) < oldest or not math.isfinite(highest):
-            usable = (indices >= oldest) & np.isfinite(priorities)
-            if self._removed:
-                usable &= self.of(indices) > 0
-            indices, priorities = indices[usable], priorities[usable]
-            highest = priorities.max(initial=0.0)
-        if not len(indices):
-            return
-        self.highest = max(self.highest, float(highest))
-        self._tree.set(indices % self.capacity, priorities**self.settings.alpha)
+        highest = self._tree.update(indices, td_errors, oldest, self.settings, skip_zero=self._removed)
+        self.highest = max(self.highest, highest)
 
     def of(self, indices: Array) -> Array:
         """What transitions are drawn in proportion to: priority to the power of alpha."""

@@ -138,6 +138,7 @@ class RamRows(Rows):
         self.groups: list[Array] = []
         self._tensors: list[torch.Tensor] = []
         self._versions = np.zeros((0, 2), np.int64)
+        self._counters = self._versions[:, 1]
         self._lease: RowLease | None = None
 
     @property
@@ -160,6 +161,7 @@ class RamRows(Rows):
                 "which this machine does not give. Choose a smaller capacity, or memory.storage: disk."
             ) from exc
         self.groups, self._versions, self.layout = groups, versions, layout
+        self._counters = versions[:, 1]
         self._tensors = [torch.from_numpy(group) for group in groups]
 
     def lease(self, start: int) -> RowLease:
@@ -201,7 +203,8 @@ class RamRows(Rows):
         """One gather per group."""
         places = self._places(draws)
         index = torch.from_numpy(places)
-        return [group.index_select(0, index) for group in self._tensors], self._versions[places[:looked_at], 1]
+        counters = self._counters[places[:looked_at]]
+        return [group.index_select(0, index) for group in self._tensors], counters
 
     def row(self, index: int) -> list[Array]:
         """Views of the rings."""
