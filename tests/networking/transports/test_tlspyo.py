@@ -26,6 +26,7 @@ import pytest
 from tmrl_core.config import from_values
 from tmrl_core.errors import ConfigError, CredentialsError, HandshakeError, MissingExtraError, NetworkError
 from tmrl_core.networking import Server, credentials, tlspyo_files
+from tmrl_core.networking.admission import FIRST_DELAY_S, FREE_FAILURES, AdmissionSettings
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.links import TrainerLink, WorkerLink
 from tmrl_core.networking.messages import Blob
@@ -380,10 +381,17 @@ def test_a_length_above_the_limit_ends_the_connection_before_it_is_waited_for(st
 
 
 @pytest.mark.parametrize(
-    ("bounds", "knocks", "closed"), [({"greeting_s": 0.3}, 1, 1), ({"max_strangers": 3}, 5, 2)], ids=["time", "number"]
+    ("bounds", "knocks", "closed"),
+    [
+        (AdmissionSettings(greeting_s=0.3), 1, 1),
+        (AdmissionSettings(max_unauthenticated=6), 5, 2),
+        (AdmissionSettings(max_unauthenticated=6, connections_per_s=1e-3), 9, 6),
+    ],
+    ids=["time", "number of one address", "rate"],
 )
-def test_strangers_are_limited(place: Place, bounds: dict[str, Any], knocks: int, closed: int) -> None:
-    transport = transport_of(place.keys, **bounds)
+def test_strangers_are_limited(place: Place, bounds: AdmissionSettings, knocks: int, closed: int) -> None:
+    refused: list[str] = []
+    transport = transport_of(place.keys, admission=bounds, on_refused=lambda address, reason: refused.append(reason))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -400,8 +408,55 @@ def test_strangers_are_limited(place: Place, bounds: dict[str, Any], knocks: int
             for sock in socks[:-closed]:
                 with pytest.raises(BlockingIOError):
                     sock.recv(1)
+            deadline = loop.time() + DEADLINE_S
+            while len(refused) < closed:
+                assert loop.time() < deadline
+                await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+def test_connections_that_nobody_lets_in_use_up_their_addresss_share(place: Place) -> None:
+    bounds = AdmissionSettings(max_unauthenticated=4, connections_per_s=1e-3)
+    transport = transport_of(place.keys, admission=bounds)
+
+    async def knock(port: int) -> bool:
+        """Whether the connection is closed at once."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            return True
+        try:
+            return await asyncio.wait_for(reader.read(1), 0.3) == b""
+        except ConnectionError:
+            return True
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            writer.transport.abort()
+
+    async def main() -> None:
+        listener = await transport.serve("127.0.0.1", 0, no_peer)
+        try:
+            assert [await knock(listener.port) for _ in range(6)] == [False] * 4 + [True] * 2
+        finally:
+            await listener.close()
+
+    asyncio.run(main())
+
+
+def test_a_guesser_waits_longer_each_time(place: Place) -> None:
+    place.start_server()
+    waited = []
+    for _ in range(FREE_FAILURES + 2):
+        stranger = Stranger(place)
+        with stranger.sock:
+            begun = time.monotonic()
+            stranger.say(1, "HELLO", None, ["p." + "0" * 32], password=b"x" * len(stranger.password))
+            assert b"the password is not this Server's" in stranger.everything()
+            waited.append(time.monotonic() - begun)
+    assert waited[-1] > 1.5 * FIRST_DELAY_S
+    assert waited[-2] > 0.5 * FIRST_DELAY_S
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

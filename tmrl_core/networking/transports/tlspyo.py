@@ -17,7 +17,10 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tmrl_core.errors import ConfigError, CredentialsError, HandshakeError, NetworkError, RemoteProtocolError
+from tmrl_core.networking.admission import AdmissionSettings
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.framing import spare
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
@@ -46,9 +49,8 @@ class TlspyoTransport(Transport):
         max_buf_len: bytes read at once from the I/O process, at most.
         key_of_local_port: what the configuration calls `local_port`.
         start_s: seconds within which an I/O process must have started.
-        greeting_s: seconds within which a peer must have shown the password, to `serve`.
-        max_strangers: connections that have not, at a time; more are closed at once.
-        on_refused: called with the address and the reason for each that showed another password.
+        admission: what a Server grants to those who have not shown the password; None: the defaults.
+        on_refused: called with the address and the reason for each that showed another password or was turned away.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
@@ -67,8 +69,7 @@ class TlspyoTransport(Transport):
         max_buf_len: int = 4_096,
         key_of_local_port: str = "local_port",
         start_s: float = START_S,
-        greeting_s: float = 10.0,
-        max_strangers: int = 256,
+        admission: AdmissionSettings | None = None,
         on_refused: Callable[[str, str], None] = lambda address, reason: None,
     ) -> None:
         check_installed()
@@ -88,8 +89,7 @@ class TlspyoTransport(Transport):
         self.read_bytes = min(max_buf_len, MAX_MESSAGE_BYTES)
         self.key_of_local_port = key_of_local_port
         self.start_s = start_s
-        self._greeting_s = greeting_s
-        self._max_strangers = max_strangers
+        self._admission = admission or AdmissionSettings()
         self.on_refused = on_refused
         self.piece_bytes = piece_bytes(header_size, password)
 
@@ -145,7 +145,7 @@ class TlspyoTransport(Transport):
     def relay_settings(self, host: str, port: int) -> dict[str, Any]:
         """What the Relay's I/O process is told."""
         settings = self.settings(role="relay", host=host, port=port, certificate=self._certificate, key=self._key)
-        return settings | {"greeting_s": self._greeting_s, "max_strangers": self._max_strangers}
+        return settings | {"admission": msgspec.structs.asdict(self._admission)}
 
     def process(
         self, settings: dict[str, Any], on_message: Any, on_lost: Callable[[], None], on_room: Callable[[], None]

@@ -35,6 +35,7 @@ from twisted.internet import error, reactor, ssl
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.python.failure import Failure
 
+from tmrl_core.networking.admission import Admission, AdmissionSettings, Visit
 from tmrl_core.networking.transports.tlspyo_link import MAX_MESSAGE_BYTES, refusal
 
 HUB = "hub"
@@ -169,7 +170,7 @@ class Relay(Server):  # type: ignore[misc]
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.endpoint: LocalEnd | None = None
-        self.strangers = 0
+        self.admission = Admission(AdmissionSettings(**settings["admission"]))
         super().__init__(
             port=settings["port"],
             password=settings["password"],
@@ -230,6 +231,11 @@ class Relay(Server):  # type: ignore[misc]
             and groups[0] not in self.group_info
         )
 
+    def refused(self, address: str, reason: str) -> None:
+        """Tell the parent of one who was turned away."""
+        assert self.endpoint is not None
+        self.endpoint.tell(0, "REFUSED", [address, reason])
+
     def add_client(self, groups: Any, client: RelayProtocol) -> int:
         """A peer has joined: tell the parent."""
         identifier: int = super().add_client(groups, client)
@@ -250,9 +256,12 @@ class _RelayFactory(ServerProtocolFactory):  # type: ignore[misc]
     noisy = False
 
     def buildProtocol(self, addr: Any) -> Protocol:
-        if self.server.strangers >= self.server.settings["max_strangers"]:
+        server, address = self.server, f"{addr.host}:{addr.port}"
+        visit = server.admission.arrive(address, reactor.seconds())
+        if isinstance(visit, str):
+            server.refused(address, visit)
             return _TurnedAway()
-        return RelayProtocol(self.server, f"{addr.host}:{addr.port}")
+        return RelayProtocol(server, address, visit)
 
 
 class _TurnedAway(Protocol):  # type: ignore[misc]
@@ -264,35 +273,54 @@ class _TurnedAway(Protocol):  # type: ignore[misc]
 class RelayProtocol(ServerProtocol):  # type: ignore[misc]
     """The Server's end of one peer's connection."""
 
-    def __init__(self, server: Relay, address: str) -> None:
+    def __init__(self, server: Relay, address: str, visit: Visit) -> None:
         super().__init__(server)
         self.address = address
         self._prefix = self._header_size + self._len_password
-        self._greeting: Any = None
-        self._flush: Any = None
-        self._stranger = False
+        self._timer: Any = None
+        """Until it has shown the password, then while it is to close."""
+        self._network = visit.network
+        self._visit: Visit | None = visit
+        self._closing = False
+        visit.close = self._crowded_out
 
     def connectionMade(self) -> None:
         """A peer has connected; until it has shown the password, it has little time."""
         self.transport.setTcpNoDelay(True)
-        self._stranger = True
-        self._server.strangers += 1
-        self._greeting = reactor.callLater(self._server.settings["greeting_s"], self.transport.abortConnection)
+        greeting_s = self._server.admission.settings.greeting_s
+        self._after(greeting_s, self._late)
         super().connectionMade()
 
     def connectionLost(self, reason: Failure) -> None:
         """The peer has gone."""
-        self._known()
-        if self._flush is not None and self._flush.active():
-            self._flush.cancel()
+        self._after(None)
+        admission = self._server.admission
+        if self._visit is not None:
+            admission.leave(self._visit)
+            self._visit = None
+        else:
+            admission.seen(self._network, reactor.seconds())
         super().connectionLost(reason)
 
-    def _known(self) -> None:
-        if self._stranger:
-            self._stranger = False
-            self._server.strangers -= 1
-        if self._greeting is not None and self._greeting.active():
-            self._greeting.cancel()
+    def _after(self, seconds: float | None, do: Any = None) -> None:
+        """Call `do` after so many seconds instead of what was to be called before; None: nothing any more."""
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None if seconds is None else reactor.callLater(seconds, do)
+
+    def _late(self) -> None:
+        greeting_s = self._server.admission.settings.greeting_s
+        self._crowded_out(f"it did not show the password within {greeting_s:g} s")
+
+    def _crowded_out(self, reason: str) -> None:
+        self._server.refused(self.address, reason)
+        self._kill()
+
+    def _let_in(self) -> None:
+        if self._visit is not None:
+            self._after(None)
+            self._server.admission.let_in(self._visit, reactor.seconds())
+            self._visit = None
 
     def process_header(self) -> tuple[int, int, str | None]:
         """As tlspyo's, with a limit to the length, and the password compared in constant time and never logged."""
@@ -306,10 +334,8 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
             self._kill()
         elif not hmac.compare_digest(self._buffer[self._header_size : start], self._server.secret):
             self._state = "KILLED"
-            # As an object, since that is what tlspyo's endpoint passes on; then the connection ends.
-            self.send_obj(obj=refusal("password", "the password is not this Server's"))
-            self._server.endpoint.tell(0, "REFUSED", [self.address, "it showed another password than this Server's"])
-            self.close_soon()
+            self._server.refused(self.address, "it showed another password than this Server's")
+            self._after(self._server.admission.failed(self.address, reactor.seconds()), self._refuse)
         else:
             return start, start + length, self._password
         return nothing
@@ -323,7 +349,12 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         except Exception:
             self._kill()  # whatever it sent was no message of tlspyo; nobody need read a traceback
         if self._state == "ALIVE":
-            self._known()
+            self._let_in()
+
+    def _refuse(self) -> None:
+        # As an object, since that is what tlspyo's endpoint passes on; then the connection ends.
+        self.send_obj(obj=refusal("password", "the password is not this Server's"))
+        self.close_soon()
 
     def _kill(self) -> None:
         self._state = "KILLED"
@@ -331,9 +362,10 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
 
     def close_soon(self) -> None:
         """Close when everything is sent, or soon in any case."""
-        self.transport.loseConnection()
-        if self._flush is None:
-            self._flush = reactor.callLater(_FLUSH_S, self.transport.abortConnection)
+        if not self._closing:
+            self._closing = True
+            self.transport.loseConnection()
+            self._after(_FLUSH_S, self.transport.abortConnection)
 
     def forward_obj_to_dest(self, obj: Any, dest: Any) -> None:
         """A broadcast to the hub goes to the parent; there is nothing else that a peer may send."""

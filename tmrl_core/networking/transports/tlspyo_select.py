@@ -38,8 +38,8 @@ def tlspyo_transport(
         local_port, header_size, max_buf_len: as tlspyo has them.
         role: for the name of the setting of `local_port`.
         hostname: the name in the certificate that a client expects; None: tlspyo's usual one.
-        admission: bounds for connections that have not shown the password; their rate is not bounded here.
-        on_refused: called with the address and the reason for each that shows another password.
+        admission: bounds for connections that have not shown the password; None: the defaults.
+        on_refused: called with the address and the reason for each that shows another password or is turned away.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
@@ -56,7 +56,6 @@ def tlspyo_transport(
             f"there is no password for tlspyo: neither TMRL_CORE_TOKEN is set nor does {folder} hold "
             f"{tlspyo_files.PASSWORD}. Set the one of your Relay, or run `python -m tmrl_core --credentials create`."
         )
-    bounds = admission or AdmissionSettings()
     return TlspyoTransport(
         password=password,
         certificate=part.certificate if part is not None else None,
@@ -66,7 +65,6 @@ def tlspyo_transport(
         header_size=header_size,
         max_buf_len=max_buf_len,
         key_of_local_port=_KEY + role,
-        greeting_s=bounds.greeting_s,
-        max_strangers=bounds.max_unauthenticated,
+        admission=admission,
         on_refused=on_refused,
     )
