@@ -5,6 +5,8 @@ A message says what was found, what is allowed and what to do next.
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class TmrlError(Exception):
     """Base of every error that tmrl_core raises on purpose."""
@@ -35,7 +37,16 @@ class RemoteProtocolError(NetworkError):
 
 
 class HandshakeError(NetworkError):
-    """The TLS handshake failed because of somebody's credentials: trying again changes nothing."""
+    """A link could not be made because of somebody's credentials: trying again changes nothing.
+
+    Args:
+        text: what was found and what to do.
+        about: what it was about, where that is known: the Server's certificate, or the password shown to it.
+    """
+
+    def __init__(self, text: str, about: Literal["certificate", "password"] | None = None) -> None:
+        super().__init__(text)
+        self.about = about
 
 
 class RefusedError(NetworkError):

@@ -136,6 +136,11 @@ def test_what_is_refused_is_named_with_its_path(values: dict[str, Any], parts: l
     assert "hunter2" not in str(caught.value)
 
 
+def test_free_ports_do_not_contradict_each_other() -> None:
+    network = {"transport": "tlspyo", "local_port_server": 0, "local_port_trainer": 0}
+    assert from_values({"server": {"port": 0}, "network": network}).network.local_port_server == 0
+
+
 def test_a_file_s_mistake_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text("server: {port: abc}\n", encoding="utf-8")

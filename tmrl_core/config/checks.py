@@ -79,7 +79,8 @@ def contradictions(config: Config) -> Iterator[str]:
             f"network.max_message_bytes = {network.max_message_bytes}; raise the first or lower the second"
         )
     ports = [config.server.port, network.local_port_server, network.local_port_trainer, network.local_port_worker]
-    if network.transport == "tlspyo" and len(set(ports)) < len(ports):
+    given = [port for port in ports if port]  # 0: a free one each
+    if network.transport == "tlspyo" and len(set(given)) < len(given):
         yield f"server.port and the three network.local_port_* must differ with tlspyo, found {ports}"
     if network.security is None and not network.allow_insecure_remote:
         for key, host in (("bind", config.server.bind), ("host", config.server.host)):

@@ -11,13 +11,15 @@ from datetime import datetime, timezone
 
 from tmrl_core.config import Config
 from tmrl_core.doctor import machine, way
+from tmrl_core.doctor.link_way import LinkConversation
 from tmrl_core.doctor.steps import FailedStepError, Step, from_text
-from tmrl_core.errors import TmrlError
+from tmrl_core.errors import HandshakeError, NetworkError, TmrlError
 from tmrl_core.networking import credentials
 from tmrl_core.networking.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.contexts import ClientRole
 from tmrl_core.networking.handshakes import explain
 from tmrl_core.networking.messages import SUPPORTED_VERSIONS, Diagnosis, Probe
+from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
 from tmrl_core.networking.transports.select import is_loopback
 
@@ -89,8 +91,14 @@ def examine(
     if network.security_left_out and is_loopback(server.host) and plain_server(server.port):
         security = None
     proven = True
+    transport: Transport | None = None
     if network.transport == "tlspyo":
-        yield Step("credentials", "skipped", "transport tlspyo has its own; tlspyo checks them")
+        try:
+            transport, words = machine.for_tlspyo(config, role, security)
+            yield Step("credentials", "ok", words)
+        except FailedStepError as exc:
+            proven = False
+            yield Step("credentials", "failed", exc.found, exc.todo)
     elif security is None:
         yield Step("credentials", "skipped", "network.security is null: nobody proves who he is")
     else:
@@ -99,7 +107,9 @@ def examine(
         except FailedStepError as exc:
             proven = False
             yield Step("credentials", "failed", exc.found, exc.todo)
-    examiner = _Examiner(config, role, security is not None, token, timeout_s, measure_s, versions, wall_clock)
+    examiner = _Examiner(
+        config, role, security is not None, token, transport, timeout_s, measure_s, versions, wall_clock
+    )
     done: set[str] = set()
     with contextlib.closing(examiner):
         for step in examiner.steps(proven):
@@ -123,6 +133,7 @@ class _Examiner:
         role: ClientRole,
         tls: bool,
         token: str | None,
+        transport: Transport | None,
         timeout_s: float,
         measure_s: float,
         versions: tuple[int, ...],
@@ -132,6 +143,7 @@ class _Examiner:
         self.role = role
         self.tls = tls
         self.token = token
+        self.transport = transport
         self.timeout_s = timeout_s
         self.measure_s = measure_s
         self.versions = versions
@@ -160,11 +172,11 @@ class _Examiner:
             self._sock, address, seconds = way.connect(addresses, self.timeout_s)
             port = self.config.server.port
             yield Step(name, "ok", f"{address} port {port} answers in {1000 * seconds:.1f} ms")
-            if self.config.network.transport == "tlspyo":
-                self.why_not = "tlspyo itself speaks from here on; transport tls is looked at more closely"
-                return
             name = "TLS"
-            if not self.tls:
+            if self.config.network.transport == "tlspyo":
+                self._sock.close()
+                yield from self._over_tlspyo()
+            elif not self.tls:
                 yield from self._plain()
             elif not proven:
                 yield from self._seen_without_trust(addresses)
@@ -186,6 +198,32 @@ class _Examiner:
                 self.why_not = "no version of the protocol is spoken on both sides"
                 name = "protocol version"
             yield Step(name, "failed", exc.found, exc.todo)
+
+    def _over_tlspyo(self) -> Iterator[Step]:
+        if self.transport is None:
+            self.why_not = "without what tlspyo needs"
+            raise _Stop
+        server = self.config.server
+        self._conversation = link = LinkConversation(self.transport, server.host, server.port, self.timeout_s)
+        failed: Step | None = None
+        try:
+            link.dial()
+        except NetworkError as exc:
+            about = exc.about if isinstance(exc, HandshakeError) else None
+            name = {"certificate": "Server's certificate", "password": "accepted", None: "TLS"}[about]
+            text = from_text(str(exc), "Look at the Server's log, and whether it has network.transport: tlspyo too.")
+            failed = Step(name, "failed", text.found, text.todo)
+        for name, words in (
+            ("TLS", "as tlspyo speaks it"),
+            ("Server's certificate", "it is the certificate.pem that is here"),
+        ):
+            if failed is not None and failed.name == name:
+                break
+            skipped = Step(name, "skipped", "network.security is null: nothing is encrypted")
+            yield Step(name, "ok", words) if self.tls else skipped
+        if failed is not None:
+            yield failed
+            raise _Stop
 
     def _plain(self) -> Iterator[Step]:
         # Beyond this machine only by `allow_insecure_remote`: the configuration was refused otherwise.
@@ -236,9 +274,12 @@ class _Examiner:
 
     def _ask(self) -> Diagnosis:
         assert self._sock is not None
-        self._conversation = way.Conversation(self._sock, self.host, self.hostname, self.timeout_s)
+        if self._conversation is None:
+            self._conversation = way.SocketConversation(self._sock, self.host, self.hostname, self.timeout_s)
         token = self.token
-        if self.tls and token is None:
+        if self.transport is not None:
+            token = ""  # the password was tlspyo's to ask for
+        elif self.tls and token is None:
             token = credentials.token_for(credentials.find(self.config.network.credentials_dir), self.role)
         before = self.wall_clock()
         diagnosis = self._conversation.ask(Probe(self.versions, self.role, token or "", self.config.run.name))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from tmrl_core.config import Config, resolve_optional, resolve_with
+from tmrl_core.config import CFG, Config, resolve_optional, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
-from tmrl_core.networking import credentials
+from tmrl_core.networking import credentials, tlspyo_files
 from tmrl_core.networking.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.contexts import ClientRole, read_bundle
 from tmrl_core.networking.handshakes import BUNDLE, identity_of
 from tmrl_core.networking.secret_files import need, read_file
+from tmrl_core.networking.transports.base import Transport
+from tmrl_core.networking.transports.select import client_transport, link_settings
 
 _SOON_DAYS = 30
 
@@ -124,6 +126,45 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
     left = (facts.not_after - now).days
     soon = f": renew it soon (`{BUNDLE} {role} --name {name}`)" if left < _SOON_DAYS else ""
     return Proof(f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}", facts, with_token)
+
+
+def for_tlspyo(config: Config, role: ClientRole, security: Literal["TLS"] | None) -> tuple[Transport, str]:
+    """The transport `tlspyo` of a client of this role, and with what it trusts the Server and is trusted.
+
+    Raises:
+        FailedStepError: something that it needs is not here.
+    """
+    network, server = config.network, config.server
+    settings = link_settings(
+        config,
+        host=server.host,
+        port=server.port,
+        transport="tlspyo",
+        security=security,
+        keys_dir=CFG,
+        hostname=CFG,
+        password=CFG,
+    )
+    try:
+        transport, _ = client_transport(settings, role)
+        folder = credentials.find(network.credentials_dir)
+        where = "TMRL_CORE_TOKEN" if network.token else str(folder)
+        if security is None:
+            return transport, f"the password from {where}; network.security is null: no certificate"
+        facts = read_facts(tlspyo_files.load(folder, server=False).certificate)
+    except TmrlError as exc:
+        raise from_text(str(exc), "Copy the Server's credentials to this machine.") from exc
+    if facts.not_after <= datetime.now(timezone.utc):
+        raise FailedStepError(
+            f"the Server's certificate.pem in {folder} expired on {facts.not_after:%Y-%m-%d}",
+            "Make new credentials on the Server's machine (`python -m tmrl_core --credentials create --overwrite`) and "
+            "copy them here.",
+        )
+    names = ", ".join(facts.names) or facts.subject
+    return (
+        transport,
+        f"the password from {where}; the Server's certificate for {names}, valid to {facts.not_after:%Y-%m-%d}",
+    )
 
 
 def _certificates(folder: Path, role: ClientRole) -> tuple[str, str | None]:

@@ -1,6 +1,7 @@
 """The way to the Server, a socket at a time: name, port, TLS, and a conversation that takes nobody's place.
 
-Plain blocking sockets with deadlines, not the package's own links: each step must fail by itself and say where.
+Plain blocking sockets with deadlines, not the package's own links (but for tlspyo's, `link_way.py`): each step must
+fail by itself and say where.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import socket
 import ssl
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -146,75 +148,40 @@ def certificate_of(addresses: list[Address], timeout_s: float) -> CertificateFac
     return None
 
 
-class Conversation:
-    """Control messages over a blocking socket.
+class Conversation(ABC):
+    """Control messages to and from the Server.
 
     Args:
-        sock: connected, and secured if it is to be.
-        host, hostname: for what is said of failures.
-        timeout_s: longest wait for an answer.
+        host: for what is said of failures.
     """
 
-    def __init__(self, sock: socket.socket, host: str, hostname: str, timeout_s: float) -> None:
-        self._sock = sock
+    def __init__(self, host: str) -> None:
         self._host = host
-        self._hostname = hostname
-        self._timeout_s = timeout_s
-        self._reader = FrameReader()
-        self._heard: list[Control] = []
 
+    @abstractmethod
     def say(self, message: Control) -> None:
         """Send.
 
         Raises:
             FailedStepError: the connection broke.
         """
-        try:
-            self._sock.settimeout(self._timeout_s)
-            self._sock.sendall(control_frame(message))
-        except OSError as exc:
-            raise self._broken(exc) from exc
 
+    @abstractmethod
     def hear(self) -> Control:
         """The next message.
 
         Raises:
             FailedStepError: none came in time, the connection broke, or what came is no message.
         """
-        deadline = time.monotonic() + self._timeout_s
-        while not self._heard:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise FailedStepError(
-                    f"{self._host} did not answer within {self._timeout_s:g} s",
-                    "The Server hangs, or the link is too slow: look at its log and at this machine's network.",
-                )
-            self._sock.settimeout(left)
-            try:
-                n = self._sock.recv_into(self._reader.get_buffer())
-                if n == 0:
-                    raise FailedStepError(
-                        f"{self._host} closed the connection without a word",
-                        "Look at the Server's log; with network.security null here, the Server may expect TLS.",
-                    )
-                self._reader.received(n)
-                frames = [frame for frame in self._reader.take() if frame.kind == Kind.CONTROL]
-                self._heard += [decode_control(frame.payload) for frame in frames]
-            except TimeoutError:
-                continue
-            except RemoteProtocolError as exc:
-                raise FailedStepError(
-                    f"{self._host} does not speak our protocol ({exc})",
-                    "Another program listens there, or only one side has network.security null.",
-                ) from exc
-            except OSError as exc:
-                raise self._broken(exc) from exc
-        return self._heard.pop(0)
 
-    def _broken(self, exc: OSError) -> FailedStepError:
-        # What was said last may lie there unread: with TLS 1.3 a refused certificate shows only now.
-        return from_text(
-            explain(exc, host=self._host, hostname=self._hostname), "Look at the Server's log: it says why."
+    @abstractmethod
+    def end(self) -> None:
+        """Leave in order."""
+
+    def _silent(self, timeout_s: float) -> FailedStepError:
+        return FailedStepError(
+            f"{self._host} did not answer within {timeout_s:g} s",
+            "The Server hangs, or the link is too slow: look at its log and at this machine's network.",
         )
 
     def ask(self, message: Control) -> Diagnosis:
@@ -245,6 +212,67 @@ class Conversation:
             raise FailedStepError(f"refused ({answer.code}): {answer.reason}", REFUSED_TODO["full"])
         if not isinstance(answer, Echo) or answer.number != echo.number or len(answer.filler) != echo.size:
             raise FailedStepError(f"{self._host} answered with {type(answer).__name__}", REFUSED_TODO["misuse"])
+
+
+class SocketConversation(Conversation):
+    """One over a blocking socket.
+
+    Args:
+        sock: connected, and secured if it is to be.
+        host, hostname: for what is said of failures.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, sock: socket.socket, host: str, hostname: str, timeout_s: float) -> None:
+        super().__init__(host)
+        self._sock = sock
+        self._hostname = hostname
+        self._timeout_s = timeout_s
+        self._reader = FrameReader()
+        self._heard: list[Control] = []
+
+    def say(self, message: Control) -> None:
+        """Send."""
+        try:
+            self._sock.settimeout(self._timeout_s)
+            self._sock.sendall(control_frame(message))
+        except OSError as exc:
+            raise self._broken(exc) from exc
+
+    def hear(self) -> Control:
+        """The next message."""
+        deadline = time.monotonic() + self._timeout_s
+        while not self._heard:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._silent(self._timeout_s)
+            self._sock.settimeout(left)
+            try:
+                n = self._sock.recv_into(self._reader.get_buffer())
+                if n == 0:
+                    raise FailedStepError(
+                        f"{self._host} closed the connection without a word",
+                        "Look at the Server's log; with network.security null here, the Server may expect TLS.",
+                    )
+                self._reader.received(n)
+                frames = [frame for frame in self._reader.take() if frame.kind == Kind.CONTROL]
+                self._heard += [decode_control(frame.payload) for frame in frames]
+            except TimeoutError:
+                continue
+            except RemoteProtocolError as exc:
+                raise FailedStepError(
+                    f"{self._host} does not speak our protocol ({exc})",
+                    "Another program listens there, or only one side has network.security null.",
+                ) from exc
+            except OSError as exc:
+                raise self._broken(exc) from exc
+        return self._heard.pop(0)
+
+    def _broken(self, exc: OSError) -> FailedStepError:
+        # What was said last may lie there unread: with TLS 1.3 a refused certificate shows only now.
+        return from_text(
+            explain(exc, host=self._host, hostname=self._hostname), "Look at the Server's log: it says why."
+        )
 
     def end(self) -> None:
         """Leave in order."""

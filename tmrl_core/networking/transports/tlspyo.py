@@ -15,7 +15,7 @@ import logging
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -314,7 +314,8 @@ class _PeerDriver(_LinkDriver):
     def _refused(self, text: str) -> None:
         code, _, reason = text.partition("\n")
         advice = " Set TMRL_CORE_TOKEN, or copy the Server's credentials anew." if code == "password" else ""
-        self._give_up(HandshakeError(f"{self._where} refuses this connection: {reason}.{advice}"))
+        about: Literal["password"] | None = "password" if code == "password" else None
+        self._give_up(HandshakeError(f"{self._where} refuses this connection: {reason}.{advice}", about))
 
     def _give_up(self, reason: NetworkError) -> None:
         if self._reason is None:  # what follows a reason is its consequence
@@ -326,12 +327,14 @@ class _PeerDriver(_LinkDriver):
         if kind == "certificate":
             return HandshakeError(
                 f"{where} has another certificate than certificate.pem here ({text}). Copy the Server's credentials "
-                "anew: python -m tmrl_core --credentials bundle."
+                "anew: python -m tmrl_core --credentials bundle.",
+                "certificate",
             )
         if kind == "name":
             return HandshakeError(
                 f"the certificate of {where} is for another name than {self._owner.hostname!r}. Set network.hostname "
-                "to a name in it; tlspyo's own is 'default'."
+                "to a name in it; tlspyo's own is 'default'.",
+                "certificate",
             )
         if kind == "credentials":
             return HandshakeError(f"certificate.pem does not serve: {text}")

@@ -1,0 +1,38 @@
+"""The end of a link that only asks whether it would be let in, and how good the way is. Sans-I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import ClassVar
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.framing import Frame
+from tmrl_core.networking.messages import Control, Diagnosis, Echo
+
+
+class ProbeConnection(Connection):
+    """Keeps what the Server says until somebody reads it; what is said to it is `send`, a `Probe` first."""
+
+    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
+        "greeting": frozenset({Diagnosis}),
+        "probe": frozenset({Echo}),
+    }
+
+    def __init__(self, *, silent_s: float, heartbeat_s: float, greeting_s: float) -> None:
+        super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+        self.heard: deque[Control] = deque()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when something was heard, or no more will be."""
+
+    def _on_control(self, message: Control) -> None:
+        self.state = "probe"
+        self.heard.append(message)
+        self.on_change()
+
+    def _on_frame(self, frame: Frame) -> None:
+        raise RemoteProtocolError("who only asks takes neither samples nor policies")
+
+    def _on_closed(self) -> None:
+        self.on_change()
