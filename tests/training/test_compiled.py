@@ -117,6 +117,23 @@ def test_noting_an_update_changes_nothing() -> None:
     assert all(p.grad is None and p.requires_grad for p in agent.model.parameters())
 
 
+def test_what_is_compiled_is_given_each_tensor_once() -> None:
+    given: list[tuple[torch.fx.GraphModule, list[Tensor]]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        given.append((graph, list(inputs)))
+        return graph
+
+    agent = make("sac", True, backend)
+    train(agent, False, 2)
+    ((graph, inputs),) = given
+    held = [*graph.parameters(), *graph.buffers(), *(v for v in vars(graph).values() if isinstance(v, Tensor))]
+    assert held == []
+    kept = [tensor.untyped_storage().data_ptr() for tensor in kept_tensors(agent)]
+    places = [tensor.untyped_storage().data_ptr() for tensor in inputs]
+    assert all(places.count(place) == 1 for place in kept if place in places)
+
+
 def test_a_new_learning_rate_is_learned_with() -> None:
     plain, fast = make("sac", False), make("sac", True)
     for agent in (plain, fast):

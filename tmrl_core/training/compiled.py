@@ -197,6 +197,13 @@ def _lift(graph: torch.fx.GraphModule, inputs: int) -> list[Tensor]:
             kept.append(tensor.detach())
         node.replace_all_uses_with(lifted[place])
         nodes.erase_node(node)
+    # What stays an attribute is compiled as one more input, and one that shares its numbers with another: slow.
+    for name in [
+        *graph._parameters,
+        *graph._buffers,
+        *(name for name, v in vars(graph).items() if isinstance(v, Tensor)),
+    ]:
+        delattr(graph, name)
     graph.recompile()
     return kept
 
