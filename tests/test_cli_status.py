@@ -88,6 +88,29 @@ def test_a_trainers_bundle_may_look_and_a_wrong_token_is_named(server: Server, k
         link.look()
 
 
+def test_a_certificates_name_stands_beside_the_label_that_a_peer_gives_itself(
+    server: Server, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = credentials.bundle(keys, "worker", "robot7", tmp_path / "w.bundle")
+    worker = WorkerLink(settings(bundle, server.port), name="calls itself boss", run="run")
+    worker.start()
+    try:
+        assert worker.wait_connected(DEADLINE_S)
+        with ObserverLink(settings(keys, server.port)) as link:
+            seen = link.look()
+    finally:
+        worker.close(drain=False)
+    assert seen is not None
+    assert {(peer.role, peer.name, peer.certificate) for peer in seen.peers if peer.role == "worker"} == {
+        ("worker", "calls itself boss", "robot7")
+    }
+    assert [peer.certificate for peer in seen.peers if peer.role == "observer"] == [""]
+    cli_status.Shown(False, as_json=False, watched=False)(seen, None, "here")
+    shown = capsys.readouterr().out
+    assert "calls itself boss" in shown
+    assert "robot7" in shown
+
+
 def test_it_connects_again_after_the_server_was_restarted(keys: Path) -> None:
     server = Server(config=config(keys))
     port = server.port

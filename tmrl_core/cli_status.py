@@ -200,13 +200,15 @@ def _peers(peers: Sequence[PeerStatus]) -> Table:
     return _table(
         "peers",
         [
-            *(("role", False), ("name", False), ("address", False), ("run", False), ("since", True), ("heard", True)),
+            *(("role", False), ("name", False), ("certificate", False), ("address", False), ("run", False)),
+            *(("since", True), ("heard", True)),
             *(("in", True), ("out", True), ("unread", True), ("policy", True)),
         ],
         [
             (
                 plain(peer.role),
                 plain(peer.name),
+                plain(peer.certificate) if peer.certificate else "-",
                 plain(peer.address),
                 plain(peer.run),
                 duration(peer.since_s),

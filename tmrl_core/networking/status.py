@@ -21,7 +21,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         role: `worker`, `trainer` or `observer`.
-        name: its label.
+        name: its label, which it has chosen itself.
         address: where it connected from.
         run: name of its run.
         since_s: how long the link has stood.
@@ -29,6 +29,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
         bytes_in, bytes_out: from and to it, since the link stands, without what TLS adds.
         unread_bytes: control messages that wait because it does not read.
         policy: for a worker, (incarnation, counter) of the newest policy that it has whole.
+        certificate: the name in its certificate, which it cannot choose; empty: it showed none.
     """
 
     role: str
@@ -41,6 +42,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out: int
     unread_bytes: int
     policy: tuple[int, int] = (0, 0)
+    certificate: str = ""
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):

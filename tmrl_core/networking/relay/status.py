@@ -157,6 +157,7 @@ def _peer(connection: RelayConnection, now: float) -> PeerStatus:
         bytes_out=connection.bytes_out,
         unread_bytes=connection.unread_bytes,
         policy=connection.have,
+        certificate=(connection.identity.name or "")[:_LABEL_CHARACTERS],
     )
 
 
