@@ -110,10 +110,6 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ],
         ),
         (
-            {"memory": {"storage": "disk", "cls": "tmrl_core.training:FrameStackMemory"}},
-            ["memory.storage: disk", "FrameStackMemory", "tmrl_core.training:ReplayMemory"],
-        ),
-        (
             {"trainer": {"limiter": {"samples_per_insert": 512}}},
             ["samples_per_insert: 512 cannot be reached", "memory.batch_size = 256", "per_env_step to 2"],
         ),

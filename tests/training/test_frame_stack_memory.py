@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,29 @@ def same(left: Any, right: Any) -> bool:
     return bool(np.array_equal(np.asarray(left), np.asarray(right)))
 
 
+@pytest.fixture(params=["ram", "disk"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a memory in RAM, or on disk with a new file every few records."""
+    monkeypatch.setattr("tmrl_core.training.disk_rows.MAX_SEGMENT_BYTES", 4000)
+    made: list[FrameStackMemory] = []
+
+    def one(**kwargs: Any) -> FrameStackMemory:
+        on_disk: Any = {"storage": "disk", "folder": tmp_path / str(len(made))} if request.param == "disk" else {}
+        made.append(FrameStackMemory(**{"frame_stack": K, **kwargs}, **on_disk))
+        return made[-1]
+
+    yield one
+    for memory in made:
+        memory.close()
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("capacity", [10_000, 700, 100])
 def test_its_transitions_are_those_of_a_memory_that_stores_stacks_whole(
-    make_rows: Any, capacity: int, n_step: int
+    make: Any, make_rows: Any, capacity: int, n_step: int
 ) -> None:
     plain = ReplayMemory(memory_size=capacity, n_step=n_step)
-    shared = FrameStackMemory(memory_size=capacity, n_step=n_step, frame_stack=K)
+    shared = make(memory_size=capacity, n_step=n_step)
     for number, chunk in enumerate(play(make_rows, seed=capacity, steps=500)):
         assert shared.append_chunk(chunk) == plain.append_chunk(chunk)
         assert 0.4 * len(plain) <= len(shared) <= len(plain)
@@ -67,8 +84,8 @@ def test_its_transitions_are_those_of_a_memory_that_stores_stacks_whole(
     assert shared.policy_versions().shape == (len(shared), 2)
 
 
-def test_batches_are_whole_stacks(make_rows: Any) -> None:
-    memory = FrameStackMemory(memory_size=300, batch_size=32, frame_stack=K, seed=0, priority={})
+def test_batches_are_whole_stacks(make: Any, make_rows: Any) -> None:
+    memory = make(memory_size=300, batch_size=32, seed=0, priority={})
     for chunk in play(make_rows, seed=1, steps=400):
         memory.append_chunk(chunk)
         if len(memory):
@@ -82,12 +99,12 @@ def test_batches_are_whole_stacks(make_rows: Any) -> None:
                 )
 
 
-def test_a_stream_that_was_silent_for_long_is_joined_exactly_or_not_at_all(make_rows: Any) -> None:
+def test_a_stream_that_was_silent_for_long_is_joined_exactly_or_not_at_all(make: Any, make_rows: Any) -> None:
     generator = np.random.default_rng(0)
     frames = generator.integers(0, 256, (8, SIDE, SIDE)).astype(np.uint8)
     stacks = np.stack([frames[i : i + K] for i in range(5)])
     for busy in (50, 150, 400):
-        memory = FrameStackMemory(memory_size=200, frame_stack=K)
+        memory = make(memory_size=200)
         memory.append_chunk(make_rows(9, 0, 0, 2, observation=lambda _: {"image": stacks[:2]}))
         for number in range(busy):
             other = generator.integers(0, 256, (1, K, SIDE, SIDE)).astype(np.uint8)
@@ -131,8 +148,26 @@ def test_a_restored_memory_goes_on_identically(make_rows: Any) -> None:
         FrameStackMemory(memory_size=150, frame_stack=2).load_state_dict(state, rows)
 
 
-def test_what_is_no_stack_is_refused(make_rows: Any) -> None:
-    memory = FrameStackMemory(memory_size=100, frame_stack=K)
+def test_a_first_observation_that_overwrites_frames_takes_the_transitions_with_it(make: Any, make_rows: Any) -> None:
+    memory = make(memory_size=64)
+    generator = np.random.default_rng(0)
+
+    def resets(number: int, rows: int) -> Any:
+        stacks = generator.integers(0, 256, (rows, K, 3, 3)).astype(np.uint8)
+        return make_rows(1 + number % 50, number, 0, rows, observation=lambda _: stacks)
+
+    for number in range(40):
+        memory.append_chunk(resets(number, 2))
+    expected = memory.get_transition(len(memory) - 1)
+    for number in range(40, 60):
+        assert memory.append_chunk(resets(number, 1)) == 0
+        if len(memory):
+            assert same(memory.get_transition(len(memory) - 1)[0], expected[0])
+    assert len(memory) < 20
+
+
+def test_what_is_no_stack_is_refused(make: Any, make_rows: Any) -> None:
+    memory = make(memory_size=100)
     with pytest.raises(SampleRefusedError, match=r"no part .* is a stack of memory\.frame_stack = 4"):
         memory.append_chunk(make_rows(1, 0, 0, 3))
     memory.append_chunk(make_rows(1, 0, 0, 3, observation=lambda rows: np.zeros((rows, K, 2), np.uint8)))
@@ -140,8 +175,6 @@ def test_what_is_no_stack_is_refused(make_rows: Any) -> None:
         memory.append_chunk(make_rows(1, 0, 3, 3, observation=lambda rows: np.zeros((rows, K, 3), np.uint8)))
 
 
-def test_it_is_for_ram_only() -> None:
-    with pytest.raises(ConfigError, match="in RAM only"):
-        FrameStackMemory(storage="disk", folder="nowhere")
+def test_a_stack_has_at_least_two_frames() -> None:
     with pytest.raises(ConfigError, match="at least 2"):
         FrameStackMemory(frame_stack=1)

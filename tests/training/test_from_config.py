@@ -57,6 +57,17 @@ def test_a_memory_on_disk_lies_in_its_folder(tmp_path: Path) -> None:
         training.memory.close()
 
 
+def test_a_memory_of_stacked_frames_may_be_on_disk(tmp_path: Path) -> None:
+    settings = config(
+        run={"folder": str(tmp_path), "name": "main"},
+        memory={"storage": "disk", "cls": "tmrl_core.training:FrameStackMemory", "kwargs": {"frame_stack": 3}},
+        trainer={"device": "cpu"},
+    )
+    memory = training_from_config(settings)().memory
+    assert (memory.disk.folder, memory.frame_stack) == (tmp_path / "main" / "memory", 3)
+    memory.close()
+
+
 @pytest.mark.parametrize("memory_cls", ["GenericTorchMemory", "TorchMemory"])
 def test_a_memory_of_rows_is_not_on_disk(memory_cls: str, tmp_path: Path) -> None:
     settings = config(

@@ -148,13 +148,15 @@ def equal(left: list[Any], right: list[Any]) -> bool:
     )
 
 
-KINDS = ["ram", "disk", "recent", "frames"]
+KINDS = ["ram", "disk", "recent", "frames", "frames on disk"]
 
 
 def make(kind: str, folder: Path, prefetch: int) -> Any:
     settings: dict[str, Any] = {"memory_size": 150, "batch_size": 8, "seed": 5, "prefetch": prefetch}
     if kind == "frames":
         return FrameStackMemory(**settings)
+    if kind == "frames on disk":
+        return FrameStackMemory(**settings, storage="disk", folder=folder)
     if kind == "disk":
         return ReplayMemory(**settings, storage="disk", folder=folder)
     return ReplayMemory(**settings, max_drawn_lag=30 if kind == "recent" else None)
@@ -171,7 +173,7 @@ def test_what_is_drawn_does_not_depend_on_it(
     for prefetch in (0, depth):
         memory = make(kind, tmp_path / str(prefetch), prefetch)
         assert memory.prefetch == prefetch
-        memory.append_chunk(make_rows(1, 99, 0, 40, observation=images if kind == "frames" else None))
+        memory.append_chunk(make_rows(1, 99, 0, 40, observation=images if "frames" in kind else None))
         found.append(play(memory, make_rows, seed=depth))
         memory.close()
     assert len(found[0]) > 400
@@ -181,12 +183,12 @@ def test_what_is_drawn_does_not_depend_on_it(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restored_memory_draws_again_what_was_only_prepared(kind: str, make_rows: Any, tmp_path: Path) -> None:
     memory = make(kind, tmp_path / "one", 2)
-    memory.append_chunk(make_rows(1, 99, 0, 40, observation=images if kind == "frames" else None))
+    memory.append_chunk(make_rows(1, 99, 0, 40, observation=images if "frames" in kind else None))
     play(memory, make_rows, 1, 0, 20)
     state = memory.state_dict()
     newest = np.arange(memory.written - len(memory), memory.written) % 150
     rows = [ring[newest] for ring in memory.row_arrays]
-    if kind == "disk":
+    if "disk" in kind:
         shutil.copytree(tmp_path / "one", tmp_path / "two")
     other = make(kind, tmp_path / "two", 0)
     other.load_state_dict(state, rows)

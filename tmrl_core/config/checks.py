@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config.algorithms import memory_of, mismatches
+from tmrl_core.config.algorithms import mismatches
 from tmrl_core.config.ratios import least_error
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
@@ -41,11 +41,6 @@ def contradictions(config: Config) -> Iterator[str]:
         yield (
             f"memory.capacity: {memory.capacity} samples hold no batch of memory.batch_size = {memory.batch_size}; "
             "raise the first or lower the second"
-        )
-    if memory.storage == "disk" and memory_of(memory.cls) == "FrameStackMemory":
-        yield (
-            f"memory.storage: disk does not go with memory.cls: {memory.cls}, which shares frames in RAM only; take "
-            "storage: ram, or tmrl_core.training:ReplayMemory, which stores whole stacks"
         )
     if memory.prefetch and (memory.sampling == "prioritized" or memory.sample_preprocessor is not None):
         yield (

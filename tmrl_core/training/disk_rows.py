@@ -13,6 +13,9 @@ state of the streams. Each file begins with all of that state, so that the files
 their rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
 eighths of it.
 
+Frames of stacked observations may lie in the same records, behind the rows (disk_frames.py), so that rows and what they
+refer to never disagree either. The folder then holds up to one thirty-second more than the memory in RAM would.
+
 Opening reads every byte of the last file, the only one in which a record may be cut short, and of the older ones the
 records' headers and notes, which have a checksum of their own. Rows of an older file are trusted as the disk returns
 them until the commits that follow have checked them, a piece with each. Where an older file is damaged or missing, the
@@ -30,9 +33,11 @@ import numpy as np
 import torch
 
 from tmrl_core.errors import CheckpointError, StorageError
-from tmrl_core.storage import OS, FileCalls, FolderLock, Record, RecordLog, SegmentReader
+from tmrl_core.storage import OS, FileCalls, FolderLock, RecordLog, SegmentReader
 from tmrl_core.storage.format import scan
+from tmrl_core.training.disk_frames import DiskFrames, FramesNote, StackFormat
 from tmrl_core.training.layout import Array, Column, RowLayout, fill
+from tmrl_core.training.mapped_files import UNIT, MappedFiles, Segment, address
 from tmrl_core.training.row_table import RowTable
 from tmrl_core.training.rows import Rows
 from tmrl_core.training.segments import RowFormat, parse_rows_note, rows_note
@@ -45,22 +50,10 @@ MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
 CHECKED_AT_ONCE = 256 << 10
 """Bytes of older files that are checked with a commit."""
-_UNIT = 8
-_NUMBER_SHIFT = 32
-"""An address is a file's number and, in the lower bits, a place in it in units of 8 bytes."""
-
-
-class _Segment:
-    """What is known of a file."""
-
-    def __init__(self, first_row: int) -> None:
-        self.first_row = first_row
-        self.stop = first_row
-        self.end = 0
-        """Where its last record ends, in bytes."""
-        self.reader: SegmentReader | None = None
-        self.rows: Array | None = None
-        """A view in which element `i` is the row that begins at byte `8 * i`."""
+FILES = 8
+"""The capacity takes so many files..."""
+FILES_OF_FRAMES = 32
+"""...or so many smaller ones: what a file holds beyond the capacity counts for more where rows are frames."""
 
 
 class DiskRows(Rows):
@@ -81,6 +74,11 @@ class DiskRows(Rows):
         states: where streams of samples stand with what is committed.
         lost_rows: rows of the capacity that opening did not find again, through damage.
         torn_bytes: bytes of records that were cut short, which opening cut off.
+        stacks: which parts of observations are stacks of frames; None: none are.
+        frames: of each of those parts where its frames lie.
+        staged_needs: of the staged rows, in runs: how many rows, and for each of those parts a number below which they
+            need no frame.
+        found_needs: the same of what opening has found: first row of a run, number of rows, the numbers.
     """
 
     def __init__(
@@ -93,11 +91,15 @@ class DiskRows(Rows):
         self._began: int | None = None
         self._format: RowFormat | None = None
         self._table = RowTable()
-        self._segments: dict[int, _Segment] = {}
+        self.stacks: StackFormat | None = None
+        self.frames: list[DiskFrames] = []
+        self.staged_needs: list[list[int]] = []
+        self.found_needs: list[tuple[int, int, Sequence[int]]] = []
         self._staged: list[tuple[int, Array, list[Array]]] = []
         self._lock = FolderLock(folder, "the replay memory")
         try:
             self._log = RecordLog(folder, FORMAT_NAME, None, sync=sync, first_note=self._snapshot, calls=calls)
+            self._files = MappedFiles(self._log)
             self._read()
         except BaseException:
             self._lock.close()
@@ -128,28 +130,39 @@ class DiskRows(Rows):
                 len(self),
                 self.lost_rows,
             )
-        if self.layout is not None:
-            self._describe(self.layout)
+        self._describe()
 
     def _read_segment(self, number: int, newest: bool) -> None:
         reader = self._log.reader(number)
         layout = self._layout_of(reader)
-        segment: _Segment | None = None
+        segment: Segment | None = None
         for record in reader.records(check_payloads=False):
             first_row, rows, rest = parse_rows_note(record.note)
-            if len(record.payload) != (rows * self._row_bytes if rows else 0):
-                raise StorageError(f"{reader.path} has a record of {len(record.payload)} bytes that are no {rows} rows")
+            changes = decoded(rest) if newest or self.frames else {}
+            frames = FramesNote.parse(changes.get("frames"), len(self.frames), rows) if self.frames else FramesNote()
+            expected = rows * self._row_bytes + sum(
+                count * held.frame_bytes for held, (_, count) in zip(self.frames, frames.put, strict=True)
+            )
+            if len(record.payload) != expected:
+                raise StorageError(
+                    f"{reader.path} has a record of {len(record.payload)} bytes, not the {expected} of {rows} rows"
+                )
             if first_row != self.readable:
                 # What came before is missing here: rows are one run, the newest.
                 self._table.clear()
                 self.oldest = self.readable = first_row
+            for held, (first, _) in zip(self.frames, frames.put, strict=True):
+                if first != held.stop:
+                    held.lost_before(first)
             if self._began is None:
                 self._began = first_row
             if segment is None:
-                segment = self._segments[number] = _Segment(first_row)
+                segment = self._files.segments[number] = Segment(first_row)
             if newest:
-                self.states.apply(decoded(rest))
-            self._note_record(number, segment, record, rows)
+                self.states.apply(changes)
+            self.found_needs += frames.runs(first_row)
+            segment.end = record.end
+            self._add(number, segment, record.payload_offset, rows, [count for _, count in frames.put])
         if segment is not None:
             segment.reader = reader
         if layout is not None:
@@ -163,7 +176,7 @@ class DiskRows(Rows):
         """Read the older files, a piece at a time, and let go of the rows up to what is damaged."""
         checked = 0
         for number in numbers:
-            if number not in self._segments:
+            if number not in self._files.segments:
                 continue
             reader = self._log.reader(number)
             start = reader.head_bytes
@@ -177,7 +190,11 @@ class DiskRows(Rows):
                 damaged = next(scan(reader.view, start, False), None)
                 if damaged is None:
                     break  # found on opening, if it was there
-                first_row, rows, _ = parse_rows_note(damaged.note)
+                first_row, rows, rest = parse_rows_note(damaged.note)
+                if self.frames:
+                    put = FramesNote.parse(decoded(rest).get("frames"), len(self.frames), rows).put
+                    for held, (first, count) in zip(self.frames, put, strict=True):
+                        held.forget_before(first + count)
                 self._let_go(first_row + rows, f"{reader.path} is damaged after byte {start}")
                 start = damaged.end
 
@@ -192,26 +209,42 @@ class DiskRows(Rows):
     def _layout_of(self, reader: SegmentReader) -> RowLayout | None:
         if reader.description is None:
             return None
+        layout = None
         try:
-            layout = RowLayout.from_description(reader.description["layout"])
-            row_format = RowFormat.from_description(reader.description, str(reader.path))
+            if "frames" in reader.description:
+                self._take_stacks(StackFormat.from_description(reader.description["frames"]))
+            elif self.stacks is not None:
+                raise ValueError("it has no frames, others have")
+            if "layout" in reader.description:
+                layout = RowLayout.from_description(reader.description["layout"])
+                row_format = RowFormat.from_description(reader.description, str(reader.path))
         except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as exc:
             raise StorageError(f"the head of {reader.path} describes no replay rows: {exc}") from exc
-        if row_format != _format_of(layout):
-            raise StorageError(f"the head of {reader.path} contradicts itself: {row_format}")
-        self._format = row_format
+        if layout is not None:
+            if row_format != _format_of(layout):
+                raise StorageError(f"the head of {reader.path} contradicts itself: {row_format}")
+            self._format = row_format
         return layout
 
-    def _note_record(self, number: int, segment: _Segment, record: Record, rows: int) -> None:
-        segment.end = record.end
-        self._add(number, segment, record.payload_offset, rows)
+    def _take_stacks(self, stacks: StackFormat) -> None:
+        if self.stacks is None:
+            self.stacks = stacks
+            self.frames = [
+                DiskFrames(self.capacity, stacks.stack, leaf, self._files) for leaf in stacks.stacks.values()
+            ]
+        elif stacks != self.stacks:
+            raise ValueError("its frames are not those of the others")
 
-    def _add(self, number: int, segment: _Segment, payload_offset: int, rows: int) -> None:
+    def _add(self, number: int, segment: Segment, offset: int, rows: int, frames: Sequence[int]) -> None:
+        """A record's rows and frames lie in a file from an offset on."""
         if rows:
-            units = payload_offset // _UNIT - self.readable * self._row_units
-            self._table.add(self.readable, (number << _NUMBER_SHIFT) + units)
+            self._table.add(self.readable, address(number, offset) - self.readable * self._row_units)
             self.readable += rows
         segment.stop = self.readable
+        offset += rows * self._row_bytes
+        for held, count in zip(self.frames, frames, strict=True):
+            offset = held.lies(number, offset, count)
+        segment.frame_stops = [held.stop for held in self.frames]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -221,26 +254,50 @@ class DiskRows(Rows):
 
     @property
     def _row_units(self) -> int:
-        return self._row_bytes // _UNIT
+        return self._row_bytes // UNIT
 
     def allocate(self, layout: RowLayout) -> None:
         """The next file will say so in its head."""
         self.layout = layout
         self._format = _format_of(layout)
-        self._describe(layout)
+        self._describe()
         self._log.seal()
 
-    def _describe(self, layout: RowLayout) -> None:
-        assert self._format is not None
-        self._log.description = {"layout": layout.describe(), **self._format.describe()}
-        self._log.segment_bytes = min(max(self.capacity * self._row_bytes // 8, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
+    def allocate_frames(self, stacks: StackFormat) -> None:
+        """Observations are so from now on, and their frames are put into `frames`; called once, before any row."""
+        self._take_stacks(stacks)
+        self._describe()
+        self._log.seal()
+
+    def _describe(self) -> None:
+        description: dict[str, Any] = {}
+        if self.layout is not None and self._format is not None:
+            description.update(layout=self.layout.describe(), **self._format.describe())
+        if self.stacks is not None:
+            description["frames"] = self.stacks.describe()
+        if not description:
+            return
+        self._log.description = description
+        whole = self.capacity * (self._row_bytes + sum(held.frame_bytes for held in self.frames))
+        if self.stacks is None:
+            size = max(whole // FILES, MIN_SEGMENT_BYTES)
+        else:
+            size = max(whole // FILES_OF_FRAMES, MIN_SEGMENT_BYTES // (FILES_OF_FRAMES // FILES))
+        self._log.segment_bytes = min(size, MAX_SEGMENT_BYTES)
 
     def _snapshot(self) -> bytes:
-        return rows_note(self.readable, 0, encoded(self.states.whole()))
+        changes = self.states.whole()
+        if self.frames:
+            changes = {**changes, "frames": FramesNote([[held.stop, 0] for held in self.frames]).plain()}
+        return rows_note(self.readable, 0, encoded(changes))
 
     @property
     def staged(self) -> int:
-        """Rows that are put and not committed."""
+        """Rows and frames that are put and not committed."""
+        return self._staged_rows + sum(held.staged for held in self.frames)
+
+    @property
+    def _staged_rows(self) -> int:
         return sum(len(rows) for _, rows, _ in self._staged)
 
     def prepare(self, start: int, count: int) -> None:
@@ -269,14 +326,18 @@ class DiskRows(Rows):
             StorageFullError: there is no room. Nothing was written; the rows are still staged.
             StorageError: it cannot be written for another reason; likewise.
         """
-        rows = self.staged
+        rows = self._staged_rows
+        put = [[held.stop, held.staged] for held in self.frames]
+        if self.frames:
+            changes = {**changes, "frames": FramesNote(put, self.staged_needs).plain()}
         note = rows_note(self.readable, rows, encoded(changes))
-        place = self._log.append(note, [block.data for _, block, _ in self._staged])
-        segment = self._segments.setdefault(place.number, _Segment(self.readable))
+        buffers = [block.data for _, block, _ in self._staged]
+        place = self._log.append(note, buffers + [block for held in self.frames for block in held.payload()])
+        segment = self._files.segments.setdefault(place.number, Segment(self.readable))
         segment.end = place.end
-        self._staged = []
+        self.discard()
         self.states.apply(changes)
-        self._add(place.number, segment, place.payload_offset, rows)
+        self._add(place.number, segment, place.payload_offset, rows, [count for _, count in put])
         self._drop_old()
         if self._checking is not None:
             try:
@@ -302,22 +363,32 @@ class DiskRows(Rows):
             column[:] = values
 
     def discard(self) -> None:
-        """Forget the staged rows."""
+        """Forget the staged rows and frames."""
         self._staged = []
+        self.staged_needs = []
+        for held in self.frames:
+            held.discard()
 
     def _drop_old(self) -> None:
         limit = self.readable - self.capacity
+        if self.frames:
+            limit = max(limit, self.oldest)  # rows may have gone with their frames
         if limit <= 0:
             return
-        needed = next((n for n, segment in self._segments.items() if segment.stop > limit), 0)
-        for number in [n for n in self._segments if n < needed]:
-            segment = self._segments.pop(number)
-            if segment.reader is not None:
-                segment.rows = None
-                segment.reader.close()
+        segments = self._files.segments
+        needed = next((n for n, segment in segments.items() if self._holds_needed(segment, limit)), 0)
+        for number in [n for n in segments if n < needed]:
+            segment = segments.pop(number)
+            segment.close()
             self._table.drop_before(segment.stop)
             self.oldest = max(self.oldest, segment.stop)
+            for held, stop in zip(self.frames, segment.frame_stops, strict=True):
+                held.forget_before(stop)
         self._log.remove_before(needed)
+
+    def _holds_needed(self, segment: Segment, limit: int) -> bool:
+        frames = zip(self.frames, segment.frame_stops, strict=True)
+        return segment.stop > limit or any(stop > held.needed for held, stop in frames)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -345,40 +416,7 @@ class DiskRows(Rows):
 
     def _rows_at(self, indices: Array) -> Array:
         """[n, row_bytes] uint8."""
-        address = self._table.addresses(indices, self._row_units)
-        number, unit = address >> _NUMBER_SHIFT, address & ((1 << _NUMBER_SHIFT) - 1)
-        first, last = int(number.min()), int(number.max())
-        if first == last:
-            picked = self._mapped(first)[unit]
-        else:
-            picked = np.empty(len(indices), self._void)
-            order = np.argsort((number - first).astype(np.uint16), kind="stable")
-            number, unit = number[order], unit[order]
-            start = 0
-            while start < len(order):
-                stop = int(np.searchsorted(number, number[start], "right"))
-                picked[order[start:stop]] = self._mapped(int(number[start]))[unit[start:stop]]
-                start = stop
-        rows: Array = picked.view(np.uint8).reshape(len(indices), self._row_bytes)
-        return rows
-
-    @property
-    def _void(self) -> np.dtype[Any]:
-        return np.dtype((np.void, self._row_bytes))
-
-    def _mapped(self, number: int) -> Array:
-        segment = self._segments[number]
-        reader = segment.reader
-        if reader is None or reader.size < segment.end:
-            if reader is not None:
-                segment.rows = None
-                reader.close()
-            reader = segment.reader = self._log.reader(number)
-            segment.rows = None
-        if segment.rows is None:
-            length = max(0, (reader.size - self._row_bytes) // _UNIT + 1)
-            segment.rows = np.ndarray((length,), self._void, reader.view, 0, (_UNIT,))
-        return segment.rows
+        return self._files.elements(self._table, self._row_bytes, indices)
 
     def row(self, index: int) -> list[Array]:
         """A copy of it; it may be staged still."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.samples.carriable import DTYPES
-from tmrl_core.training.frames import FrameStore
+from tmrl_core.training.disk_frames import StackFormat
+from tmrl_core.training.disk_rows import DiskRows
+from tmrl_core.training.frames import Frames, FrameStore, RamFrames
 from tmrl_core.training.joining import Joined, Tail
 from tmrl_core.training.layout import Array, Leaf, RowLayout, TreeSpec, flatten, rebuild, tree_spec
 from tmrl_core.training.memory import whole_number
@@ -23,21 +27,20 @@ class FrameStackMemory(ReplayMemory):
     Batches are those that a `ReplayMemory` gives. Where episodes are shorter than about 64 steps, it holds fewer than
     `memory_size` transitions, since each reset stores frames of its own.
 
+    On disk, frames lie in the records of the transitions, and as many are kept as in RAM: the same seed draws the same
+    transitions from both.
+
     Args:
-        args, kwargs: of `ReplayMemory`; `storage` is "ram".
+        args, kwargs: of `ReplayMemory`.
         frame_stack: frames in an observation. Each leaf of an observation whose first axis is that long, and that has
             another axis, is a stack.
 
     Raises:
-        ConfigError: as `ReplayMemory`, or `storage` is "disk".
+        ConfigError, FolderLockedError, StorageError: as `ReplayMemory`; or the folder holds observations without
+            stacks, or of other ones.
     """
 
     def __init__(self, *args: Any, frame_stack: float = 4, **kwargs: Any) -> None:
-        if kwargs.get("storage", "ram") != "ram":
-            raise ConfigError(
-                "memory.frame_stack: frames are shared in RAM only. Take memory.storage: ram, or leave frame_stack out."
-            )
-        super().__init__(*args, **kwargs)
         self.frame_stack = whole_number(frame_stack, "frame_stack")
         if self.frame_stack < 2:
             raise ConfigError(f"memory.frame_stack must be at least 2, got {frame_stack!r}")
@@ -46,11 +49,13 @@ class FrameStackMemory(ReplayMemory):
         self._stores: dict[int, FrameStore] = {}
         """By the number of the leaf."""
         self._floors: dict[int, int] = {}
+        super().__init__(*args, **kwargs)
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of all frames that there is room for."""
-        return sum(store.ring.nbytes for store in self._stores.values())
+        """Bytes of all frames that there is room for, in RAM."""
+        frames = [store.held for store in self._stores.values()]
+        return sum(held.ring.nbytes for held in frames if isinstance(held, RamFrames))
 
     def _append_chunk(self, chunk: Chunk) -> int:
         if chunk.rows == 0:
@@ -65,24 +70,30 @@ class FrameStackMemory(ReplayMemory):
                 "Workers and trainer need the same environment, preprocessor and compressor."
             )
         at_once = min(store.at_once for store in self._stores.values())
-        return sum(
-            super(FrameStackMemory, self)._append_chunk(
-                self._numbered(chunk.slice(start, min(start + at_once, chunk.rows)))
-            )
-            for start in range(0, chunk.rows, at_once)
-        )
+        count = 0
+        for start in range(0, chunk.rows, at_once):
+            part = self._numbered(chunk.slice(start, min(start + at_once, chunk.rows)))
+            count += super()._append_chunk(part)
+            if self._disk is None:
+                self._drop_without_frames()  # also where it made no transition: its frames have overwritten others
+        return count
 
     def _begin(self, spec: TreeSpec) -> None:
-        k = self.frame_stack
-        stacks = {i: leaf for i, leaf in enumerate(spec.leaves) if len(leaf.shape) > 1 and leaf.shape[0] == k}
-        if not stacks:
+        stacks = StackFormat(self.frame_stack, spec)
+        if not stacks.stacks:
             raise SampleRefusedError(
                 f"no part of the observation {spec} is a stack of memory.frame_stack = {self.frame_stack} frames "
                 "(first axis). Set it to the number of frames, or leave it out."
             )
-        self._stores = {
-            i: FrameStore(self.memory_size, self.frame_stack, leaf.shape[1:], leaf.dtype) for i, leaf in stacks.items()
-        }
+        if self._disk is not None and self._disk.stacks is None:
+            self._disk.allocate_frames(stacks)
+        for number, (i, leaf) in enumerate(stacks.stacks.items()):
+            held: Frames
+            if self._disk is not None:
+                held = self._disk.frames[number]
+            else:
+                held = RamFrames(self.memory_size, self.frame_stack, leaf.shape[1:], leaf.dtype)
+            self._stores[i] = FrameStore(self.memory_size, self.frame_stack, held)
         self._observation = spec
 
     def _numbered(self, chunk: Chunk) -> Chunk:
@@ -94,9 +105,9 @@ class FrameStackMemory(ReplayMemory):
         )
         leaves = [leaf for _, leaf in flatten(chunk.observation)]
         for i, store in self._stores.items():
-            self._floors[i] = max(0, store.written - store.reach)
+            self._floors[i] = store.floor()
             before = tail.observation[i][-1] if tail is not None and continues else None
-            leaves[i] = store.store(leaves[i].astype(store.ring.dtype, copy=False), before)
+            leaves[i] = store.store(leaves[i].astype(store.held.dtype, copy=False), before)
         assert self._observation is not None
         return replace(chunk, observation=rebuild(self._observation.shape, leaves))
 
@@ -117,23 +128,56 @@ class FrameStackMemory(ReplayMemory):
     def _store(self, joined: Joined) -> None:
         assert self._rows.layout is not None
         self._expand(self._rows.layout)
+        start = self._written + joined.skipped
+        for i, store in self._stores.items():
+            store.note(start, start + joined.count, self._floors[i])
         super()._store(joined)
+        if self._disk is not None:
+            self._disk.staged_needs.append([joined.count, *self._floors.values()])
 
     def _expand(self, layout: RowLayout) -> None:
         for i, store in self._stores.items():
             self._expanded[layout.prev_obs[i]] = self._expanded[layout.new_obs[i]] = store.frames
 
-    def _published(self, start: int) -> None:
-        super()._published(start)
+    def _drop_without_frames(self) -> None:
+        """Let go of the oldest transitions, as far as frames of theirs have gone."""
         rows, stop = self._rows, self._rows.readable
-        before = max(rows.oldest, stop - self.memory_size)
-        for i, store in self._stores.items():
-            store.note(start, stop, self._floors[i])
-        oldest = max(store.first_row(before, stop) for store in self._stores.values())
+        before = stop - len(rows)
+        oldest = max((store.first_row(before, stop) for store in self._stores.values()), default=before)
         if oldest > before:
             rows.oldest = oldest
             if self._priorities is not None:
                 self._priorities.remove(before, oldest)
+
+    def commit(self, marks: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
+        """As `ReplayMemory`."""
+        super().commit(marks, **values)
+        if self._disk is not None:
+            self._drop_without_frames()
+
+    def _check_stacks(self, disk: DiskRows) -> None:
+        if disk.stacks is None and not disk.readable:
+            return
+        found = 0 if disk.stacks is None else disk.stacks.stack
+        if found != self.frame_stack:
+            what = f"stacks of {found} frames" if found else "observations as they came, without stacks of frames"
+            raise ConfigError(
+                f"{disk.folder} holds {what}, and memory.frame_stack is {self.frame_stack}; keep what it was, or begin "
+                "anew with another run.name."
+            )
+
+    def _take_over(self, disk: DiskRows) -> None:
+        super()._take_over(disk)
+        if disk.stacks is None:
+            return
+        self._begin(disk.stacks.observation)
+        for start, rows, floors in disk.found_needs:
+            for store, floor in zip(self._stores.values(), floors, strict=True):
+                store.note(start, start + rows, floor)
+        disk.found_needs.clear()
+        if disk.layout is not None:
+            self._expand(disk.layout)
+        self._drop_without_frames()
 
     def _largest_block(self) -> int:
         return 1
@@ -141,14 +185,14 @@ class FrameStackMemory(ReplayMemory):
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As `ReplayMemory`, and a copy of all frames."""
+        """As `ReplayMemory`, and in RAM a copy of all frames."""
         leaves = [] if self._observation is None else self._observation.leaves
         return {
             **super().state_dict(),
             "frame_stack": self.frame_stack,
             "shape": None if self._observation is None else self._observation.shape,
             "leaves": [[leaf.path, leaf.dtype.str, list(leaf.shape)] for leaf in leaves],
-            "frames": [[i, store.state_dict()] for i, store in self._stores.items()],
+            "frames": [[i, store.state_dict()] for i, store in self._stores.items()] if self._disk is None else [],
         }
 
     def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
@@ -159,19 +203,43 @@ class FrameStackMemory(ReplayMemory):
         """
         if state.get("frame_stack") != self.frame_stack:
             raise ValueError(f"it was saved with memory.frame_stack: {state.get('frame_stack')}; keep that setting")
-        self._stop_ahead()
-        if state["leaves"]:
-            leaves = tuple(
-                Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
-                for path, dtype, shape in state["leaves"]
-            )
-            self._begin(TreeSpec(state["shape"], leaves))
-            for i, frames in state["frames"]:
-                self._stores[i].load_state_dict(frames)
         super().load_state_dict(state, rows)
 
     def _load_ram(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
+        self._load_frames(state)
         same = super()._load_ram(state, rows)
         if self._rows.layout is not None:
             self._expand(self._rows.layout)
         return same
+
+    def _load_disk(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
+        disk = self._disk
+        assert disk is not None
+        if state.get("storage", "ram") == "ram" and not disk.readable and state["layout"]:
+            # A run that was begun in RAM goes on on disk, unless streams have begun there anew.
+            if self._stores:
+                return False
+            self._load_frames(state)
+            disk.staged_needs = self._needs(int(state["written"]) - len(rows[0]), int(state["written"]))
+        same = super()._load_disk(state, rows)
+        if disk.layout is not None:
+            self._expand(disk.layout)
+        return same
+
+    def _load_frames(self, state: dict[str, Any]) -> None:
+        if not state["leaves"]:
+            return
+        leaves = tuple(
+            Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
+            for path, dtype, shape in state["leaves"]
+        )
+        self._begin(TreeSpec(state["shape"], leaves))
+        for i, frames in state["frames"]:
+            self._stores[i].load_state_dict(frames)
+
+    def _needs(self, start: int, stop: int) -> list[list[int]]:
+        """What the transitions [start, stop) need, in runs of those that need the same."""
+        needs = np.stack([store.needs(start, stop) for store in self._stores.values()], axis=1)
+        changes = np.flatnonzero((needs[1:] != needs[:-1]).any(axis=1)) + 1
+        runs = np.split(needs, changes)
+        return [[len(run), *run[0].tolist()] for run in runs if len(run)]

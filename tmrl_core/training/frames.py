@@ -1,17 +1,19 @@
 """Stacked observations with each frame stored once.
 
 An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the one before, and with the
-next. A `FrameStore` keeps a ring of frames; where an observation lay, the memory keeps the numbers of its frames
-instead, [k] int64, counted from the first frame ever stored. All that comes is compared with what is there, frame by
-frame, so that whatever a stack holds (padding after a reset, skipped frames) comes back exactly.
+next. A `FrameStore` says which frames an observation consists of: where it lay, the memory keeps the numbers of its
+frames instead, [k] int64, counted from the first frame ever stored. All that comes is compared with what is there,
+frame by frame, so that whatever a stack holds (padding after a reset, skipped frames) comes back exactly. Where the
+frames lie is the business of `Frames`: a ring in RAM, or the files of a memory on disk (disk_frames.py).
 
-A frame goes when the ring comes round to it, and with it the transitions that need it. Of a stream that was silent for
+So many frames are held and no more, and with a frame the transitions go that need it. Of a stream that was silent for
 long the frames are stored again instead of referred to, so that a transition never needs frames older than `reach`: the
 transitions that have gone are then the oldest ones, and `first_row` says from where on all frames are there.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -20,51 +22,141 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.training.layout import Array
 
 
-class FrameStore:
-    """The frames of one leaf of the observations.
+def _at_once(capacity: int, stack: int) -> int:
+    return max(1, capacity // (64 * stack))
+
+
+def _reach(capacity: int, stack: int) -> int:
+    return max(2 * stack, capacity // 64)
+
+
+def frames_held(capacity: int, stack: int) -> int:
+    """How many frames a memory of so many transitions holds."""
+    return capacity + capacity // 64 + _reach(capacity, stack) + (_at_once(capacity, stack) + 1) * stack
+
+
+class Frames(ABC):
+    """Where the newest frames of one leaf lie.
+
+    Args:
+        size: how many are held.
+        shape: of a frame.
+        dtype: of a frame.
+    """
+
+    def __init__(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.size = size
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    @abstractmethod
+    def written(self) -> int:
+        """Frames ever stored."""
+
+    @property
+    @abstractmethod
+    def oldest(self) -> int:
+        """Number of the oldest frame that is there."""
+
+    @abstractmethod
+    def put(self, frames: Array) -> None:
+        """Store the next ones."""
+
+    @abstractmethod
+    def take(self, numbers: Array) -> Array:
+        """The frames of these numbers [n], which are there: [n, *shape]."""
+
+    @abstractmethod
+    def load(self, written: int, frames: Array) -> None:
+        """Take over the newest frames of another memory, oldest first; `written` is the number after the last."""
+
+
+class RamFrames(Frames):
+    """A ring.
 
     Args:
         capacity: transitions that the memory holds.
-        stack: frames in an observation (k).
+        stack: frames in an observation.
         shape: of a frame.
         dtype: of a frame.
 
     Raises:
         ConfigError: there is no room for so many.
+    """
+
+    def __init__(self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        super().__init__(frames_held(capacity, stack), shape, dtype)
+        try:
+            self.ring: Array = np.empty((self.size, *shape), dtype)
+        except MemoryError as exc:
+            needed = self.size * int(np.prod(shape)) * dtype.itemsize / 1e9
+            raise ConfigError(
+                f"memory.capacity: {capacity} transitions need {needed:.1f} GB of frames, which this machine does not "
+                "give. Choose a smaller capacity, or memory.storage: disk."
+            ) from exc
+        self._written = 0
+
+    @property
+    def written(self) -> int:
+        """Frames ever stored."""
+        return self._written
+
+    @property
+    def oldest(self) -> int:
+        """The one that will be overwritten next."""
+        return max(0, self._written - self.size)
+
+    def put(self, frames: Array) -> None:
+        """Overwrite the oldest."""
+        self.ring[np.arange(self._written, self._written + len(frames)) % self.size] = frames
+        self._written += len(frames)
+
+    def take(self, numbers: Array) -> Array:
+        """One gather."""
+        return self.ring.take(numbers % self.size, axis=0)
+
+    def load(self, written: int, frames: Array) -> None:
+        """Fill the ring with them."""
+        self._written = written - len(frames)
+        self.put(frames)
+
+
+class FrameStore:
+    """Which frames the observations of one leaf consist of.
+
+    Args:
+        capacity: transitions that the memory holds.
+        stack: frames in an observation (k).
+        frames: where they lie.
 
     Attributes:
-        written: frames ever stored.
+        held: see `frames`.
         at_once: observations that may be stored in one call.
         reach: a new transition refers to no frame older than so many before the newest.
     """
 
-    def __init__(self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, capacity: int, stack: int, frames: Frames) -> None:
         self.stack = stack
-        self.at_once = max(1, capacity // (64 * stack))
-        self.reach = max(2 * stack, capacity // 64)
-        size = capacity + capacity // 64 + self.reach + (self.at_once + 1) * stack
-        try:
-            self.ring: Array = np.empty((size, *shape), dtype)
-        except MemoryError as exc:
-            needed = size * int(np.prod(shape)) * dtype.itemsize / 1e9
-            raise ConfigError(
-                f"memory.capacity: {capacity} transitions need {needed:.1f} GB of frames, which this machine does not "
-                "give. Choose a smaller capacity."
-            ) from exc
-        self.written = 0
+        self.held = frames
+        self.at_once = _at_once(capacity, stack)
+        self.reach = _reach(capacity, stack)
         self._needs = np.zeros(capacity, np.int64)
         """Per transition (index modulo capacity) a number below which it needs no frame; it never falls."""
 
     @property
+    def written(self) -> int:
+        """Frames ever stored."""
+        return self.held.written
+
+    @property
     def oldest(self) -> int:
         """Number of the oldest frame that is there."""
-        return max(0, self.written - len(self.ring))
+        return self.held.oldest
 
     def frames(self, numbers: Array) -> Array:
         """The frames of these numbers: [*numbers.shape, *shape]."""
-        return self.ring.take(numbers.reshape(-1) % len(self.ring), axis=0).reshape(
-            *numbers.shape, *self.ring.shape[1:]
-        )
+        return self.held.take(numbers.reshape(-1)).reshape(*numbers.shape, *self.held.shape)
 
     def usable(self, numbers: Array) -> bool:
         """Whether these may be referred to once more."""
@@ -115,9 +207,12 @@ class FrameStore:
 
     def _put(self, frames: Array) -> Array:
         numbers = np.arange(self.written, self.written + len(frames))
-        self.ring[numbers % len(self.ring)] = frames
-        self.written += len(frames)
+        self.held.put(frames)
         return numbers
+
+    def floor(self) -> int:
+        """A number below which no new transition needs a frame."""
+        return max(0, self.written - self.reach)
 
     def note(self, start: int, stop: int, floor: int) -> None:
         """Transitions [start, stop) were stored; they need no frame below `floor`."""
@@ -136,6 +231,11 @@ class FrameStore:
                 stop = middle
         return first
 
+    def needs(self, start: int, stop: int) -> Array:
+        """What was noted of the transitions [start, stop), which must be among the newest `capacity`."""
+        needs: Array = self._needs[np.arange(start, stop) % len(self._needs)]
+        return needs
+
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: a copy of all frames that are there."""
         numbers = np.arange(self.oldest, self.written)
@@ -150,10 +250,9 @@ class FrameStore:
         frames, needs = np.asarray(state["frames"]), np.asarray(state["needs"])
         written = int(state["written"])
         right = (frames.dtype, frames.shape[1:], needs.shape) == (
-            self.ring.dtype, self.ring.shape[1:], self._needs.shape,
-        ) and len(frames) == min(written, len(self.ring))  # fmt: skip
+            self.held.dtype, self.held.shape, self._needs.shape,
+        ) and len(frames) == min(written, self.held.size)  # fmt: skip
         if not right:
             raise ValueError(f"{len(frames)} frames of {frames.dtype}{list(frames.shape[1:])} do not fit this memory")
-        self.ring[np.arange(written - len(frames), written) % len(self.ring)] = frames
-        self.written = written
+        self.held.load(written, frames)
         self._needs[:] = needs

@@ -193,7 +193,10 @@ class RowLayout:
 
     def describe(self) -> dict[str, Any]:
         """This layout as JSON-able values; `from_description` undoes it."""
-        described: dict[str, Any] = {"observation": _describe(self.observation), "action": _describe(self.action)}
+        described: dict[str, Any] = {
+            "observation": describe_spec(self.observation),
+            "action": describe_spec(self.action),
+        }
         return {**described, "extras": list(self.extras)} if self.extras else described
 
     @classmethod
@@ -202,17 +205,23 @@ class RowLayout:
         extras = description.get("extras", [])
         if not isinstance(extras, list) or not all(isinstance(name, str) for name in extras):
             raise ValueError("extras that are no names")
-        return cls(_undescribe(description["observation"]), _undescribe(description["action"]), extras)
+        return cls(spec_of(description["observation"]), spec_of(description["action"]), extras)
 
 
-def _describe(spec: TreeSpec) -> dict[str, Any]:
+def describe_spec(spec: TreeSpec) -> dict[str, Any]:
+    """A spec as JSON-able values; `spec_of` undoes it."""
     return {
         "shape": spec.shape,
         "leaves": [[leaf.path, leaf.dtype.str, list(leaf.shape)] for leaf in spec.leaves],
     }
 
 
-def _undescribe(description: dict[str, Any]) -> TreeSpec:
+def spec_of(description: dict[str, Any]) -> TreeSpec:
+    """The spec that `describe_spec` described.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it described none.
+    """
     # A table, not `np.dtype(name)`: that would parse whatever stands in the file.
     leaves = tuple(
         Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))

@@ -148,7 +148,11 @@ class ReplayMemory(Drawing):
             if folder is None:
                 raise ConfigError("a memory with storage: disk needs a folder; set memory.folder")
             self._rows = self._disk = DiskRows(self.memory_size, Path(folder), sync)
-            self._take_over(self._disk)
+            try:
+                self._take_over(self._disk)
+            except BaseException:
+                self._disk.close()
+                raise
         else:
             self._rows = self._ram = RamRows(self.memory_size)
 
@@ -233,6 +237,7 @@ class ReplayMemory(Drawing):
             self._written, tail = before
             if self._fresh is not None:
                 self._fresh.cut(self._written)
+            self._tails.pop(chunk.stream, None)
             if tail is not None:
                 self._tails[chunk.stream] = tail
             raise
@@ -300,7 +305,7 @@ class ReplayMemory(Drawing):
         if not (tails or marks or values or self._disk.staged):
             return
         self._stop_ahead()
-        before = self._disk.readable
+        before, oldest = self._disk.readable, self._disk.oldest
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # the same NaN counts as equal in a list
             values["statistics"] = statistics
@@ -308,6 +313,8 @@ class ReplayMemory(Drawing):
             values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(marks or {}), "tails": tails, "values": values})
         self._touched.clear()
+        if self._priorities is not None and self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
+            self._priorities.remove(oldest, self._disk.oldest)  # damage was found
         if self._disk.readable > before:
             self._published(before)
 
@@ -322,6 +329,7 @@ class ReplayMemory(Drawing):
 
     def _take_over(self, disk: DiskRows) -> None:
         """What a process before this one has left on the disk."""
+        self._check_stacks(disk)
         self._written = disk.readable
         if disk.readable:
             self._check_steps(disk.states.values.get("steps", [1, self.gamma]), f"{disk.folder} holds", ConfigError)
@@ -336,6 +344,13 @@ class ReplayMemory(Drawing):
                 self.restore_statistics(disk.states.values["statistics"])
         except (ValueError, TypeError, LookupError, SampleRefusedError) as exc:
             raise StorageError(f"{disk.folder} says something impossible of its streams: {exc}") from exc
+
+    def _check_stacks(self, disk: DiskRows) -> None:
+        if disk.stacks is not None:
+            raise ConfigError(
+                f"{disk.folder} holds stacks of {disk.stacks.stack} frames, each frame once; keep memory.cls: "
+                "tmrl_core.training:FrameStackMemory, or begin anew with another run.name."
+            )
 
     def _restore_tails(self, tails: Sequence[Sequence[Any]]) -> None:
         self._tails = {
