@@ -1,10 +1,11 @@
 """Memory that a transition of stacked frames takes: 4 frames of 64x64 uint8, each frame stored once.
 
-    python benchmarks/frame_stacks.py [--transitions N] [--episode N] [--stack N] [--side N]
+    python benchmarks/frame_stacks.py [--transitions N] [--episode N] [--stack N] [--side N] [--disk FOLDER]
 
 Fills a `FrameStackMemory` twice over with episodes of random frames, stacked as Gymnasium's FrameStackObservation does
 (a reset repeats its frame), and reads what this process holds then beyond what it held before (resident, not shared),
-for each transition that can be sampled. Batches of 256 are compared with the observations that were appended.
+for each transition that can be sampled. With `--disk` the memory lies in that folder, and the size of its files is what
+counts. Batches of 256 are compared with the observations that were appended.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--episode", type=int, default=200)
     parser.add_argument("--stack", type=int, default=4)
     parser.add_argument("--side", type=int, default=64)
+    parser.add_argument("--disk", type=Path)
     options = parser.parse_args()
 
     import torch
@@ -47,7 +49,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     k, side = options.stack, options.side
-    memory = FrameStackMemory("cpu", memory_size=options.transitions, batch_size=256, seed=0, frame_stack=k)
+    where: dict[str, Any] = {} if options.disk is None else {"storage": "disk", "folder": options.disk}
+    memory = FrameStackMemory("cpu", memory_size=options.transitions, batch_size=256, seed=0, frame_stack=k, **where)
     generator = np.random.default_rng(0)
     last: deque[Any] = deque(maxlen=8)
     before = resident()
@@ -75,7 +78,8 @@ def main() -> None:
             used += time.process_time() - started
         last.append(stacks[-1].copy())
         episode += 1
-    held = resident() - before
+    in_process = resident() - before
+    held = in_process if memory.disk is None else memory.disk.bytes_on_disk
     for item in range(min(len(last), len(memory) // options.episode)):
         found = memory.get_transition(len(memory) - 1 - item * options.episode)
         assert np.array_equal(found[3], last[-1 - item])
@@ -89,10 +93,13 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
     what = f"transitions of {k}x{side}x{side} uint8, episodes of {options.episode}"
     print(f"{len(memory):,} of {options.transitions:,} {what}")
+    what = "MB" if memory.disk is None else "MB of files"
     print(
-        f"{held / 1e6:,.1f} MB: {held / len(memory):,.0f} bytes a transition, {ratio:.3f} of one frame "
+        f"{held / 1e6:,.1f} {what}: {held / len(memory):,.0f} bytes a transition, {ratio:.3f} of one frame "
         f"(reach {REACH}: {'reached' if ratio <= REACH else 'NOT reached'}); two whole stacks: {2 * k} frames"
     )
+    if memory.disk is not None:
+        print(f"this process itself: {in_process / 1e6:,.1f} MB")
     rates = f"appends: {appended / used:,.0f} transitions, batches of 256: {batches / sampling:,.0f}"
     print(f"{rates}, a second of processor time")
 

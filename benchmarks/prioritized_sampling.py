@@ -1,11 +1,11 @@
 """Prioritized sampling: batches of 256 of 1,000,000 transitions, each followed by an update of its priorities.
 
-    python benchmarks/prioritized_sampling.py [--transitions N] [--batches N] [--repetitions N] [--tree-only]
+    python benchmarks/prioritized_sampling.py [--transitions N] [--batches N] [--repetitions N] [--tree-only] [--numpy]
 
 Counted: the draw in proportion to priorities, importance weights, the batch as tensors (Pendulum's columns), and
 `update_priorities` with 256 new errors, before the next batch is drawn; a line more for eight batches drawn at once
-(`memory.priority.batches_at_once: 8`). `--tree-only` leaves the tensors out. Where cpprb is installed, its
-`PrioritizedReplayBuffer` (C++) takes turns with ours; it hands out NumPy arrays.
+(`memory.priority.batches_at_once: 8`). `--tree-only` leaves the tensors out; `--numpy` leaves numba out, where it is
+installed. Where cpprb is, its `PrioritizedReplayBuffer` (C++) takes turns with ours; it hands out NumPy arrays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -97,7 +98,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--tree-only", action="store_true")
+    parser.add_argument("--numpy", action="store_true")
     options = parser.parse_args()
+    if options.numpy:
+        sys.modules["numba"] = None  # type: ignore[assignment]  # as if it were not installed
     found = {
         "priorities alone": tree_only(options.transitions, options.batches),
         "ReplayMemory": None if options.tree_only else ours(options.transitions, options.batches),
@@ -116,6 +120,9 @@ def main() -> None:
             rates[name].append(options.batches / (time.perf_counter() - started))
             processor[name].append(options.batches / (time.process_time() - used))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
+    from tmrl_core.training.sum_tree_loops import compiled
+
+    print(f"priorities are drawn by {'NumPy' if compiled() is None else 'loops that numba compiles'}")
     print(f"batches of {BATCH} of {options.transitions:,} transitions, with updates; median of {options.repetitions}")
     for name in candidates:
         middle = statistics.median(rates[name])
