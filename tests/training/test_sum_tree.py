@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,17 @@ def test_without_numba_numpy_draws(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     finally:
         compiled.cache_clear()
     assert caplog.messages == ["priorities are drawn by NumPy"]
+
+
+def test_a_numba_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))  # as one that refuses this NumPy: it has no `njit`
+    compiled.cache_clear()
+    try:
+        assert type(sum_tree(10)) is SumTree
+        assert type(sum_tree(10)) is SumTree
+    finally:
+        compiled.cache_clear()
+    assert caplog.text.count("numba cannot be used") == 1
 
 
 @settings(max_examples=100, deadline=None)
