@@ -135,8 +135,8 @@ def test_a_transition_takes_about_one_frame_and_old_files_go(
             memory.append_chunk(make_rows(1, episode, first, 67, end=end, observation=lambda _, part=part: part))
     assert len(memory) == 1000
     assert memory.disk is not None
-    # Two files more than what is held, of about sixteen: a full-sized memory has thirty-two.
-    assert memory.disk.bytes_on_disk / 1000 <= (1.1 + 2 / 16) * 64 * 64
+    # A record more than what is held, of about fifteen: of a full-sized memory it is a file, of sixty-four.
+    assert memory.disk.bytes_on_disk / 1000 <= (1.1 + 1 / 15) * 64 * 64
     assert int(files(tmp_path)[0].stem) > 10
     memory.close()
 

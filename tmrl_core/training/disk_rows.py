@@ -14,7 +14,7 @@ their rows have left the memory. A file takes an eighth of the capacity (at leas
 eighths of it.
 
 Frames of stacked observations may lie in the same records, behind the rows (disk_frames.py), so that rows and what they
-refer to never disagree either. The folder then holds up to one thirty-second more than the memory in RAM would.
+refer to never disagree either. The folder then holds up to one sixty-fourth more than the memory in RAM would.
 
 Opening reads every byte of the last file, the only one in which a record may be cut short, and of the older ones the
 records' headers and notes, which have a checksum of their own. Rows of an older file are trusted as the disk returns
@@ -52,7 +52,7 @@ CHECKED_AT_ONCE = 256 << 10
 """Bytes of older files that are checked with a commit."""
 FILES = 8
 """The capacity takes so many files..."""
-FILES_OF_FRAMES = 32
+FILES_OF_FRAMES = 64
 """...or so many smaller ones: what a file holds beyond the capacity counts for more where rows are frames."""
 
 
