@@ -339,7 +339,7 @@ class PrioritySection(Section, frozen=True, kw_only=True):
         Positive,
         doc(
             "Most batches that are drawn by the same priorities. 1: each batch follows what the one before has "
-            "changed. 8: each costs less than half as much."
+            "changed. 8: each costs a third to a half less."
         ),
     ] = 1
 
