@@ -134,6 +134,16 @@ def test_what_is_compiled_is_given_each_tensor_once() -> None:
     assert all(places.count(place) == 1 for place in kept if place in places)
 
 
+@pytest.mark.parametrize("shape", [(20, 3, 20), (20, 3, 2), (20, 20, 2), (2, 20, 20), (5, 1, 20)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_small_product_is_written_out(shape: tuple[int, int, int], transposed: bool) -> None:
+    m, k, n = shape
+    a, b = torch.randn(m, k), torch.randn(n, k).t() if transposed else torch.randn(k, n)
+    torch.testing.assert_close(compiled._product(a, b), a @ b)
+    a, b = torch.stack([a, a + 1.0]), torch.stack([b.t(), b.t() + 1.0]).transpose(1, 2)
+    torch.testing.assert_close(compiled._product(a, b), torch.bmm(a, b))
+
+
 def test_a_new_learning_rate_is_learned_with() -> None:
     plain, fast = make("sac", False), make("sac", True)
     for agent in (plain, fast):

@@ -48,6 +48,18 @@ def test_only_the_end_writes() -> None:
     assert writing[0].startswith("copy_")
 
 
+def test_opposite_infinities_do_not_cancel() -> None:
+    def update(x: Tensor, kept: Tensor) -> list[Tensor]:
+        kept.sub_(x)
+        return [x.sum()]
+
+    kept = torch.tensor([1.0, 2.0])
+    graph = functional(update, torch.ones(2), kept)
+    _, finite = graph(torch.tensor([1.0, math.inf]), kept)
+    assert not finite
+    assert kept.tolist() == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_nothing_is_written_unless_all_is_finite(poison: float) -> None:
     def update(x: Tensor, kept: Tensor) -> list[Tensor]:

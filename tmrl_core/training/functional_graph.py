@@ -10,6 +10,7 @@ costs no copy of what there was before. The compiler joins the writing with the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,10 +133,10 @@ def _finish(graph: fx.Graph, output: fx.Node, kept: Mapping[fx.Node, Tensor], va
     floats = [n for n in (*given, *results) if isinstance(n, fx.Node) and _is_float(n.meta.get("val"))]
     floats += [value for node, value in changed.items() if _is_float(kept[node])]
     with graph.inserting_before(output):
-        # A sum is finite if all its terms are: one number for each tensor.
+        # A sum is finite if all its terms are: one number for each tensor, and of these one for all.
         sums = [graph.call_function(torch.sum, (value,), {"dtype": torch.float32}) for value in floats]
-        numbers = graph.call_function(torch.stack, (sums,))
-        finite = graph.call_function(torch.all, (graph.call_function(torch.isfinite, (numbers,)),))
+        total = functools.reduce(lambda a, b: graph.call_function(torch.add, (a, b)), sums)
+        finite = graph.call_function(torch.isfinite, (total,))
         for node, value in changed.items():
             written = graph.call_function(torch.where, (finite, value, node))
             graph.call_function(aten.copy_.default, (node, written))
