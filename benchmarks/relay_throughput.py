@@ -37,7 +37,7 @@ BUDGET = 64 << 20
 
 
 def raw_sink(keys: str, port: int, total: int, pipe: Pipe) -> None:
-    sock = _raw_client(keys, port, b"T")
+    sock = raw_client(keys, port, b"T")
     buffer = bytearray(UNIT)
     view = memoryview(buffer)
     pipe.send("ready")
@@ -56,7 +56,7 @@ def raw_sink(keys: str, port: int, total: int, pipe: Pipe) -> None:
 
 
 def raw_source(keys: str, port: int, total: int, pipe: Pipe) -> None:
-    sock = _raw_client(keys, port, b"W")
+    sock = raw_client(keys, port, b"W")
     units = [bytes([i]) + os.urandom(UNIT - 1) for i in range(STAMPS)]
     pipe.send("ready")
     pipe.recv()
@@ -88,7 +88,7 @@ def raw_relay(keys: str, pipe: Pipe) -> None:
         ends[b"T"].sendall(view[:filled])
 
 
-def _raw_client(keys: str, port: int, role: bytes) -> ssl.SSLSocket:
+def raw_client(keys: str, port: int, role: bytes) -> ssl.SSLSocket:
     from tmrl_core.networking import credentials
 
     context = credentials.client_context(keys, "worker")

@@ -7,6 +7,7 @@ Server (or Relay), trainer and each worker are processes of their own on this ma
 machine's monotonic one, which its processes share.
 
 - Weights: from `publish` (tlspyo: `broadcast`) until the last of 8 workers has the 10 MB.
+  Beside them, as the least that TLS takes here: the same bytes from one process to 8, over blocking `ssl` sockets.
 - Samples: 1 MB messages, from the first that arrives to the last; ours are encoded, decoded, numbered, acknowledged and
   committed, tlspyo's are pickled bytes with at most 64 on the way.
 - Latency: a message of 1 kB alone, from the hand-over in the worker until the trainer has it; the median.
@@ -21,16 +22,20 @@ import argparse
 import multiprocessing as mp
 import os
 import socket
+import ssl
 import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import numpy as np
 import psutil
 from processes import Process
+from relay_throughput import raw_client
 from wire_bytes import versions
 
 UNIT = 1_000_000
@@ -210,6 +215,52 @@ def our_samples(keys: str, transport: str, kind: str, size: int, count: int) -> 
     return seconds, delays
 
 
+# --- what TLS takes by itself ---
+
+
+def raw_sender(keys: str, pipe: Pipe) -> None:
+    """The Server's second hop alone: the same bytes to each worker from a thread of its own, with blocking sockets."""
+    from tmrl_core.networking import credentials
+
+    context, _ = credentials.server_context(keys)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        ends = [context.wrap_socket(listener.accept()[0], server_side=True) for _ in range(WORKERS)]
+    for end in ends:
+        end.recv(1)
+    pipe.send("ready")
+    with ThreadPoolExecutor(WORKERS) as pool:
+        while pipe.recv() != "end":
+            blob = os.urandom(WEIGHTS_BYTES)
+            pipe.send(time.monotonic())
+            list(pool.map(ssl.SSLSocket.sendall, ends, repeat(blob)))
+
+
+def raw_taker(keys: str, port: int, pipe: Pipe) -> None:
+    sock = raw_client(keys, port, b"W")
+    view = memoryview(bytearray(WEIGHTS_BYTES))
+    pipe.send("ready")
+    while pipe.recv() != "end":
+        filled = 0
+        while filled < WEIGHTS_BYTES:
+            filled += sock.recv_into(view[filled:])
+        pipe.send(time.monotonic())
+
+
+def raw_weights(keys: str) -> float:
+    """Seconds."""
+    sender = Process(raw_sender, keys)
+    port = sender.recv()
+    fleet = [Process(raw_taker, keys, port) for _ in range(WORKERS)]
+    for process in (*fleet, sender):
+        process.recv()
+    seconds = time_weights(fleet, sender)
+    for process in (*fleet, sender):
+        process.pipe.send("end")
+        process.end()
+    return seconds
+
+
 # --- tlspyo itself ---
 
 
@@ -378,6 +429,7 @@ def main() -> int:
         for _ in range(arguments.repetitions):
             note("weights tls", our_weights(keys, "tls"))
             note("weights theirs", their_weights(keys))
+            note("weights raw", raw_weights(keys))
             n = arguments.samples
             note("samples tls", (n - 1) * UNIT / our_samples(keys, "tls", "samples", UNIT, n)[0] / 1e6)
             note("samples theirs", (n - 1) * UNIT / their_samples(keys, "samples", UNIT, n)[0] / 1e6)
@@ -391,6 +443,7 @@ def main() -> int:
     print(f"{arguments.repetitions} repetitions in turn; cores: {os.cpu_count()}; {versions()}")
     print(row("10 MB of weights to 8 workers, tls", sides["weights tls"], "s"))
     print(row("10 MB of weights to 8 workers, tlspyo itself", sides["weights theirs"], "s"))
+    print(row("the same bytes to 8 processes over bare TLS sockets, one hop", sides["weights raw"], "s"))
     print(row("samples in 1 MB messages, tls", sides["samples tls"], "MB/s"))
     print(row("samples in 1 MB messages, tlspyo itself", sides["samples theirs"], "MB/s"))
     print(row("1 kB from worker to trainer, tls", sides["ping tls"], "ms"))
