@@ -274,7 +274,7 @@ def test_stale_samples_are_discarded_and_counted(make_rows: Any) -> None:
     assert training.total_samples == 13
     assert len(training.memory) == 5 + 2
     assert training.statistics.lag_max == 2
-    assert training.statistics.lag_weighted == 4 * 2 + 3
+    assert training.statistics.row()["policy_lag_mean"] == (4 * 2 + 3) / 13
 
 
 def test_policy_lag_is_in_the_row(make_rows: Any) -> None:

@@ -19,8 +19,9 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.networking.messages import Version
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.lockstep_round import Round
-from tmrl_core.training.offline import TrainingOffline, _RoundStatistics
+from tmrl_core.training.offline import TrainingOffline
 from tmrl_core.training.round_memory import RoundMemory
+from tmrl_core.training.round_statistics import RoundStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class TrainingLockstep(TrainingOffline):
         super()._begin(interface)
 
     def _run_round(self, interface: TrainingInterface) -> bool:
-        statistics = self.statistics = _RoundStatistics()
+        statistics = self.statistics = RoundStatistics()
         with interface.whole_round():
             interface.broadcast_model(self.agent.get_actor())
             # An evaluation that is due is asked for before anything is to be collected: it is played first.

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.messages import Progress
-from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.bad_updates import BadUpdates, indices_of
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.limiter import SamplesPerInsert
+from tmrl_core.training.round_statistics import RoundStatistics
+from tmrl_core.training.stale_samples import without_stale
 
 logger = logging.getLogger(__name__)
 
@@ -43,39 +44,6 @@ _SETTINGS = (
     "max_bad_updates",
     "bad_updates_folder",
 )
-
-
-class _RoundStatistics:
-    """Means over one round. Metrics are kept as they come: reading a tensor makes the processor wait for its device."""
-
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.idle_s = 0.0
-        self.sampling_s = 0.0
-        self.training_s = 0.0
-        self.updates = 0
-        self.samples = 0
-        self.lag_weighted = 0
-        self.lag_samples = 0
-        self.lag_max = 0
-        self.stale = 0
-        self._metrics: dict[str, list[Any]] = {}
-
-    def add(self, metrics: dict[str, Any]) -> None:
-        self.updates += 1
-        for name, value in metrics.items():
-            self._metrics.setdefault(name, []).append(value)
-
-    def means(self) -> dict[str, float]:
-        return {name: _mean(values) for name, values in self._metrics.items()}
-
-
-def _mean(values: list[Any]) -> float:
-    if all(hasattr(value, "detach") for value in values):
-        import torch
-
-        return float(torch.stack([value.detach().float().reshape(()) for value in values]).mean())
-    return float(sum(float(value) for value in values) / len(values))
 
 
 class TrainingOffline:
@@ -179,7 +147,7 @@ class TrainingOffline:
         self._not_kept = ""
         """Why samples that have arrived cannot be written to the disk, and so are not acknowledged."""
         self._not_kept_said = -math.inf
-        self.statistics = _RoundStatistics()
+        self.statistics = RoundStatistics()
         self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
         if isinstance(env_cls, tuple):
@@ -309,7 +277,7 @@ class TrainingOffline:
 
     def _run_round(self, interface: TrainingInterface) -> bool:
         """False: it was stopped before its end."""
-        statistics = self.statistics = _RoundStatistics()
+        statistics = self.statistics = RoundStatistics()
         if not self._hold_ratio(interface):
             return False
         batches = iter(self.memory)
@@ -369,7 +337,10 @@ class TrainingOffline:
             self._say_not_kept(exc)
             return
         if len(buffer) or buffer.episodes:
-            kept, originals = self._without_stale(buffer, interface)
+            kept, originals, stale = without_stale(
+                buffer, interface.version[1], self.max_policy_lag, self.statistics.note_lag
+            )
+            self.samples_stale += stale
             refused_rows = 0
             for chunk, reason in self.memory.append(kept) or ():
                 refused_rows += chunk.rows
@@ -405,38 +376,6 @@ class TrainingOffline:
                 "far as its ratio allows.",
                 str(exc).rstrip("."),
             )
-
-    def _without_stale(self, buffer: Buffer, interface: TrainingInterface) -> tuple[Buffer, dict[int, Chunk]]:
-        """`buffer` without rows whose policy is too old, and for each chunk that was cut out of one, that one."""
-        current = interface.version[1]
-        statistics = self.statistics
-        kept: list[Chunk] = []
-        originals: dict[int, Chunk] = {}
-        for chunk in buffer.chunks:
-            start = row = 0
-            for segment in chunk.segments:
-                lag = max(0, current - segment.counter)
-                statistics.lag_weighted += lag * segment.rows
-                statistics.lag_samples += segment.rows
-                statistics.lag_max = max(statistics.lag_max, lag)
-                if self.max_policy_lag is not None and lag > self.max_policy_lag:
-                    statistics.stale += segment.rows
-                    self.samples_stale += segment.rows
-                    if row > start:
-                        kept.append(chunk.slice(start, row))
-                        originals[id(kept[-1])] = chunk
-                    start = row + segment.rows
-                row += segment.rows
-            if start == 0:
-                kept.append(chunk)
-            elif row > start:
-                kept.append(chunk.slice(start, row))
-                originals[id(kept[-1])] = chunk
-        if not originals and len(kept) == len(buffer.chunks):
-            return buffer, originals
-        remaining = Buffer(maxlen=None)
-        remaining.extend(kept, buffer.episodes)
-        return remaining, originals
 
     def _lack(self) -> str:
         """What training waits for, in words; empty when it may go on."""
@@ -500,32 +439,20 @@ class TrainingOffline:
         )
 
     def _row(self) -> dict[str, Any]:
-        statistics = self.statistics
-        round_s = time.perf_counter() - statistics.started
-        updates = max(1, statistics.updates)
         row: dict[str, Any] = {
             "epoch": self.epoch,
             "round": self.round,
             "updates": self.total_updates,
             "samples_received": self.total_samples,
             "memory_len": len(self.memory),
-            "round_time": round_s,
-            "idle_time": statistics.idle_s,
-            "sampling_duration": statistics.sampling_s / updates,
-            "training_step_duration": statistics.training_s / updates,
             "return_test": self.memory.stat_test_return,
             "return_train": self.memory.stat_train_return,
             "episode_length_test": self.memory.stat_test_steps or math.nan,
             "episode_length_train": self.memory.stat_train_steps or math.nan,
-            "samples_per_s": statistics.samples / round_s if round_s > 0 else 0.0,
-            "updates_per_s": statistics.updates / round_s if round_s > 0 else 0.0,
             "samples_stale": self.samples_stale,
             "updates_skipped": self.updates_skipped,
-            **statistics.means(),
+            **self.statistics.row(),
         }
-        if statistics.lag_samples:
-            row["policy_lag_mean"] = statistics.lag_weighted / statistics.lag_samples
-            row["policy_lag_max"] = statistics.lag_max
         drawn_lag = getattr(self.memory, "take_drawn_lag", lambda: None)()
         if drawn_lag is not None:
             row["drawn_lag_mean"], row["drawn_lag_max"] = drawn_lag

@@ -1,0 +1,49 @@
+"""Samples of policies that are too old, found as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tmrl_core.samples import Buffer, Chunk
+
+
+def without_stale(
+    buffer: Buffer, counter: int, max_lag: int | None, note_lag: Callable[[int, int], None]
+) -> tuple[Buffer, dict[int, Chunk], int]:
+    """A buffer without the samples whose policy is too far behind.
+
+    Args:
+        buffer: what has arrived.
+        counter: number of the latest version.
+        max_lag: versions that a sample's policy may be behind; None: any number.
+        note_lag: told the lag of each run of samples of one policy, and how many they are.
+
+    Returns:
+        The buffer, or one with what is left of it; for each chunk that was cut out of one, by its `id`, that one; and
+        how many samples were left out.
+    """
+    stale = 0
+    kept: list[Chunk] = []
+    originals: dict[int, Chunk] = {}
+    for chunk in buffer.chunks:
+        start = row = 0
+        for segment in chunk.segments:
+            lag = max(0, counter - segment.counter)
+            note_lag(lag, segment.rows)
+            if max_lag is not None and lag > max_lag:
+                stale += segment.rows
+                if row > start:
+                    kept.append(chunk.slice(start, row))
+                    originals[id(kept[-1])] = chunk
+                start = row + segment.rows
+            row += segment.rows
+        if start == 0:
+            kept.append(chunk)
+        elif row > start:
+            kept.append(chunk.slice(start, row))
+            originals[id(kept[-1])] = chunk
+    if not stale:
+        return buffer, originals, 0
+    remaining = Buffer(maxlen=None)
+    remaining.extend(kept, buffer.episodes)
+    return remaining, originals, stale
