@@ -17,7 +17,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -238,7 +240,8 @@ def learn(seed: int, every: int) -> None:
     torch.manual_seed(seed)
     port = free_port()
     server = of_tmrl("networking", "Server")(port=port, local_port=free_port())
-    child = subprocess.Popen([sys.executable, __file__, "worker", "--port", str(port)], stdout=subprocess.DEVNULL)
+    command = [sys.executable, __file__, "worker", "--port", str(port)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     base = of_tmrl("custom.custom_algorithms", "SpinupSacAgent")
     env = gymnasium.make("Pendulum-v1")
     training: list[Any] = []
@@ -303,9 +306,13 @@ def learn(seed: int, every: int) -> None:
     except Passed:
         pass
     finally:
-        child.kill()
+        # Links of tmrl are processes of their own, which would go on.
+        os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         del server
+        for link in multiprocessing.active_children():
+            link.kill()
+            link.join()
 
 
 def main() -> None:
@@ -317,13 +324,16 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=200, help="updates between two evaluations")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.what == "worker":  # in the home that its starter has made
+        worker(arguments.port)
+        return
     with home():
         if arguments.what == "updates":
             updates(arguments.threads, arguments.batch)
-        elif arguments.what == "learn":
-            learn(arguments.seed, arguments.every)
         else:
-            worker(arguments.port)
+            learn(arguments.seed, arguments.every)
+    sys.stdout.flush()
+    os._exit(0)  # threads of tmrl's links do not end
 
 
 if __name__ == "__main__":
