@@ -39,6 +39,7 @@ WIRE: list[tuple[Fields, bytes]] = [
     ((2, 1, 0xFFFF, 0xFFFFFFFF, b"\x00"), b"\x01\x00\x00\x00\x02\x01\xff\xff\xff\xff\xff\xff\x00"),
     ((1, 0, 1, 2, b"y" * 5_000), b"\x88\x13\x00\x00\x01\x00\x01\x00\x02\x00\x00\x00" + b"y" * 5_000),
     ((1, 2, 7, 9, b"z" * 65_524), b"\xf4\xff\x00\x00\x01\x02\x07\x00\x09\x00\x00\x00" + b"z" * 65_524),
+    ((2, 1, 0, 0, b"w" * 65_524), b"\xf4\xff\x00\x00\x02\x01\x00\x00\x00\x00\x00\x00" + b"w" * 65_524),
 ]
 
 
@@ -167,6 +168,25 @@ def test_a_frame_under_way_holds_its_own_size_and_no_more() -> None:
     finally:
         tracemalloc.stop()
     assert len(reader.get_buffer()) == MAX_PAYLOAD_BYTES
+
+
+def test_small_frames_may_follow_where_a_full_one_was_likely() -> None:
+    full, small = WIRE[-1], WIRE[1]
+    data = full[1] + 4_000 * PING_FRAME + small[1] + full[1] + full[1] + PING_FRAME[:5]
+    reader = FrameReader()
+    frames = [fields(frame) for frame in feed(reader, data)]
+    assert frames == [full[0], *4_000 * [(3, 0, 0, 0, b"")], small[0], full[0], full[0]]
+    assert not reader.empty
+    assert len(feed(reader, PING_FRAME[5:])) == 1
+    assert reader.empty
+
+
+def test_what_is_no_frame_is_refused_where_a_full_one_was_likely() -> None:
+    for wrong in (HEADER.pack(MAX_PAYLOAD_BYTES, 9, 0, 0, 0), HEADER.pack(1 << 20, Kind.DATA, 0, 0, 0)):
+        reader = FrameReader()
+        assert len(feed(reader, WIRE[-1][1])) == 1
+        with pytest.raises(RemoteProtocolError):
+            feed(reader, wrong)
 
 
 # -- properties --------------------------------------------------------------------------------------------------------

@@ -118,6 +118,9 @@ class FrameReader:
 
     Use: fill (part of) `get_buffer()`, say how much to `received`, then take the frames. Nothing larger than one frame
     is ever allocated here.
+
+    Bytes land in a scratch buffer; the rest of a large frame is received into its own. After a full frame that is not
+    its message's last, another full one is likely, which is received into its own buffer from its first byte.
     """
 
     def __init__(self) -> None:
@@ -126,6 +129,10 @@ class FrameReader:
         self._end = 0
         self._direct: Frame | None = None
         self._direct_view: memoryview | None = None
+        self._ahead: bytearray | None = None
+        """For a full frame whose header has not come."""
+        self._likely = False
+        """Whether the next frame is likely a full one."""
         self._filled = 0
         self._frames: list[Frame] = []
         self.max_payload_bytes = MAX_PAYLOAD_BYTES
@@ -134,7 +141,12 @@ class FrameReader:
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._direct_view is not None:
-            return self._direct_view[self._filled :]
+            return self._direct_view[self._filled :] if self._filled else self._direct_view
+        if self._likely and not self._end:
+            self._ahead = new_buffer(MAX_FRAME_BYTES)
+            self._direct_view = memoryview(self._ahead)
+            self._filled = 0
+            return self._direct_view
         return self._scratch_view[self._end :]
 
     def received(self, n: int) -> None:
@@ -143,18 +155,43 @@ class FrameReader:
         Raises:
             RemoteProtocolError: a header announces an unknown kind or a payload that is too long.
         """
+        if self._ahead is not None:
+            self._filled += n
+            if self._filled >= HEADER_BYTES:
+                self._look_ahead(self._ahead)
+            return
         if self._direct is not None:
             self._filled += n
             if self._filled == len(self._direct.buffer):
-                self._frames.append(self._direct)
-                self._direct = None
-                self._direct_view = None
+                self._finish(self._direct)
             return
-        end = self._end + n
+        self._split(self._scratch, self._end + n)
+
+    def _finish(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._likely = len(frame.buffer) == MAX_FRAME_BYTES and not frame.flags & LAST
+        self._direct = None
+        self._direct_view = None
+
+    def _look_ahead(self, buffer: bytearray) -> None:
+        """The header of what was expected to be a full frame is there."""
+        self._ahead = None
+        self._likely = False
+        length, kind, flags, epoch, channel = HEADER.unpack_from(buffer)
+        if length != MAX_PAYLOAD_BYTES or kind not in _KINDS or length > self.max_payload_bytes:
+            self._direct_view = None
+            self._split(buffer, self._filled)  # which copies what it takes
+            spare(buffer)
+            return
+        self._direct = Frame(kind, flags, epoch, channel, buffer)
+        if self._filled == MAX_FRAME_BYTES:
+            self._finish(self._direct)
+
+    def _split(self, source: bytearray, end: int) -> None:
+        """Take the frames out of the first `end` bytes of `source`; what is left goes on in its place."""
         start = 0
-        scratch = self._scratch
         while end - start >= HEADER_BYTES:
-            length, kind, flags, epoch, channel = HEADER.unpack_from(scratch, start)
+            length, kind, flags, epoch, channel = HEADER.unpack_from(source, start)
             if length > self.max_payload_bytes:
                 raise RemoteProtocolError(
                     f"a frame of {length} bytes was announced; at most {self.max_payload_bytes} are allowed "
@@ -164,22 +201,21 @@ class FrameReader:
                 raise RemoteProtocolError(f"unknown kind of frame: {kind}")
             total = HEADER_BYTES + length
             if end - start >= total:
-                buffer = scratch[start : start + total]
-                self._frames.append(Frame(kind, flags, epoch, channel, buffer))
+                self._frames.append(Frame(kind, flags, epoch, channel, source[start : start + total]))
                 start += total
             elif total - (end - start) >= _DIRECT_BYTES or total > _SCRATCH_BYTES:
                 buffer = new_buffer(total)
                 self._filled = end - start
                 view = memoryview(buffer)
-                view[: self._filled] = self._scratch_view[start:end]
+                view[: self._filled] = memoryview(source)[start:end]
                 self._direct = Frame(kind, flags, epoch, channel, buffer)
                 self._direct_view = view
                 start = end
             else:
                 break
-        if start and end > start:
-            scratch[: end - start] = scratch[start:end]
         self._end = end - start
+        if self._end and (start or source is not self._scratch):
+            self._scratch[: self._end] = source[start:end]
 
     def take(self) -> list[Frame]:
         """The frames that are complete, in order."""
@@ -189,7 +225,8 @@ class FrameReader:
     @property
     def empty(self) -> bool:
         """Whether the stream of bytes stands between two frames."""
-        return self._direct is None and self._end == 0 and not self._frames
+        inside = self._direct is not None or (self._ahead is not None and self._filled > 0)
+        return not inside and self._end == 0 and not self._frames
 
 
 def control_frame(message: Control) -> bytes:
