@@ -80,9 +80,11 @@ class Frame:
 
 class _Spares(threading.local):
     def __init__(self) -> None:
+        self.full: list[bytearray] = []
         self.by_size: dict[int, list[bytearray]] = {}
 
 
+_FULL_SPARES = 64
 _SPARES_OF_A_SIZE = 16
 _SPARE_SIZES = 4
 _spares = _Spares()
@@ -90,18 +92,22 @@ _spares = _Spares()
 
 def new_buffer(size: int) -> bytearray:
     """A buffer of `size` bytes with any content: a spare one, or else a new one."""
-    spares = _spares.by_size.get(size)
+    spares = _spares.full if size == MAX_FRAME_BYTES else _spares.by_size.get(size)
     return spares.pop() if spares else bytearray(size)
 
 
 def spare(buffer: bytes | bytearray | memoryview) -> None:
     """Nobody looks at `buffer` any more: the next large frame of that size, in this thread, may be received into it.
 
-    A busy link makes thousands of them a second, all of a few sizes, and the system's price for fresh memory is near
-    that of encrypting it. At most 4 MiB are kept in a thread. What others share (`bytes`, views) is left alone.
+    A busy link makes thousands of them a second, most of them full, and the system's price for fresh memory is near
+    that of encrypting it. At most 8 MiB are kept in a thread. What others share (`bytes`, views) is left alone.
     """
     size = len(buffer)
     if size < _DIRECT_BYTES or not isinstance(buffer, bytearray):
+        return
+    if size == MAX_FRAME_BYTES:
+        if len(_spares.full) < _FULL_SPARES:
+            _spares.full.append(buffer)
         return
     by_size = _spares.by_size
     spares = by_size.get(size)
