@@ -30,7 +30,7 @@ def main() -> int:
     # Most tests wait for processes and sockets: two files at a time take little more than half the time.
     tests = [str(python), "-m", "pytest", "-n", "2", "--dist", "loadfile"]
     if arguments.full:
-        environment["TMRL_CORE_FULL"] = "1"
+        environment["FULL_TESTS"] = "1"
         tests += ["-m", "full or not full"]
     quickstart = [sys.executable, str(ROOT / "scripts" / "quickstart.py"), "--small"]
     phases = [*static_phases(python), Phase("tests", tests), Phase("quickstart", quickstart)]

@@ -25,7 +25,7 @@ def _spawn_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder of the test's own, and no variable that changes what the package reads."""
     for name in list(os.environ):
-        if name.startswith(("TMRL_CORE_", "WANDB_")) and name != "TMRL_CORE_FULL":
+        if name.startswith(("TMRL_CORE_", "WANDB_")):
             monkeypatch.delenv(name)
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("TMRL_CORE_HOME", str(home))
@@ -53,4 +53,4 @@ def _own_logging() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def full() -> bool:
     """Whether the long forms were asked for (`scripts/test.py --full`)."""
-    return os.environ.get("TMRL_CORE_FULL") == "1"
+    return os.environ.get("FULL_TESTS") == "1"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.scenario import FAULTS, Scenario
 
-FULL = os.environ.get("TMRL_CORE_FULL") == "1"
+FULL = os.environ.get("FULL_TESTS") == "1"
 
 
 class Delivery(RuleBasedStateMachine):
