@@ -13,8 +13,6 @@ from tmrl_core.networking.messages import Control, Refused
 from tmrl_core.networking.peers.probe import ProbeConnection
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
 
-_LEAVE_S = 2.0
-
 
 class LinkConversation(Conversation):
     """One in the caller's own thread: nothing happens between calls.
@@ -83,12 +81,5 @@ class LinkConversation(Conversation):
         if self._loop.is_closed():
             return
         if self._driver is not None:
-            self._loop.run_until_complete(self._leave(self._driver))
+            self._loop.run_until_complete(self._driver.leave())
         self._loop.close()
-
-    async def _leave(self, driver: Driver) -> None:
-        driver.connection.close()
-        driver.wake()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(driver.ended), _LEAVE_S)
-        driver.abort()

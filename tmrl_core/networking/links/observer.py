@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -92,15 +91,8 @@ class ObserverLink:
         """Leave in order. May be called more than once."""
         if not self._loop.is_closed():
             if self._driver is not None:
-                self._loop.run_until_complete(self._leave(self._driver))
+                self._loop.run_until_complete(self._driver.leave())
             self._loop.close()
-
-    async def _leave(self, driver: Driver) -> None:
-        driver.connection.close()
-        driver.wake()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(driver.ended), 2.0)
-        driver.abort()
 
     def __enter__(self) -> ObserverLink:
         return self

@@ -6,6 +6,7 @@ Everything here runs in the thread of one asyncio event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from tmrl_core.networking.connection import Connection
 
 logger = logging.getLogger(__name__)
 
+LEAVE_S = 2.0
+"""How long a client that leaves in order waits for the other side."""
 LINGER_S = 1.0
 """How long a closed link still waits for the other side to read the last words."""
 _LATE_S = 0.25
@@ -112,6 +115,14 @@ class Driver(ABC):
             self.connection.stood_still(now - self._timer_at)
         self.connection.tick(now)
         self._pump()
+
+    async def leave(self) -> None:
+        """Close in order, and at once if that takes longer than `LEAVE_S`."""
+        self.connection.close()
+        self.wake()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self.ended), LEAVE_S)
+        self.abort()
 
     def _finish_once(self) -> None:
         if not self._finishing:
