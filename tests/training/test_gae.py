@@ -77,3 +77,9 @@ def test_other_shapes_are_refused() -> None:
 def test_a_discounted_sum_begins_anew_where_a_run_does() -> None:
     sums = discounted_sums(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 0]), gamma=0.5)
     assert sums.tolist() == [1.0, 2.5, 4.0, 10.0]
+
+
+def test_a_discounted_sum_goes_on_from_what_came_before_its_run() -> None:
+    rewards, ends = np.array([1.0, 2.0, 4.0]), np.array([0, 1, 1])
+    sums = discounted_sums(rewards, ends, gamma=0.5, before_T=np.array([6.0, 0.0, 2.0]))
+    assert sums.tolist() == [4.0, 4.0, 5.0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from gymnasium import spaces
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.ppo import PPOAgent
-from tmrl_core.training.round_memory import ENDS
+from tmrl_core.training.round_memory import ENDS, PLACES
 from tmrl_core.training.state import capture, restore
 
 OBSERVATION = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -190,6 +191,75 @@ def test_rewards_are_scaled_by_the_spread_of_their_sums() -> None:
             agent.train(batch)
         weights.append(torch.cat([parameter.detach().flatten() for parameter in agent.model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
+
+
+def in_rounds(sizes: list[int]) -> Iterator[Any]:
+    """Transitions of two streams, in rounds that bring so many of each; an episode has seven steps."""
+    rng = np.random.default_rng(5)
+    total = sum(sizes)
+    reward = torch.from_numpy(rng.normal(3.0, 1.0, (2, total)).astype(np.float32))
+    step = torch.arange(total)
+    done = 0
+    for size in sizes:
+        rows = torch.arange(done, done + size)
+        ended = (step[rows] % 7 == 6).float()
+        cut = ended.clone()
+        cut[-1] = 1.0
+        episode, number = step[rows] // 7, step[rows] % 7 + 1
+        places = torch.cat([torch.stack([torch.full((size,), stream), episode, number], 1) for stream in (-3, 8)])
+        extras = {"logp": torch.full((2 * size,), -1.1), ENDS: cut.repeat(2), PLACES: places}
+        obs = torch.zeros(2 * size, 2)
+        action = torch.full((2 * size,), 5)
+        yield obs, action, reward[:, rows].reshape(-1), obs, 0 * extras[ENDS], ended.repeat(2), extras
+        done += size
+
+
+@pytest.mark.parametrize("sizes", [[20, 20, 20], [1, 33, 2, 24]])
+def test_sums_of_rewards_go_on_over_rounds_as_long_as_their_episode_does(sizes: list[int]) -> None:
+    found = []
+    for cut in ([60], sizes):
+        agent = make(FEW, normalize_rewards=True, update_epochs=1, gamma=0.9)
+        for batch in in_rounds(cut):
+            agent.train(batch)
+        assert agent.returns is not None
+        found.append((float(agent.returns.count), float(agent.returns.mean), float(agent.returns.std)))
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
+
+
+def test_sums_of_rewards_begin_anew_where_something_is_missing_or_nothing_is_said() -> None:
+    means = []
+    for change in ("nothing", "a gap", "no places"):
+        agent = make(FEW, normalize_rewards=True, update_epochs=1, gamma=0.9)
+        first, second = in_rounds([3, 2])
+        if change == "a gap":
+            second[6][PLACES][:, 2] += 1
+        elif change == "no places":
+            del second[6][PLACES]
+        for batch in (first, second):
+            agent.train(batch)
+        assert agent.returns is not None
+        means.append(float(agent.returns.mean))
+    assert means[1] == means[2] < means[0]
+
+
+def test_sums_of_rewards_go_on_after_a_checkpoint() -> None:
+    class Training:
+        def __init__(self, seed: int) -> None:
+            self.agent = make(FEW, seed, normalize_rewards=True)
+
+    trained, other = Training(0), Training(1)
+    first, second = in_rounds([20, 20])
+    trained.agent.train(first)
+    captured = capture(trained)
+    restore(other, json.loads(json.dumps(captured.tree)), captured.arrays)
+    for training in (trained, other):
+        torch.manual_seed(0)
+        training.agent.train(second)
+    pairs = zip(trained.agent.model.parameters(), other.agent.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert trained.agent.returns is not None
+    assert other.agent.returns is not None
+    assert torch.equal(trained.agent.returns.std, other.agent.returns.std)
 
 
 def test_what_it_normalizes_by_is_part_of_a_checkpoint() -> None:

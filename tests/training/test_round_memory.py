@@ -10,7 +10,7 @@ import torch
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.training.lockstep_round import Round
-from tmrl_core.training.round_memory import ENDS, RoundMemory
+from tmrl_core.training.round_memory import ENDS, PLACES, RoundMemory
 
 A, B = (bytes([number]) * 16 for number in (1, 2))
 
@@ -54,6 +54,8 @@ def test_each_transition_is_joined_to_the_row_before_it_in_whatever_pieces_they_
     assert terminated.tolist() == [0, 0, 0, 1, *[0] * 7]
     assert truncated.tolist() == [0] * 11
     assert extras[ENDS].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1]
+    number = {stream: int.from_bytes(bytes([stream]) * 8, "little") for stream in (1, 2)}
+    assert extras[PLACES].tolist() == [[number[stream], episode, step] for stream, episode, step in expected]
     assert len(memory) == 11
     assert set(map(tuple, memory.versions().tolist())) == {(1, 2)}
     assert len(memory.versions()) == 11

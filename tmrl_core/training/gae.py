@@ -56,20 +56,22 @@ def generalized_advantages(
     return result.astype(np.float32), (result + value).astype(np.float32)
 
 
-def discounted_sums(reward_T: Array, ends_T: Array, *, gamma: float) -> Array:
+def discounted_sums(reward_T: Array, ends_T: Array, *, gamma: float, before_T: Array | None = None) -> Array:
     """[T] float64 of each transition, its reward and the ones before it in its run, the older the less.
 
     Args:
         reward_T: [T] rewards, in the order in which they were made.
         ends_T: [T] non-zero where the next transition does not continue this one.
         gamma: discount of one step.
+        before_T: [T] where a run begins, the sum of what it goes on from; None: of nothing.
 
     Source: what rewards are scaled by, see Engstrom et al., arXiv:2005.12729, appendix A.2.
     """
     sums = []
     total = 0.0
-    for reward, end in zip(reward_T.tolist(), ends_T.tolist(), strict=True):
-        total = reward + gamma * total
+    before = [0.0] * len(reward_T) if before_T is None else before_T.tolist()
+    for reward, end, earlier in zip(reward_T.tolist(), ends_T.tolist(), before, strict=True):
+        total = reward + gamma * (total + earlier)
         sums.append(total)
         if end:
             total = 0.0

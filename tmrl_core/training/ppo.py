@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -27,7 +28,7 @@ from tmrl_core.training.finite import all_finite
 from tmrl_core.training.gae import discounted_sums, generalized_advantages
 from tmrl_core.training.optimizers import make_optimizer
 from tmrl_core.training.ppo_losses import clipped_policy_loss, divergence, value_loss
-from tmrl_core.training.round_memory import ENDS
+from tmrl_core.training.round_memory import ENDS, PLACES
 from tmrl_core.training.running_moments import RunningMoments
 
 REWARD_LIMIT = 10.0
@@ -97,7 +98,8 @@ class PPOAgent(TrainingAgent):
         normalize_advantages: to a mean of 0 and a standard deviation of 1, in each minibatch.
         normalize_observations: of the policy, whose it is to say, and of the value; a round is trained on as it was
             acted on, then its observations count.
-        normalize_rewards: divided by the standard deviation of discounted sums of the rewards so far, and cut at 10.
+        normalize_rewards: divided by the standard deviation of discounted sums of the rewards so far, and cut at 10. A
+            sum goes on from round to round, as long as its episode does.
         optimizer: adam, adamw or sgd.
         adam_eps: what Adam adds to the root of the mean square that it divides by. The first gradients of the policy's
             hidden layers are not much larger than this, which keeps them from moving at the full rate on noise.
@@ -173,6 +175,8 @@ class PPOAgent(TrainingAgent):
         width = vector_size(self.model.actor.layout)
         self.observations = RunningMoments(width) if normalize_observations else None
         self.returns = RunningMoments(1) if normalize_rewards else None
+        self._last_sums: dict[int, tuple[int, int, float]] = {}
+        """Of each stream in the last round: episode, step, and the discounted sum of rewards up to there."""
         self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, eps=adam_eps)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
@@ -185,7 +189,8 @@ class PPOAgent(TrainingAgent):
 
         Args:
             batch: `(prev_obs, new_act, rew, new_obs, terminated, truncated, extras)` of [T, ...] tensors, in the order
-                in which they were made; extras with `logp`, `ends`, and what the policy needs beside.
+                in which they were made; extras with `logp`, `ends`, what the policy needs beside, and
+                perhaps `places`, without which sums of rewards begin anew.
 
         Returns:
             Metrics, and how many `updates` were made; `updates_skipped` are those whose gradient was not finite. Where
@@ -204,7 +209,7 @@ class PPOAgent(TrainingAgent):
             # Not even what it normalizes by may see them: it would never be a number again.
             return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
-        reward_T = self._scaled(reward_T, extras[ENDS])
+        reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
         old_log_prob_T = extras["logp"].reshape(-1)
         known = self.model.actor.trained_action(action, extras)
         with torch.no_grad():
@@ -246,11 +251,22 @@ class PPOAgent(TrainingAgent):
             **({SKIPPED: True} if skipped and not updates else {}),
         }
 
-    def _scaled(self, reward_T: Tensor, ends_T: Tensor) -> Tensor:
+    def _scaled(self, reward_T: Tensor, ends_T: Tensor, places_T3: Tensor | None) -> Tensor:
         """[T] rewards as training gets them."""
         if self.returns is None:
             return reward_T
-        sums = discounted_sums(reward_T.cpu().numpy(), ends_T.cpu().numpy(), gamma=self.gamma)
+        places = places_T3.tolist() if places_T3 is not None else []
+        before = np.zeros(len(reward_T))
+        for index, (stream, episode, step) in enumerate(places):
+            # Within a round nothing follows what the round before ended with but the first of it.
+            earlier = self._last_sums.get(stream)
+            if earlier is not None and earlier[:2] == (episode, step - 1):
+                before[index] = earlier[2]
+        sums = discounted_sums(reward_T.cpu().numpy(), ends_T.cpu().numpy(), gamma=self.gamma, before_T=before)
+        self._last_sums = {
+            stream: (episode, step, total)
+            for (stream, episode, step), total in zip(places, sums.tolist(), strict=False)
+        }
         self.returns.see(torch.from_numpy(sums)[:, None])
         scale = float(self.returns.std)
         return (reward_T / scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)

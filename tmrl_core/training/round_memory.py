@@ -17,6 +17,9 @@ from tmrl_core.training.memory import EpisodeStatistics, Refusals
 
 ENDS = "ends"
 """Extra of a batch: 1 where the next row is no continuation of this one, whatever the reason."""
+PLACES = "places"
+"""Extra of a batch: [T, 3] int64 stream, episode and step of each row. Steps of an episode that are in step and not of
+one round go on from each other."""
 
 
 class RoundMemory(EpisodeStatistics):
@@ -69,7 +72,7 @@ class RoundMemory(EpisodeStatistics):
 
         Returns:
             (prev_obs, new_act, rew, new_obs, terminated, truncated, extras) with tensors [T, ...]; rewards and flags
-            are float32, float64 becomes float32. `extras` holds the samples' own and `ends`.
+            are float32, float64 becomes float32. `extras` holds the samples' own, `ends` and `places`.
 
         Raises:
             SampleRefusedError: the samples are not arrays of one structure, shape and dtype.
@@ -96,7 +99,9 @@ class RoundMemory(EpisodeStatistics):
             name: self._tree(rows, f"extra {name}", [piece.chunk.extras.get(name, []) for piece in pieces])
             for name in pieces[0].chunk.extras
         }
-        extras[ENDS] = torch.from_numpy(_ends(pieces, rows)).to(self.device or "cpu")
+        places = _places(pieces, rows)
+        extras[PLACES] = torch.from_numpy(places).to(self.device or "cpu")
+        extras[ENDS] = torch.from_numpy(_ends(places, pieces, rows)).to(self.device or "cpu")
         return (
             rebuild(shape, prev_obs),
             self._tree(rows, "action", [piece.chunk.action for piece in pieces]),
@@ -152,15 +157,22 @@ def _flat_tree(tree: Any, name: str) -> list[tuple[str, Array]]:
     return leaves
 
 
-def _ends(pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
-    """[T] float32: 1 where the next transition of the batch is not the next step of the same episode."""
-    numbers = {stream: number for number, stream in enumerate(dict.fromkeys(piece.chunk.stream for piece in pieces))}
-    places = np.concatenate(
+def _places(pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
+    """[T, 3] int64: stream, episode and step of each transition. Streams have random names: half of one is enough."""
+    return np.concatenate(
         [
-            np.stack([np.full(len(at), numbers[piece.chunk.stream]), piece.chunk.episode[at], piece.chunk.step[at]], 1)
+            np.stack([np.full(len(at), _number(piece.chunk.stream)), piece.chunk.episode[at], piece.chunk.step[at]], 1)
             for piece, at in zip(pieces, rows, strict=True)
         ]
-    )
+    ).astype(np.int64, copy=False)
+
+
+def _number(stream: bytes) -> int:
+    return int.from_bytes(stream[:8], "little", signed=True)
+
+
+def _ends(places: Array, pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
+    """[T] float32: 1 where the next transition of the batch is not the next step of the same episode."""
     done = np.concatenate(
         [(piece.chunk.terminated | piece.chunk.truncated)[at] for piece, at in zip(pieces, rows, strict=True)]
     )
