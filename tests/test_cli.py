@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -275,6 +276,28 @@ def read_until(lines: Iterable[str], wanted: str) -> None:
 
 
 # --- credentials ------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_one_message_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    root, own = logging.getLogger(), logging.getLogger("tmrl_core")
+    handlers, level, own_level = root.handlers[:], root.level, own.level
+    try:
+        cli.set_up_logging("info")
+        own.warning("%s has gone", "arm\n12:00:00 ERROR   all is lost\x1b[2J")
+        try:
+            raise ValueError("\x1b[31mfirst\n12:00:00 ERROR   second")
+        except ValueError:
+            own.exception("failed")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        own.setLevel(own_level)
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert [line for line in said.splitlines() if not line.startswith((" ", "Traceback"))][1:] == [
+        line for line in said.splitlines() if line.endswith("ERROR   failed")
+    ]
+    assert "\n    12:00:00 ERROR   second" in said
 
 
 def test_credentials_from_the_ca_to_another_machine(run: Run, tmp_path: Path) -> None:

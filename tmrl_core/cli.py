@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser().parse_args(given)
         return run(options, own_process=arguments is None)
     except TmrlError as exc:
-        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
@@ -203,14 +204,27 @@ def config_schema() -> dict[str, object]:
 
 def set_up_logging(level: str) -> None:
     """Messages go to standard error; the library itself never sets up handlers."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("tmrl_core").setLevel(level.upper())
+
+
+class _Formatter(logging.Formatter):
+    """A message is one message and only text, whatever it quotes: peers choose names and reasons."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = shown(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return shown(super().formatException(ei))
+
+
+def shown(text: str) -> str:
+    """Text as it may be printed: further lines are indented, so that none passes for another message; no controls."""
+    lines = ("".join(one if one.isprintable() or one == "\t" else "?" for one in line) for line in text.split("\n"))
+    return "\n    ".join(lines)
 
 
 def load_config(options: argparse.Namespace) -> Config:

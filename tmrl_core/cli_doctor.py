@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tmrl_core.cli import common_options, load_config, set_up_logging
+from tmrl_core.cli import common_options, load_config, set_up_logging, shown
 from tmrl_core.config import find_config_file
 from tmrl_core.doctor import Step, examine
 
@@ -52,9 +52,9 @@ def run_doctor(arguments: Sequence[str]) -> int:
     ):
         steps.append(step)
         if not options.json:
-            print(_SIGNS[step.state] + f"{step.name}: {step.found}", flush=True)
+            print(_SIGNS[step.state] + shown(f"{step.name}: {step.found}"), flush=True)
             if step.todo:
-                print(f"        -> {step.todo}", flush=True)
+                print(f"        -> {shown(step.todo)}", flush=True)
     failed = [step.name for step in steps if step.state == "failed"]
     if options.json:
         print(json.dumps({"ok": not failed, "steps": msgspec.to_builtins(steps)}, indent=2))

@@ -18,6 +18,7 @@ from tmrl_core.config import CFG, Config
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.messages import plain
 from tmrl_core.networking.status import (
     BudgetStatus,
     PeerStatus,
@@ -273,11 +274,6 @@ def _spooled(streams: Sequence[SpooledStatus]) -> Table:
             for stream in streams
         ],
     )
-
-
-def plain(text: str) -> str:
-    """A label that a peer chose, without what would move a terminal's cursor or change its colours."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def size(count: float) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zstandard
@@ -44,6 +45,7 @@ from tmrl_core.networking.messages import (
     Resume,
     Role,
     Unused,
+    Waits,
     Want,
     Welcome,
     decode_control,
@@ -519,6 +521,38 @@ def test_the_longest_names_and_signatures_hurt_no_trainer_that_comes_later(keys:
         place.start_trainer()
         place.goes_on()
         assert place.trainer.counts.workers == 4
+
+
+_FORGED = "arm\n12:00:00 ERROR all is lost\x1b[2J\x9b31m\u202e"
+
+
+def test_nobody_writes_a_line_of_the_log_or_moves_a_terminal(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tmrl_core")
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        stranger = place.stranger()  # has shown nothing yet
+        stranger.frame(Kind.CONTROL, 0, msgspec.msgpack.encode([_FORGED, 1]), epoch=0)
+        stranger.refused("misuse", "could not be decoded")
+        trainer = place.stranger()
+        trainer.greet("trainer", name=_FORGED, peer=b"t" * 16, run=_FORGED)
+        assert isinstance(trainer.hear(Welcome), Welcome)
+        second = place.stranger()
+        second.greet("trainer", name="second", peer=b"s" * 16)
+        second.refused("trainer_present", "arm?12:00:00 ERROR all is lost?[2J")
+        trainer.tell(Refused(_FORGED, _FORGED))  # the last words of a peer
+        assert trainer.hear(Refused) is None
+        place.start_trainer()
+        worker = place.stranger()
+        worker.greet(name=_FORGED)
+        worker.tell(OpenStream(0, b"stream of a wolf", _FORGED), Waits(0, _FORGED))
+        until(lambda: any("12:00:00" in text for _, text in place.trainer.waits))
+        assert all(text.isprintable() for pair in place.trainer.waits for text in pair)
+        assert all(member.name.isprintable() for member in place.trainer.members)
+        worker.tell(Refused("x", _FORGED))
+        assert worker.hear(Refused) is None
+    quoting = [record.getMessage() for record in caplog.records if "12:00:00" in record.getMessage()]
+    assert len(quoting) > 4
+    assert all(message.isprintable() for message in quoting)
 
 
 def test_a_worker_cannot_use_up_the_numbers_of_incarnations(keys: Path) -> None:

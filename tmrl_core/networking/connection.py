@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
 from tmrl_core.networking.framing import PING_FRAME, Frame, FrameReader, Kind, Wire, control_frame
-from tmrl_core.networking.messages import Bye, Control, Refused, decode_control
+from tmrl_core.networking.messages import Bye, Control, Refused, decode_control, plain
 
 SEND_BYTES = 131_072
 """What one `to_send` returns at most: what may wait in a socket's buffers before more urgent things."""
@@ -258,7 +258,7 @@ class Connection:
         if isinstance(message, Bye):
             self._fail(None)
         elif isinstance(message, Refused):
-            self._fail(RefusedError(message.code, message.reason))
+            self._fail(RefusedError(plain(message.code, 50), plain(message.reason)))
         elif type(message) in self.LEGAL.get(self.state, frozenset()):
             self._on_control(message)
         else:

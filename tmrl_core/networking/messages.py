@@ -46,6 +46,14 @@ RefusalCode = Literal[
 RETRYABLE: frozenset[str] = frozenset({"full", "trainer_present"})
 
 
+def plain(text: str, most: int = 1_000) -> str:
+    """A peer's words as they may stand in a log or a terminal: one line of `most` characters, without what would begin
+    another line, move a cursor or change a colour.
+    """
+    text = text[:most]
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
 # --- what the application says: opaque to the relay -------------------------------------------------------------------
 
 
@@ -491,7 +499,8 @@ def decode_control(data: bytes | bytearray | memoryview) -> Control:
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"a control message could not be decoded: {exc}") from exc
+        # What it says may quote the peer.
+        raise RemoteProtocolError(f"a control message could not be decoded: {plain(str(exc), 200)}") from exc
 
 
 class _AnyHello(msgspec.Struct, frozen=True, array_like=True, tag="hello", tag_field="type"):
@@ -534,4 +543,4 @@ def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"a {kind.__name__} could not be decoded: {exc}") from exc
+        raise RemoteProtocolError(f"a {kind.__name__} could not be decoded: {plain(str(exc), 200)}") from exc

@@ -16,7 +16,7 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import episode_values
 from tmrl_core.networking.delivery import Received
 from tmrl_core.networking.links import TrainerLink
-from tmrl_core.networking.messages import Blob, Collect, Directive, Evaluation, Progress, Version, encode_body
+from tmrl_core.networking.messages import Blob, Collect, Directive, Evaluation, Progress, Version, encode_body, plain
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
 from tmrl_core.training.evaluation import EvaluationResult, Evaluator
 from tmrl_core.training.interface import TrainingInterface
@@ -121,7 +121,6 @@ class RemoteInterface(TrainingInterface):
             try:
                 message = decode_message(one.payload, max_bytes=self._max_message_bytes)
             except CodecError as exc:
-                logger.error("a message of worker %s is refused: %s", self.link.worker_name(one.stream), exc)
                 self._outstanding.append((one, None, str(exc)))
                 continue
             chunk = message.chunk
@@ -143,7 +142,7 @@ class RemoteInterface(TrainingInterface):
         if said not in self._refusals_said and len(self._refusals_said) < REFUSALS_SAID:
             self._refusals_said.add(said)
             logger.error(
-                "samples refused, of worker %s: %s (said once; the record `refused` counts on)", worker, reason
+                "samples refused, of worker %s: %s (said once; the record `refused` counts on)", worker, plain(reason)
             )
 
     def commit(self) -> None:
@@ -420,7 +419,7 @@ class RemoteInterface(TrainingInterface):
                     "compressor makes up for it",
                     member.name,
                     name,
-                    found,
+                    plain(str(found), 200),
                     expected,
                 )
 

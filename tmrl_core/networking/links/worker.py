@@ -22,6 +22,7 @@ from tmrl_core.networking.messages import (
     Progress,
     Version,
     decode_body,
+    plain,
 )
 from tmrl_core.networking.peers import (
     WorkerConnection,
@@ -262,7 +263,7 @@ class WorkerLink(Link):
                 logger.warning(
                     "the trainer refused message %d of this worker: %s (said once; samples_refused counts on)",
                     number,
-                    reason,
+                    plain(reason),
                 )
         if self._has_work():
             self._poke()

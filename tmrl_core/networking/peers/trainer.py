@@ -46,6 +46,7 @@ from tmrl_core.networking.messages import (
     Waits,
     Welcome,
     encode_body,
+    plain,
 )
 from tmrl_core.networking.peers.client import ClientState
 
@@ -268,7 +269,7 @@ class TrainerConnection(Connection):
             case Waits():
                 receiver = self._channels.get(message.channel)
                 if receiver is not None:
-                    state.waits[receiver.stream] = message.text
+                    state.waits[receiver.stream] = plain(message.text)
                     state.on_change()
             case Incarnation():
                 self._given(message.incarnation)
@@ -292,10 +293,9 @@ class TrainerConnection(Connection):
             receiver = state.receiver(message.stream)
             self._channels[message.channel] = receiver
             self._stream_channels[message.stream] = message.channel
-            state.members[message.stream] = Member(
-                message.stream, message.name, message.signature, self._now, message.live
-            )
-            state.names[message.stream] = message.name
+            name = plain(message.name)
+            state.members[message.stream] = Member(message.stream, name, message.signature, self._now, message.live)
+            state.names[message.stream] = name
             self.send(Resume(message.channel, receiver.attach()))
             state.to_acknowledge[message.stream] = None
         if message.stream in state.directives:

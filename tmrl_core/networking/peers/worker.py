@@ -42,6 +42,7 @@ from tmrl_core.networking.messages import (
     Waits,
     Welcome,
     decode_body,
+    plain,
 )
 from tmrl_core.networking.peers.client import ClientState
 
@@ -240,7 +241,7 @@ class WorkerConnection(Connection):
                 self.wake()
             case Halt():
                 state.halted = True
-                state.halt_reason = message.reason
+                state.halt_reason = plain(message.reason)
                 state.trainer_gone()
                 self._sender(message.channel).halt()
                 self._halted.add(message.channel)
@@ -252,7 +253,7 @@ class WorkerConnection(Connection):
                 sender.stored(message.next)
                 if message.refusal:
                     sender.halt()
-                    state.hand_over_refusal = message.refusal
+                    state.hand_over_refusal = plain(message.refusal)
                 state.on_change()
             case Ack():
                 self._sender(message.channel).ack(message)
@@ -265,7 +266,8 @@ class WorkerConnection(Connection):
                 state.directives["all" if message.channel == ALL_CHANNELS else "own"] = directive
                 state.on_change()
             case Report():
-                state.progress = decode_body(message.body, Progress)
+                progress = decode_body(message.body, Progress)
+                state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
                 state.on_change()
             case _:
                 super()._on_control(message)

@@ -32,6 +32,7 @@ from tmrl_core.networking.messages import (
     Waits,
     Welcome,
     negotiate,
+    plain,
 )
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.flow import Flow
@@ -149,7 +150,7 @@ class Relay:
             )
             return
         connection.run = hello.run
-        connection.name = hello.name[:200]
+        connection.name = plain(hello.name, 200)
         connection.peer = hello.peer
         if hello.role == "worker":
             self._greet_worker(connection, hello)
@@ -319,7 +320,7 @@ class Relay:
                 "this process again, which gives it a new stream",
             )
             return
-        stream = RelayStream(message.stream, message.name[:200], connection.run, message.signature)
+        stream = RelayStream(message.stream, plain(message.name, 200), connection.run, message.signature)
         self.hand_overs.kept(stream)  # if it is spooled, then as one of this run
         older = self.streams.get(message.stream)
         if older is not None:
@@ -423,7 +424,7 @@ class Relay:
     def waits(self, connection: RelayConnection, message: Waits) -> None:
         """A worker says what it waits for: a last value, for the trainer."""
         stream = connection.stream(message.channel)
-        stream.waits = message.text
+        stream.waits = plain(message.text)
         self._tell_waits(stream)
 
     def _tell_waits(self, stream: RelayStream) -> None:

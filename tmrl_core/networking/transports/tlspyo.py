@@ -23,6 +23,7 @@ from tmrl_core.errors import ConfigError, CredentialsError, HandshakeError, Netw
 from tmrl_core.networking.admission import AdmissionSettings
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.framing import spare
+from tmrl_core.networking.messages import plain
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 from tmrl_core.networking.transports.tlspyo_link import MAX_MESSAGE_BYTES, LinkPieces, PieceKind, piece_bytes
 from tmrl_core.networking.transports.tlspyo_process import START_S, IoProcess, check_installed
@@ -204,7 +205,7 @@ class _LinkDriver(Driver):
         elif kind == PieceKind.OPEN:
             self._opened()
         elif kind == PieceKind.REFUSED:
-            self._refused(bytes(content).decode(errors="replace"))
+            self._refused(bytes(content[:1_000]).decode(errors="replace"))
         self.wake()
 
     def _feed(self, content: memoryview) -> None:
@@ -315,7 +316,7 @@ class _PeerDriver(_LinkDriver):
         code, _, reason = text.partition("\n")
         advice = " Set TMRL_CORE_TOKEN, or copy the Server's credentials anew." if code == "password" else ""
         about: Literal["password"] | None = "password" if code == "password" else None
-        self._give_up(HandshakeError(f"{self._where} refuses this connection: {reason}.{advice}", about))
+        self._give_up(HandshakeError(f"{self._where} refuses this connection: {plain(reason)}.{advice}", about))
 
     def _give_up(self, reason: NetworkError) -> None:
         if self._reason is None:  # what follows a reason is its consequence
