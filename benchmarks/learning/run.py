@@ -44,7 +44,7 @@ def learn(task: str, seed: int, changes: list[str], folder: Path) -> list[curves
     return curves.points_of(read_records(found[0]), config.trainer.lockstep.steps_per_round if lockstep else None)
 
 
-def arguments_of(description: str | None) -> argparse.Namespace:
+def parser_of(description: str | None) -> argparse.ArgumentParser:
     """What both sides are asked: the task, the seed, changes to its settings, and where the curve goes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -53,7 +53,12 @@ def arguments_of(description: str | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    return parser
+
+
+def arguments_of(description: str | None) -> argparse.Namespace:
+    """The answers on the command line."""
+    return parser_of(description).parse_args()
 
 
 def keep(curve: curves.Curve, side: str, arguments: argparse.Namespace) -> None:

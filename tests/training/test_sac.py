@@ -117,6 +117,18 @@ def test_one_update_equals_the_slow_one() -> None:
         assert torch.allclose(a, b, atol=1e-7)
 
 
+@pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent])
+def test_all_losses_of_an_update_are_of_the_temperature_before_it(cls: Any) -> None:
+    def trained(lr_entropy: float) -> list[Tensor]:
+        torch.manual_seed(1)
+        more = {"q_updates_per_policy_update": 1} if cls is REDQSACAgent else {}
+        agent = cls(OBSERVATIONS, ACTIONS, "cpu", lr_entropy=lr_entropy, **SMALL, **more)
+        agent.train(batch())
+        return [*agent.model.state_dict().values(), *agent.target_critics.state_dict().values()]
+
+    assert all(torch.equal(slow, fast) for slow, fast in zip(trained(0.0), trained(0.5), strict=True))
+
+
 def test_truncation_does_not_change_an_update_and_termination_does() -> None:
     def trained(terminated: float, truncated: float) -> Tensor:
         torch.manual_seed(1)

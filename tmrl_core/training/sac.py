@@ -130,9 +130,10 @@ class SacAgent(OffPolicyAgent):
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """One update of critics, policy and temperature."""
         action, log_prob_B = self.model.actor(transitions.obs)
-        metrics = self._update_temperature(log_prob_B)
-        metrics |= self._update_critics(transitions)
+        metrics = self._update_critics(transitions)
         metrics |= self._update_policy(transitions.obs, action, log_prob_B)
+        # Last, as in the paper's algorithm 1: all losses of an update are of one temperature.
+        metrics |= self._update_temperature(log_prob_B)
         self._update_targets()
         return metrics
 
