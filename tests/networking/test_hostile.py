@@ -32,7 +32,9 @@ from tmrl_core.networking.framing import (
     control_frame,
 )
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.messages import (
+    MAX_COUNT,
     CloseStream,
     Control,
     Credit,
@@ -553,6 +555,26 @@ def test_nobody_writes_a_line_of_the_log_or_moves_a_terminal(keys: Path, caplog:
     quoting = [record.getMessage() for record in caplog.records if "12:00:00" in record.getMessage()]
     assert len(quoting) > 4
     assert all(message.isprintable() for message in quoting)
+
+
+def test_the_largest_numbers_that_streams_can_claim_spoil_no_sum(place: Place, keys: Path) -> None:
+    wolf = place.stranger()
+    wolf.greet()
+    largest = (1 << 62) - 1
+    for i in range(5):
+        wolf.tell(OpenStream(i, bytes([i]) * 16, "wolf"))
+        resume = wolf.hear(Resume)
+        assert isinstance(resume, Resume)
+        wild = head(largest, position=largest, samples=0xFFFF_FFFF) + b"x"
+        wolf.frame(Kind.DATA, FIRST | LAST, wild, epoch=resume.epoch, channel=i)
+    until(lambda: place.trainer.counts.messages_received == 6)
+    place.trainer.commit(place.trainer.receive())
+    assert place.trainer.counts.gap_samples == place.trainer.counts.gap_messages == MAX_COUNT
+    with ObserverLink(place.settings, run="run", timeout_s=DEADLINE_S) as link:
+        status = link.look()
+    assert status is not None
+    assert status.dropped_messages == MAX_COUNT
+    place.goes_on()
 
 
 def test_a_worker_cannot_use_up_the_numbers_of_incarnations(keys: Path) -> None:

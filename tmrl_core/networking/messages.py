@@ -20,6 +20,8 @@ SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A count or a position: what every field on the way holds, and one more as well."""
+MAX_COUNT = (1 << 63) - 1
+"""What sums of numbers that peers choose stop at: more would fit neither a message nor a record."""
 Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 """As wide as in a frame's header."""
 Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]

@@ -12,6 +12,7 @@ from tmrl_core.networking.delivery import Mark, Received
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.messages import (
     MAX_BODY_BYTES,
+    MAX_COUNT,
     Blob,
     Directive,
     PolicyUpdate,
@@ -194,12 +195,12 @@ class TrainerLink(Link):
         """Counters of this link."""
         state = self._trainer
         return TrainerCounts(
-            state.samples_received,
+            min(state.samples_received, MAX_COUNT),
             state.messages_received,
-            state.gap_samples,
-            state.gap_messages,
+            min(state.gap_samples, MAX_COUNT),
+            min(state.gap_messages, MAX_COUNT),
             state.duplicates,
-            state.samples_refused,
+            min(state.samples_refused, MAX_COUNT),
             state.inbox_held,
             state.notice.queued_bytes,
             len(state.members),

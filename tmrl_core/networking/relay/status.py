@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tmrl_core import __version__
+from tmrl_core.networking.messages import MAX_COUNT
 from tmrl_core.networking.status import (
     MAX_STATUS_BYTES,
     BudgetStatus,
@@ -88,9 +89,9 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
         spooled_left_out=spooled_left_out,
         budgets=_budgets(relay),
         relayed_messages=relay.flow.relayed_messages,
-        relayed_samples=relay.flow.relayed_samples,
+        relayed_samples=min(relay.flow.relayed_samples, MAX_COUNT),
         relayed_bytes=relay.flow.relayed_bytes,
-        dropped_messages=relay.flow.dropped_messages,
+        dropped_messages=min(relay.flow.dropped_messages, MAX_COUNT),
         discarded_messages=relay.flow.discarded_messages,
         refused_peers=relay.refused_peers,
         protocol_errors=relay.protocol_errors,
@@ -174,9 +175,9 @@ def _stream(stream: RelayStream) -> StreamStatus:
         reserved_bytes=stream.reserved,
         limit_bytes=stream.limit,
         relayed_messages=stream.relayed_messages,
-        relayed_samples=stream.relayed_samples,
+        relayed_samples=min(stream.relayed_samples, MAX_COUNT),
         relayed_bytes=stream.relayed_bytes,
-        dropped_messages=stream.dropped_messages,
+        dropped_messages=min(stream.dropped_messages, MAX_COUNT),
         position=stream.position,
         waits=stream.waits[:_WAITS_CHARACTERS],
     )
