@@ -52,3 +52,15 @@ def test_values_do_not_depend_on_the_actuators_units() -> None:
     obs, act = torch.randn(6, 3), torch.rand(6, 3) * 2 - 1
     elsewhere = torch.stack([-3.0 + (act[:, 0] + 1) / 2 * 4.0, (act[:, 1] + 1) / 2 * 1000.0, act[:, 2]], 1)
     assert torch.allclose(one(obs, act), other(obs, elsewhere), atol=1e-5)
+
+
+def test_in_bfloat16_values_keep_their_digits() -> None:
+    """A value of some hundreds would be a whole number in bfloat16, and so would what is learned from it."""
+    critic = EnsembleCritic(OBSERVATIONS, ACTIONS, (8,), nn.ReLU)
+    with torch.no_grad():
+        last: Any = critic.net[-1]
+        last.bias += 300.0
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            values = critic(torch.randn(5, 3), torch.randn(5, 2))
+    assert values.dtype == torch.float32
+    assert not torch.equal(values, values.bfloat16().float())
