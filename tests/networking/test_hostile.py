@@ -19,6 +19,7 @@ import zstandard
 
 from tmrl_core.config import from_values
 from tmrl_core.errors import CodecError
+from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server, credentials
 from tmrl_core.networking.framing import (
     FIRST,
@@ -53,7 +54,8 @@ from tmrl_core.networking.messages import (
     decode_control,
     encode_control,
 )
-from tmrl_core.samples import Buffer, Chunk, decode_message
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
+from tmrl_core.training.remote import RemoteInterface
 
 DEADLINE_S = 20.0
 MESSAGE_BYTES = 1 << 20
@@ -555,6 +557,19 @@ def test_nobody_writes_a_line_of_the_log_or_moves_a_terminal(keys: Path, caplog:
     quoting = [record.getMessage() for record in caplog.records if "12:00:00" in record.getMessage()]
     assert len(quoting) > 4
     assert all(message.isprintable() for message in quoting)
+
+
+def test_names_in_records_of_episodes_are_one_short_line(place: Place) -> None:
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(place.trainer, recorder=recorder)
+    record = EpisodeRecord(_FORGED, 1.0, 3, "train", "terminated", worker=_FORGED * 1_000)
+    place.worker.send(episode(0, 4), [record])
+    until(lambda: bool(interface.retrieve_buffer().episodes))
+    recorder.close()
+    (shown,) = [record for record in sink.records if record.kind == "episode"]
+    assert all(shown.text(name).isprintable() for name in ("worker", "agent"))
+    assert len(shown.text("worker")) <= 1_000
 
 
 def test_the_largest_numbers_that_streams_can_claim_spoil_no_sum(place: Place, keys: Path) -> None:

@@ -345,12 +345,12 @@ class RemoteInterface(TrainingInterface):
             self._record(
                 "episode",
                 episode_values(
-                    worker=record.worker,
+                    worker=plain(record.worker),
                     mode=record.mode,
                     episode_return=record.episode_return,
                     length=record.length,
                     samples_received=self.progress.samples,
-                    agent=record.agent,
+                    agent=plain(record.agent),
                     end=record.end,
                     version=record.version,
                     seed=record.seed,
