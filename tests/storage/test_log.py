@@ -167,6 +167,27 @@ def test_a_full_disk_is_an_error_at_a_file_s_end_too_and_nothing_is_lost(tmp_pat
     log.close()
 
 
+def test_a_disk_with_room_for_no_more_than_a_new_file_s_beginning_is_not_filled_with_such_files(tmp_path: Path) -> None:
+    calls = Full()
+    log = make(tmp_path, segment_bytes=200, first_note=lambda: bytes(300), calls=calls)
+    for i in range(4):
+        log.append(b"%d" % i, [bytes(90)])
+    assert log.numbers == [1, 2], "a long first note leaves no less room for what is appended"
+    calls.room = 1000
+    for _ in range(20):
+        with pytest.raises(StorageFullError):
+            log.append(b"long", [bytes(2000)])
+    log.close()
+    log = make(tmp_path, segment_bytes=200, first_note=lambda: bytes(300), calls=calls)
+    with pytest.raises(StorageFullError):
+        log.append(b"long", [bytes(2000)])
+    calls.room = 1 << 20
+    log.append(b"long", [bytes(2000)])
+    assert log.numbers == [1, 2, 3]
+    assert [note for note in notes(log) if len(note) < 300] == [b"0", b"1", b"2", b"3", b"long"]
+    log.close()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_folder_of_any_bytes_opens_or_is_the_documented_error(tmp_path_factory: Any, data: st.DataObject) -> None:

@@ -54,7 +54,7 @@ class RecordLog:
             once its file is full, after `flush`, or when the system has written it; "fsync": that of the machine too
             when `append` returns, at the cost of a flush each. With "os" a file is flushed as it grows, by a thread
             that `close` joins, so that little is left to flush when the next one is begun.
-        segment_bytes: a new file is begun when one has reached this.
+        segment_bytes: a new file is begun when one has reached this, its head and first record not counted.
         first_note: called when a file is begun, returns the note of its first record (without payload): all that must
             be known when the files before it are gone, such as the marks of all streams. None: no such record.
         calls: how files are written.
@@ -90,6 +90,8 @@ class RecordLog:
         self._file: SegmentFile | None = None
         self._sealed = False
         self._closed = False
+        self._begun_bytes = 0
+        """Where the first record of the file that is written ends, which is there before anything is appended."""
         self._flushed_bytes = 0
         self._flushing: threading.Thread | None = None
         self._not_flushed: StorageError | None = None
@@ -116,13 +118,15 @@ class RecordLog:
                     f"{path} holds records of the kind {reader.format_name!r}, not {self.format_name!r}. Choose "
                     "another folder."
                 )
-            whole = sum(1 for _ in reader.records())
-            good, first = reader.good_bytes, reader.head_bytes
+            first = reader.head_bytes
+            ends = [record.end for record in reader.records()]
+            good = reader.good_bytes
             reader.close()
-            if self._first_note is not None and whole == 0:
+            if self._first_note is not None and not ends:
                 self._set_aside(path, size, f"its first record, at byte {first}, is cut short or damaged")
                 continue
             self._file = SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=good)
+            self._begun_bytes = ends[0] if self._first_note is not None else first
             self.torn_bytes += self._file.torn_bytes
             if self._file.torn_bytes:
                 logger.warning(
@@ -217,7 +221,7 @@ class RecordLog:
         if self._closed:
             raise StorageError(f"the log in {self.folder} is closed")
         file = self._file
-        if file is None or self._sealed or file.bytes >= self.segment_bytes:
+        if file is None or self._sealed or file.bytes - self._begun_bytes >= self.segment_bytes:
             file = self._begin()
         payload_offset, end = file.append(note, buffers)
         if self._sync == "os" and end - self._flushed_bytes >= FLUSHED_AT_ONCE:
@@ -269,6 +273,7 @@ class RecordLog:
         if self._file is not None:
             self._file.close()
         self._file = file
+        self._begun_bytes = file.bytes
         self._flushed_bytes = 0
         self._sealed = False
         self._numbers.append(number)
