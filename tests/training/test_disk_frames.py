@@ -276,6 +276,38 @@ def test_a_full_disk_leaves_the_memory_as_it_was(tmp_path: Path, make_rows: Any,
     memory.close()
 
 
+def test_a_disk_that_is_full_after_any_byte_of_a_record_has_lost_nothing_that_was_committed(
+    tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MIN_SEGMENT_BYTES", "MAX_SEGMENT_BYTES"):  # one file
+        monkeypatch.setattr(f"tmrl_core.training.disk_rows.{name}", 1 << 16)
+    memory = make(tmp_path)
+    memory.deferred = True
+    memory.append_chunk(chunk(make_rows, 1, 0, 0, 3))
+    memory.commit({STREAM: (1, 3)}, samples=3)
+    (file,) = files(tmp_path)
+    committed = file.read_bytes()
+    memory.append_chunk(chunk(make_rows, 1, 0, 3, 3))
+    with full_disk(1 << 30):
+        for room in range(0, 10_000, 29):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(committed) + room, resource.RLIM_INFINITY))
+            try:
+                memory.commit({STREAM: (2, 6)}, samples=6)
+                break
+            except StorageFullError:
+                assert file.read_bytes() == committed
+                assert memory.recorded == ({STREAM: (1, 3)}, {"samples": 3})
+                assert steps(memory) == [(0, 1), (0, 2)]
+                memory.sample()
+    assert room - 29 < file.stat().st_size - len(committed) <= room
+    assert steps(memory) == [(0, i) for i in range(1, 6)]
+    memory.close()
+    memory = make(tmp_path)
+    assert memory.recorded == ({STREAM: (2, 6)}, {"samples": 6})
+    assert steps(memory) == [(0, i) for i in range(1, 6)]
+    memory.close()
+
+
 def test_a_run_that_was_begun_in_ram_goes_on_on_disk(tmp_path: Path, make_rows: Any) -> None:
     ram = make(None)
     play(ram, make_rows, range(9))
