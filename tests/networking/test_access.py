@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
@@ -16,6 +18,7 @@ from tmrl_core.config import from_values
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking import Server, admission, credentials, renewal
 from tmrl_core.networking.access import WARN_DAYS, ClientAccess, ServerAccess
+from tmrl_core.networking.connection import Identity
 from tmrl_core.networking.contexts import read_bundle
 from tmrl_core.networking.framing import FIRST, LAST, POLICY_HEAD, Kind
 from tmrl_core.networking.links import LinkSettings, WorkerLink
@@ -261,6 +264,32 @@ def test_a_damaged_list_keeps_the_last_good_one_and_a_server_does_not_start_with
             Server(config=config)
         file.write_text(text)
     place.goes_on()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+@pytest.mark.parametrize("form", ["folder", "bundle"])
+def test_who_has_used_up_the_files_of_a_server_is_revoked_once_there_is_one(
+    folder: Path, tmp_path: Path, form: str
+) -> None:
+    import resource
+
+    place = folder if form == "folder" else credentials.bundle(folder, "server", out=folder)
+    credentials.bundle(folder, "worker", "robot7", tmp_path)
+    access = ServerAccess(place)
+    serial = renewal.revoke(folder, "robot7")[0].serial  # also the list beside the bundle
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        for _ in range(5):
+            access.refresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is None
+    for _ in range(11):
+        access.refresh()
+    assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
 
 
 def test_a_token_that_was_rotated_ends_the_links_that_it_opened(place: Place) -> None:

@@ -2,7 +2,8 @@
 
 A file is taken to have changed when its inode, size or time of change has: all of ours are replaced in one step. What
 cannot be read is looked at once more a moment later, since a certificate and its key are two files; then it is said in
-the log, and what was read before goes on to count. At the start it is an error instead: a Server with a damaged list of
+the log, and what was read before goes on to count until a later look succeeds: the reason may have been a folder that
+was away, or that no file could be opened. At the start it is an error instead: a Server with a damaged list of
 revoked certificates does not run.
 """
 
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 WARN_DAYS = 30
 """Days before its end from which a certificate's expiry is warned of."""
 _SAY_AGAIN = timedelta(days=1)
+_TRY_AGAIN_LOOKS = 10
+"""At every so manieth look, what could not be read is tried again."""
 
 Judge: TypeAlias = Callable[[Hello, Connection], "tuple[str, str] | tuple[str, str, float] | None"]
 """Says whether a peer is let in: None, or (refusal code, reason, and for how many seconds to hold it back)."""
@@ -58,10 +61,14 @@ class _Files:
         self.directory = directory
         self._read = self._tried = self._stamp()
         self._failures = 0
+        self._looks = 0
 
     def _stamp(self) -> Stamp:
         place = self.directory
-        files = [place, revoked_file(place)] if place.is_file() else sorted(place.glob("*.*"))
+        try:
+            files = [place, revoked_file(place)] if place.is_file() else sorted(place.glob("*.*"))
+        except OSError:
+            return ()  # it cannot be looked into, which reading it will tell
         stamps: list[tuple[str, int, int, int]] = []
         for file in files:
             try:
@@ -72,12 +79,13 @@ class _Files:
         return tuple(stamps)
 
     def changed(self) -> bool:
-        """Whether there is something to read: it has changed, and was not found unreadable twice as it is."""
+        """Whether there is something to read: it has changed. What was unreadable twice is tried now and then only."""
         stamp = self._stamp()
         if stamp != self._tried:
             self._tried = stamp
-            self._failures = 0
-        return stamp != self._read and self._failures < 2
+            self._failures = self._looks = 0
+        self._looks += 1
+        return stamp != self._read and (self._failures < 2 or self._looks % _TRY_AGAIN_LOOKS == 0)
 
     def accept(self) -> None:
         """What was there at the last look has been read."""
@@ -104,7 +112,7 @@ class _Expiry:
         self._said = now
         try:
             found = certificates()
-        except CredentialsError:
+        except (CredentialsError, OSError):
             return  # said where they are read to be used
         for what, end, remedy in found:
             left = end - now
@@ -149,7 +157,7 @@ class ServerAccess:
         unread: list[str] = []
         try:
             context, verifier = server_context(self._directory)
-        except CredentialsError as exc:
+        except (CredentialsError, OSError) as exc:
             unread.append(f"the certificate and tokens as they were before go on to count: {exc}")
         else:
             self.context, self.verifier = context, verifier
@@ -159,7 +167,7 @@ class ServerAccess:
             if self._had_list and not has_list:
                 raise CredentialsError(f"{revoked_file(self._directory)} is gone")
             revoked = read_revoked(self._directory)
-        except CredentialsError as exc:
+        except (CredentialsError, OSError) as exc:
             unread.append(f"the list of revoked certificates as it was before goes on to count: {exc}")
         else:
             changed |= revoked != self._revoked
@@ -259,7 +267,7 @@ class ClientAccess:
         if self._files.changed():
             try:
                 self._load()
-            except CredentialsError as exc:
+            except (CredentialsError, OSError) as exc:
                 if self._files.failed():
                     logger.error("the credentials as they were before are used: %s", exc)
             else:
