@@ -54,6 +54,8 @@ from tmrl_core.networking.messages import (
     decode_control,
     encode_control,
 )
+from tmrl_core.networking.relay import core
+from tmrl_core.networking.relay.room import OF_ONE_BYTES
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
 from tmrl_core.training.remote import RemoteInterface
 
@@ -557,6 +559,51 @@ def test_nobody_writes_a_line_of_the_log_or_moves_a_terminal(keys: Path, caplog:
     quoting = [record.getMessage() for record in caplog.records if "12:00:00" in record.getMessage()]
     assert len(quoting) > 4
     assert all(message.isprintable() for message in quoting)
+
+
+def test_the_streams_of_one_certificate_cannot_fill_the_memory_of_server_and_trainer(
+    keys: Path, certified: Path
+) -> None:
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        wolves = [place.stranger(certified) for _ in range(3)]
+        opened = 0
+        for i, wolf in enumerate(wolves):
+            wolf.greet(token="", peer=bytes([i]) * 16)
+            assert isinstance(wolf.hear(Welcome), Welcome)
+            for j in range(200):
+                wolf.tell(OpenStream(j, bytes([i, j]) * 8, "wolf", bytes(60_000)))
+        wolves[-1].hear(Refused)  # at its end, since the sum is too much
+        until(lambda: len(place.relay.workers) == 3)
+        opened = len(place.relay.streams)
+        assert opened * 60_000 < OF_ONE_BYTES
+        place.start_trainer()
+        place.goes_on()
+        for wolf in wolves:
+            wolf.sock.close()
+        until(lambda: len(place.relay.streams) == 1)
+        again = place.stranger(certified)
+        again.as_worker(signature=bytes(60_000))
+        place.goes_on()
+
+
+def test_the_links_of_one_certificate_are_limited(
+    place: Place, certified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "LINKS_OF_ONE", 2)
+    wolves = [place.stranger(certified) for _ in range(3)]
+    for i, wolf in enumerate(wolves[:2]):
+        wolf.greet(token="", peer=bytes([i]) * 16)
+        assert isinstance(wolf.hear(Welcome), Welcome)
+    wolves[2].greet(token="", peer=b"2" * 16)
+    wolves[2].refused("full", "2 workers with this certificate are here")
+    with_token = place.stranger()
+    with_token.greet(peer=b"3" * 16)
+    assert isinstance(with_token.hear(Welcome), Welcome)
+    comes_back = place.stranger(certified)
+    comes_back.greet(token="", peer=bytes([1]) * 16)
+    assert isinstance(comes_back.hear(Welcome), Welcome)
+    place.goes_on()
 
 
 def test_names_in_records_of_episodes_are_one_short_line(place: Place) -> None:

@@ -41,6 +41,7 @@ from tmrl_core.networking.relay.owners import Owners
 from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.register import Register
+from tmrl_core.networking.relay.room import LINKS_OF_ONE, Room
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spool import Spool
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
@@ -100,6 +101,7 @@ class Relay:
         self.streams: dict[bytes, RelayStream] = {}
         self._stream_owners = Owners()
         self._peer_owners = Owners()
+        self._room = Room()
         self.hand_overs = HandOvers(self, spool, say)
         self.flow = Flow(self)
         self.refused_peers = 0
@@ -214,6 +216,11 @@ class Relay:
         if older is None and (no_place := self.no_place_for("worker")):
             self.refuse_peer(connection, "full", no_place)
             return
+        if older is None and self._too_many_links(connection):
+            self.refuse_peer(
+                connection, "full", f"{LINKS_OF_ONE} workers with this certificate are here; make bundles for others"
+            )
+            return
         if older is not None:
             older.refuse("superseded", "the same worker has connected again")
             older.leave()
@@ -234,6 +241,11 @@ class Relay:
         elif connection.run in self._lasting:
             connection.put("direct-all", self._lasting[connection.run])
         self.notice()
+
+    def _too_many_links(self, connection: RelayConnection) -> bool:
+        if connection.identity.role is None:
+            return False
+        return sum(one.principal == connection.principal for one in self.workers.values()) >= LINKS_OF_ONE
 
     def _greet_trainer(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.trainer
@@ -326,6 +338,9 @@ class Relay:
         if older is not None:
             self._detach(older)
             self._forget(older)
+        if no_room := self._room.take(stream.id, connection.principal, len(message.signature)):
+            self.refuse_peer(connection, "full", f"{no_room}; it tries again")
+            return
         stream.worker = connection
         stream.channel = message.channel
         self.streams[stream.id] = stream
@@ -361,6 +376,7 @@ class Relay:
         """The stream is gone, with what is queued of it."""
         self.flow.void(stream)
         self.streams.pop(stream.id, None)
+        self._room.give_back(stream.id)
         if stream.trainer_channel:
             self._by_trainer_channel.pop(stream.trainer_channel, None)
             if self.trainer is not None:
@@ -399,6 +415,7 @@ class Relay:
             self.flow.void(stream)
             if stream.worker is None:
                 del self.streams[stream.id]
+                self._room.give_back(stream.id)
             else:
                 stream.worker.hasten("report")  # it is the word of the one that has left
                 stream.worker.send(Halt(stream.channel))
