@@ -9,7 +9,8 @@ machine's monotonic one, which its processes share.
 - Weights: from `publish` (tlspyo: `broadcast`) until the last of 8 workers has the 10 MB; the median of five.
   Beside them, as the least that TLS takes here: the same bytes from one process to 8, over blocking `ssl` sockets.
 - Samples: 1 MB messages, from the first that arrives to the last; ours are encoded, decoded, numbered, acknowledged and
-  committed, tlspyo's are pickled bytes with at most 64 on the way.
+  committed, tlspyo's are pickled bytes with at most 64 on the way. Beside them, as the most that TLS gives here: 1 MB
+  at a time over blocking `ssl` sockets, from a process through a second to a third (`relay_throughput.py`).
 - Latency: a message of 1 kB alone, from the hand-over in the worker until the trainer has it; the median.
 - At once: so many samples of 100 kB in one hand-over through the transport `tlspyo`, until all are committed.
 
@@ -35,7 +36,7 @@ from typing import Any
 import numpy as np
 import psutil
 from processes import Process
-from relay_throughput import raw_client
+from relay_throughput import measure_raw, raw_client
 from wire_bytes import versions
 
 UNIT = 1_000_000
@@ -435,6 +436,7 @@ def main() -> int:
             n = arguments.samples
             note("samples tls", (n - 1) * UNIT / our_samples(keys, "tls", "samples", UNIT, n)[0] / 1e6)
             note("samples theirs", (n - 1) * UNIT / their_samples(keys, "samples", UNIT, n)[0] / 1e6)
+            note("samples raw", measure_raw(keys, n * UNIT))
             for transport in ("tls", "tlspyo"):
                 _, delays = our_samples(keys, transport, "ping", 1_000, arguments.pings)
                 note(f"ping {transport}", 1e3 * statistics.median(delays))
@@ -448,11 +450,14 @@ def main() -> int:
     print(row("the same bytes to 8 processes over bare TLS sockets, one hop", sides["weights raw"], "s"))
     print(row("samples in 1 MB messages, tls", sides["samples tls"], "MB/s"))
     print(row("samples in 1 MB messages, tlspyo itself", sides["samples theirs"], "MB/s"))
+    print(row("the same bytes over bare TLS sockets, two hops", sides["samples raw"], "MB/s"))
     print(row("1 kB from worker to trainer, tls", sides["ping tls"], "ms"))
     print(row("1 kB from worker to trainer, transport tlspyo", sides["ping tlspyo"], "ms"))
     print(row("1 kB from worker to trainer, tlspyo itself", sides["ping theirs"], "ms"))
     print(row(f"{arguments.bulk} MB at once, transport tlspyo", sides["bulk"], "MB/s"))
     middle = {name: statistics.median(values) for name, values in sides.items()}
+    most = middle["samples raw"] / middle["samples theirs"]
+    print(f"{'samples: rate of bare TLS over that of tlspyo':<60} {most:8.2f}")
     figures = [
         ("weights: tlspyo's time over ours", middle["weights theirs"] / middle["weights tls"], 15.0),
         ("samples: our rate over tlspyo's", middle["samples tls"] / middle["samples theirs"], 5.0),
