@@ -572,3 +572,26 @@ def test_samples_of_an_environment_that_differs_are_announced(
     thread.join(20)
     link.close()
     assert "worker odd has the observation_space Box(9)" in caplog.text
+
+
+def test_who_goes_on_publishes_the_latest_policy_once_more_under_its_number(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path, epochs=1000)
+    training = training_from_config(config)()
+    training.delivery = {"incarnation": 3, "counter": 7, "marks": {}}
+    training.save(tmp_path / "tests" / "checkpoint")
+    versions = []
+    for _ in range(2):
+        trainer = Trainer(server_port=server.port, config=config)
+        thread = threading.Thread(target=trainer.run)
+        thread.start()
+        assert raw_worker.wait_policy(20)
+        update = raw_worker.take_policy()
+        trainer.stop()
+        thread.join(20)
+        assert update is not None
+        versions.append(update.version)
+        assert trainer.training.delivery["counter"] == 7
+    assert [counter for _, counter in versions] == [7, 7]
+    assert versions[1] > versions[0] > (3, 7)

@@ -8,7 +8,7 @@ import resource
 import shutil
 import zlib
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,64 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit(
     for expected, found in zip(expected_rows, rows, strict=True):
         for name in ("loss_critic", "loss_actor", "memory_len", "samples_received", "return_train", "epoch", "round"):
             assert expected[name] == found[name]
+
+
+class Versioned(Recorded):
+    """Counts versions on from where a run stood; what was handed over once is handed over again as it was."""
+
+    def __init__(self, make_rows: Any, recording: list[Buffer], position: int = 0, counter: int = 0) -> None:
+        super().__init__(make_rows, position)
+        self._version = (1, counter)
+        self._recording = recording
+
+    def retrieve_buffer(self) -> Buffer:
+        if self.position == len(self._recording):
+            stream, number = self.position % 3 + 1, self.position // 3
+            buffer = Buffer(maxlen=None)
+            buffer.extend([self._make_rows(stream, number // 2, 4 * (number % 2), 4, version=self.version)], [])
+            self._recording.append(buffer)
+        self.position += 1
+        return self._recording[self.position - 1]
+
+
+@pytest.mark.parametrize("priority", [None, {}], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize("settings", [{"max_drawn_lag": 2}, {"max_policy_lag": 0}], ids=lambda one: str(*one))
+def test_lags_are_counted_on_as_if_a_run_had_not_been_interrupted(
+    tmp_path: Path, make_rows: Any, priority: Any, settings: dict[str, int]
+) -> None:
+    drawn_lag = settings.get("max_drawn_lag")
+    memory_cls = partial(ReplayMemory, priority=priority, max_drawn_lag=drawn_lag)
+
+    def make() -> TrainingOffline:
+        training = make_training(memory_cls, memory_size=200)
+        training.max_policy_lag = settings.get("max_policy_lag")
+        return training
+
+    torch.manual_seed(1)
+    training = make()
+    recording: list[Buffer] = []
+    interface = Versioned(make_rows, recording)
+    for _ in range(3):
+        training.run_epoch(interface)
+    training.delivery["counter"] = interface.version[1]
+    CheckpointStore(tmp_path).save(training, wait=True)
+    position = interface.position
+    expected = [row for _ in range(3) for row in training.run_epoch(interface)]
+    if drawn_lag is not None:
+        assert 0 < training.memory.drawable < len(training.memory)
+        assert max(row["drawn_lag_max"] for row in expected) == drawn_lag
+
+    torch.manual_seed(99)
+    resumed = CheckpointStore(tmp_path).restore(make)
+    assert resumed is not None
+    assert resumed.versions_before == training.delivery["counter"] - 1
+    other = Versioned(make_rows, recording, position, resumed.versions_before)
+    rows = [row for _ in range(3) for row in resumed.run_epoch(other)]
+    assert other.version == interface.version
+    assert same(training, resumed)
+    for left, right in zip(expected, rows, strict=True):
+        for name in ("loss_critic", "memory_len", "samples_stale", "policy_lag_mean", "drawn_lag_mean"):
+            assert left.get(name) == right.get(name)
 
 
 def test_a_checkpoint_costs_what_is_new_in_it(tmp_path: Path, make_rows: Any) -> None:

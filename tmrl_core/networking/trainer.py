@@ -511,7 +511,7 @@ class Trainer:
             run=self._run_name,
             inbox_bytes=config.trainer.inbox_bytes,
             incarnation=delivery.get("incarnation", 0),
-            counter=delivery.get("counter", 0),
+            counter=getattr(training, "versions_before", delivery.get("counter", 0)),
             marks=delivery.get("marks", {}),
             refusals=delivery.get("refusals", {}),
             gaps=(delivery.get("gap_messages", 0), delivery.get("gap_samples", 0)),
@@ -608,7 +608,8 @@ class Trainer:
             link = interface.link
             training.delivery = {
                 "incarnation": link.incarnation,
-                "counter": link.version[1],
+                # Where nothing was published yet, the next process begins where this one would have.
+                "counter": max(link.version[1], getattr(training, "delivery", {}).get("counter", 0)),
                 "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
                 "refusals": link.refusals,
                 "gap_messages": link.counts.gap_messages,

@@ -123,6 +123,11 @@ class TrainingLockstep(TrainingOffline):
             **kwargs,
         )
 
+    @property
+    def versions_before(self) -> int:
+        """As many as there were: each round publishes a policy of its own."""
+        return int(self.delivery["counter"])
+
     def _begin(self, interface: TrainingInterface) -> None:
         self.published = True  # each round publishes its policy itself
         super()._begin(interface)

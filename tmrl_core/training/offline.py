@@ -182,6 +182,15 @@ class TrainingOffline:
         self.samples_stale = values.get("stale", self.samples_stale)
 
     @property
+    def versions_before(self) -> int:
+        """Number of the policy's version before the next that is published here.
+
+        Who goes on from a checkpoint publishes the latest policy once more, in a new incarnation and under its number,
+        so that policies are as old as they would be had the run not been interrupted.
+        """
+        return max(0, int(self.delivery["counter"]) - 1)
+
+    @property
     def drawn(self) -> int:
         """Transitions that were trained on, each as often as it was."""
         return self.total_updates * self.limiter.batch_size
