@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tmrl_core.actor import NumpySquashedGaussianMLPActor
+from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor
 from tmrl_core.actor.episodes import EpisodePlayer
 from tmrl_core.actor.linked import LinkedPlayer
 from tmrl_core.actor.rollout import Rollout
@@ -436,6 +436,53 @@ def test_the_seed_is_of_the_first_reset_and_of_exploration(counting_env: Any) ->
         return list(worker.env.actions)
 
     assert run() == run()
+
+
+class NoiseActor(ActorModule):
+    """Acts at random, with NumPy's default generator, as most policies do."""
+
+    def seed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def act(self, obs: Any, test: bool = False) -> np.ndarray:
+        return self.rng.standard_normal(2).astype(np.float32)
+
+    def to_bytes(self) -> bytes:
+        return b""
+
+    def from_bytes(self, data: bytes, device: Any = "cpu") -> NoiseActor:
+        return self
+
+
+@pytest.mark.parametrize("between_episodes", [False, True])
+def test_exploration_draws_other_numbers_than_the_environment_of_the_same_seed(between_episodes: bool) -> None:
+    noise: list[float] = []
+    actions: list[float] = []
+
+    class NoisyEnv(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            return self.observe(), {}
+
+        def step(self, action: Any) -> Any:
+            actions.extend(action.tolist())
+            return self.observe(), 0.0, False, len(actions) >= 40, {}
+
+        def observe(self) -> np.ndarray:
+            drawn = self.np_random.standard_normal(2).astype(np.float32)
+            noise.extend(drawn.tolist())
+            return drawn
+
+    worker = make(NoisyEnv(), NoiseActor, seed=None if between_episodes else 3)
+    if between_episodes:
+        worker.seed_next_episode(3)
+    worker.collect_train_episode()
+    assert noise[:2] == np.random.default_rng(3).standard_normal(2).astype(np.float32).tolist()
+    assert len(actions) == 40
+    assert not set(noise) & set(actions)
 
 
 def test_the_layers_are_what_they_say() -> None:

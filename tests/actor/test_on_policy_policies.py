@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.utils.seeding import np_random
 
 from tmrl_core.actor import (
     CategoricalMLPActor,
@@ -112,19 +111,6 @@ def test_the_same_seed_explores_alike(pieces: Any) -> None:
             actor.seed(9)
             found.append([np.asarray(actor.act_with_extras(obs)[0]).tolist() for obs in observations(10)])
         assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("seeded_later", [False, True])
-def test_exploration_does_not_draw_what_an_environment_of_the_same_seed_draws(seeded_later: bool) -> None:
-    twin = NumpyGaussianMLPActor(OBSERVATION, BOX, seed=None if seeded_later else 7)
-    if seeded_later:
-        twin.seed(7)
-    obs = observations(1)[0]
-    mean = twin.act_with_extras(obs, test=True)[1]["drawn"]
-    noise = np.concatenate([twin.act_with_extras(obs)[1]["drawn"] - mean for _ in range(50)])
-    environment = np_random(7)[0].standard_normal(100)
-    shared = np.isclose(noise[:, None], environment[None, :], rtol=0.0, atol=1e-5)
-    assert shared.sum() < 10, "of 10,000 pairs few are alike by chance"
 
 
 def test_the_entropy_is_that_of_torchs_distributions() -> None:

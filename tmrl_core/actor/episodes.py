@@ -47,6 +47,14 @@ def _users_part(fault: Exception) -> tuple[type[Exception], Exception, Traceback
     return type(fault), fault, trace if trace is not None else fault.__traceback__
 
 
+def exploration_seed(seed: int) -> int:
+    """What an actor is seeded with beside an environment that gets `seed`.
+
+    Both make a generator of NumPy's default kind of it: of one seed, the environment's noise would be the policy's.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0])
+
+
 class Episode:
     """The state of the episode being played.
 
@@ -150,7 +158,7 @@ class EpisodePlayer:
             observation_space=self.env.observation_space, action_space=self.env.action_space
         ).to_device(device)
         if seed is not None:
-            self.actor.seed(seed)
+            self.actor.seed(exploration_seed(seed))
 
     def _adopt_spaces(self) -> None:
         space = self.env.observation_space

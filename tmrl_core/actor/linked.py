@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tmrl_core.actor.episodes import EpisodePlayer
+from tmrl_core.actor.episodes import EpisodePlayer, exploration_seed
 from tmrl_core.actor.history import PolicyFiles
 from tmrl_core.actor.link import Farewell, RolloutLink
 from tmrl_core.actor.module import ActorModule
@@ -315,7 +315,7 @@ class LinkedPlayer(EpisodePlayer):
         """Reset the next episode with this seed, and seed the exploration with it."""
         self._next_seed = seed
         self._seeds = np.random.default_rng(seed)
-        self.actor.seed(seed)
+        self.actor.seed(exploration_seed(seed))
 
     # --- what the trainer asks for ------------------------------------------------------------------------------------
 

@@ -28,11 +28,6 @@ OBSERVATION_LIMIT = 10.0
 """Normalized observations are cut here, so that what was constant so far and changes now does not drown the rest."""
 
 
-def _generator(seed: int | None) -> np.random.Generator:
-    """Not what an environment makes of the same seed: it would have the numbers of its noise from the policy's."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
-
-
 class NumpyOnPolicyActor(ActorModule):
     """A multi-layer perceptron on weights that it reads from the safetensors of its twin; for one thread.
 
@@ -75,7 +70,7 @@ class NumpyOnPolicyActor(ActorModule):
                 f"{' and '.join(SUPPORTED_ACTIVATIONS)}. Set worker.backend to torch for others."
             )
         self._relu = self._activation == "relu"
-        self._rng = _generator(seed)
+        self._rng = np.random.default_rng(seed)
         widths = (vector_size(self._layout), *(int(width) for width in hidden_sizes), outputs)
         names = [f"net.{2 * index}" for index in range(len(widths) - 2)] + [self.head]
         self._vector = np.zeros(widths[0], np.float32)
@@ -100,7 +95,7 @@ class NumpyOnPolicyActor(ActorModule):
 
     def seed(self, seed: int) -> None:
         """Seed the exploration."""
-        self._rng = _generator(seed)
+        self._rng = np.random.default_rng(seed)
 
     def outputs(self, obs: Any) -> np.ndarray:
         """[outputs] float32 of the last layer for one observation."""
