@@ -443,4 +443,6 @@ def test_updates_that_are_not_finite_end_a_run_with_exit_status_1(run: Run, tmp_
     done = run("--local", "--single-process", *given)
     assert done.returncode == 1, done.stderr
     assert "BadUpdatesError: 3 updates in a row" in done.stderr
+    assert done.stderr.count("3 updates in a row") == 1
+    assert "Traceback" not in done.stderr
     assert len(list((tmp_path / "runs" / "bad" / "bad_updates").iterdir())) == 3

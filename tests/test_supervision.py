@@ -14,7 +14,7 @@ import pytest
 from tmrl_core import supervision
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import TmrlError
-from tmrl_core.supervision import Child, Processes, environment, trainer_threads
+from tmrl_core.supervision import Child, Processes, Threads, environment, trainer_threads
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +153,32 @@ def test_all_end_in_order_workers_first(processes: Processes, monkeypatch: pytes
     processes.end(Listener())
     assert order == ["worker-1", "trainer", "server"]
     assert (processes.server.status, processes.trainer.status) == (0, 0)
+
+
+def failing(error: Exception) -> Threads:
+    """A group whose trainer has ended with this error."""
+
+    def fail() -> None:
+        raise error
+
+    group = Threads(Config(), workers=0)
+    group._run("trainer", fail)
+    group._threads["trainer"].join(20)
+    return group
+
+
+def test_why_a_thread_failed_is_raised_and_not_said_besides(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (TmrlError("one of ours"), ZeroDivisionError("unexpected")):
+        group = failing(error)
+        with pytest.raises(type(error), match=str(error)):
+            group.look(Listener())
+        group.end(Listener())
+    assert caplog.text == ""
+
+
+def test_a_thread_that_fails_while_all_end_is_said_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    failing(TmrlError("the disk is full")).end(Listener())
+    assert "the trainer failed: TmrlError: the disk is full" in caplog.text
+    assert "Traceback" not in caplog.text
+    failing(ZeroDivisionError("unexpected")).end(Listener())
+    assert "Traceback" in caplog.text

@@ -297,7 +297,7 @@ class Threads(Group):
     def __init__(self, config: Config, workers: int) -> None:
         self._config = config
         self._count = workers
-        self._failed: queue.Queue[BaseException] = queue.Queue()
+        self._failed: queue.Queue[tuple[str, BaseException]] = queue.Queue()
         self._server: Any = None
         self._trainer: Any = None
         self._workers: list[Any] = []
@@ -321,17 +321,19 @@ class Threads(Group):
             try:
                 call()
             except BaseException as exc:
-                logger.exception("the %s failed", name)
-                self._failed.put(exc)
+                # `look` raises it, and whoever catches that says it; one that is unexpected has its traceback with it.
+                logger.debug("the %s failed", name, exc_info=True)
+                self._failed.put((name, exc))
 
         self._threads[name] = threading.Thread(target=body, name=name, daemon=True)
         self._threads[name].start()
 
     def look(self, view: Watcher) -> bool:
         """Nothing is started again here: a failure is to be seen."""
+        trainer_has_ended = not self._threads["trainer"].is_alive()  # before: why it has is in the queue then
         with contextlib.suppress(queue.Empty):
-            raise self._failed.get_nowait()
-        if not self._threads["trainer"].is_alive():
+            raise self._failed.get_nowait()[1]
+        if trainer_has_ended:
             return False
         workers_ended = not any(self._threads[worker.name].is_alive() for worker in self._workers)
         return not (workers_ended and view.starving)
@@ -348,6 +350,10 @@ class Threads(Group):
             self._trainer.close()
         if self._server is not None:
             self._server.close()
+        while not self._failed.empty():
+            name, exc = self._failed.get_nowait()
+            unexpected = None if isinstance(exc, TmrlError) else exc
+            logger.error("the %s failed: %s: %s", name, type(exc).__name__, exc, exc_info=unexpected)
 
     def _join(self, name: str, wait_s: float, view: Watcher) -> None:
         thread = self._threads.get(name)
