@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from tmrl_core.cli import main
 from tmrl_core.config import Config, from_values
@@ -303,6 +309,28 @@ def test_a_server_of_another_ca(server: Server, tmp_path: Path) -> None:
     step = only_failed(steps, "Server's certificate", "another CA", "valid ")
     assert "bundle" in step.todo
     assert steps["TLS"].state == "ok"
+
+
+def test_a_certificate_says_what_it_likes(robot: Path, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a\nok      forged\x1b[2J")])
+    begin = datetime.now(timezone.utc) - timedelta(days=1)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(begin).not_valid_after(begin + timedelta(days=9))
+    pem = serialization.Encoding.PEM
+    pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    file = tmp_path / "server.pem"
+    file.write_bytes(key.private_bytes(pem, pkcs8, plain) + builder.sign(key, hashes.SHA256()).public_bytes(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+
+    def talk(sock: socket.socket) -> None:
+        with suppress(OSError):
+            context.wrap_socket(sock, server_side=True).close()
+
+    with listener(talk) as port:
+        step = only_failed(look(configured(port, robot)), "Server's certificate", "CN=a?ok      forged?[2J")
+    assert step.found.isprintable()
 
 
 def test_a_server_of_another_name(server: Server, robot: Path) -> None:

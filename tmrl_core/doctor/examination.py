@@ -18,7 +18,7 @@ from tmrl_core.networking import credentials
 from tmrl_core.networking.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.contexts import ClientRole
 from tmrl_core.networking.handshakes import explain
-from tmrl_core.networking.messages import SUPPORTED_VERSIONS, Diagnosis, Probe
+from tmrl_core.networking.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, plain
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
 from tmrl_core.networking.transports.select import is_loopback
@@ -234,9 +234,8 @@ class _Examiner:
         """Without credentials: what the Server shows, at least."""
         facts = way.certificate_of(addresses, self.timeout_s)
         if facts is None:
-            yield Step(
-                "TLS", "failed", f"{self.host} does not speak TLS there", "Check server.port and network.security."
-            )
+            found = f"{self.host} speaks no TLS there, or shows no certificate that can be read"
+            yield Step("TLS", "failed", found, "Check server.port and network.security.")
         else:
             yield Step("TLS", "ok", "the Server speaks TLS")
             self.why_not = "without credentials of our own"
@@ -289,7 +288,7 @@ class _Examiner:
     def _accepted(self, diagnosis: Diagnosis) -> str:
         words = f"the Server lets this {self.role} in"
         if diagnosis.no_place:
-            words += f"; but not now: {diagnosis.no_place}"
+            words += f"; but not now: {plain(diagnosis.no_place)}"
         elif self.role == "worker" and not diagnosis.trainer:
             words += "; there is no trainer yet, so samples wait with their workers"
         elif self.role == "worker" and diagnosis.trainer_run != self.config.run.name:
@@ -371,7 +370,7 @@ class _Stop(FailedStepError):
 
 def _about(facts: CertificateFacts) -> str:
     names = ", ".join(facts.names) or facts.subject
-    return f"{names}, valid {facts.not_before:%Y-%m-%d} to {facts.not_after:%Y-%m-%d %H:%M} UTC"
+    return f"{plain(names)}, valid {facts.not_before:%Y-%m-%d} to {facts.not_after:%Y-%m-%d %H:%M} UTC"
 
 
 def _list(versions: tuple[int, ...]) -> str:

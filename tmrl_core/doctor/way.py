@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tmrl_core.doctor.steps import FailedStepError, from_text
-from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.errors import CredentialsError, RemoteProtocolError
 from tmrl_core.networking.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.framing import FrameReader, Kind, control_frame
 from tmrl_core.networking.handshakes import explain
-from tmrl_core.networking.messages import MAX_BODY_BYTES, Bye, Control, Diagnosis, Echo, Refused, decode_control
+from tmrl_core.networking.messages import MAX_BODY_BYTES, Bye, Control, Diagnosis, Echo, Refused, decode_control, plain
 
 ECHO_BYTES = 64
 """What an echo costs of the allowance besides its filler, at least."""
@@ -140,7 +140,7 @@ def certificate_of(addresses: list[Address], timeout_s: float) -> CertificateFac
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    with contextlib.suppress(FailedStepError, OSError):
+    with contextlib.suppress(FailedStepError, OSError, CredentialsError):
         sock, _, _ = connect(addresses, timeout_s)
         with context.wrap_socket(sock) as tls:
             shown = tls.getpeercert(binary_form=True)
@@ -193,10 +193,9 @@ class Conversation(ABC):
         self.say(message)
         answer = self.hear()
         if isinstance(answer, Refused):
-            found, _, todo = answer.reason.partition(". ")
-            raise FailedStepError(
-                f"refused ({answer.code}): {found}", todo or REFUSED_TODO.get(answer.code, "See docs/security.md.")
-            )
+            found, _, todo = plain(answer.reason).partition(". ")
+            todo = todo or REFUSED_TODO.get(answer.code, "See docs/security.md.")
+            raise FailedStepError(f"refused ({plain(answer.code, 50)}): {found}", todo)
         if not isinstance(answer, Diagnosis):
             raise FailedStepError(f"{self._host} answered with {type(answer).__name__}", REFUSED_TODO["misuse"])
         return answer
@@ -209,7 +208,7 @@ class Conversation(ABC):
         """
         answer = self.hear()
         if isinstance(answer, Refused):
-            raise FailedStepError(f"refused ({answer.code}): {answer.reason}", REFUSED_TODO["full"])
+            raise FailedStepError(f"refused ({plain(answer.code, 50)}): {plain(answer.reason)}", REFUSED_TODO["full"])
         if not isinstance(answer, Echo) or answer.number != echo.number or len(answer.filler) != echo.size:
             raise FailedStepError(f"{self._host} answered with {type(answer).__name__}", REFUSED_TODO["misuse"])
 

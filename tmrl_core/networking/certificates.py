@@ -10,6 +10,7 @@ a URI among the alternative names, `urn:tmrl-core:<role>:<name>`, which is the o
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import secrets
@@ -183,7 +184,7 @@ def read_facts(certificate: str) -> CertificateFacts:
     """What a PEM certificate says about itself.
 
     Raises:
-        CredentialsError: this is not a PEM certificate.
+        CredentialsError: this is not a PEM certificate, or a damaged one.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -191,15 +192,16 @@ def read_facts(certificate: str) -> CertificateFacts:
     parsed = _parse(certificate)
     names: list[str] = []
     try:
-        alternatives = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        pass
-    else:
-        names = [str(entry.value) for entry in alternatives]
-    digest = parsed.fingerprint(hashes.SHA256()).hex(":").upper()
-    begin, end = _validity(parsed)
-    serial = clean_serial(f"{parsed.serial_number:x}")
-    return CertificateFacts(parsed.subject.rfc4514_string(), tuple(names), digest, begin, end, serial)
+        with contextlib.suppress(x509.ExtensionNotFound):
+            alternatives = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            names = [str(entry.value) for entry in alternatives]
+        digest = parsed.fingerprint(hashes.SHA256()).hex(":").upper()
+        begin, end = _validity(parsed)
+        serial = clean_serial(f"{parsed.serial_number:x}")
+        subject = parsed.subject.rfc4514_string()
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as exc:  # parsed as late as this
+        raise CredentialsError("this certificate is damaged") from exc
+    return CertificateFacts(subject, tuple(names), digest, begin, end, serial)
 
 
 def read_end(certificate: str) -> datetime:
