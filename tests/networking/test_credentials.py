@@ -9,13 +9,19 @@ import ssl
 import stat
 import sys
 import threading
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking import credentials
+from tmrl_core.networking.certificates import read_facts
 from tmrl_core.networking.contexts import read_bundle
 from tmrl_core.networking.credentials import bundle, client_context, create, explain, identity_of, server_context
 
@@ -566,3 +572,30 @@ def test_nothing_secret_in_repr_or_log(folder: Path, caplog: pytest.LogCaptureFi
     assert not any(secret in said for secret in secrets)
     environment = " ".join(os.environ.values())
     assert not any(secret in environment for secret in secrets)
+
+
+def test_a_certificate_whose_extensions_are_damaged_is_named() -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")])
+    begin = datetime.now(timezone.utc)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(begin).not_valid_after(begin + timedelta(days=1))
+    garbage = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\xff\xff")
+    made = builder.add_extension(garbage, critical=False).sign(key, hashes.SHA256())
+    with pytest.raises(CredentialsError, match="damaged"):
+        read_facts(made.public_bytes(serialization.Encoding.PEM).decode())
+
+
+@posix_only
+def test_a_folder_that_others_may_write_into_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "keys"
+    create(folder)
+    server_context(folder)
+    client_context(folder, "worker")
+    assert not caplog.messages
+    folder.chmod(0o777)
+    server_context(folder)
+    assert "can be written by other users" in caplog.text
+    caplog.clear()
+    client_context(folder, "worker")
+    assert "can be written by other users" in caplog.text

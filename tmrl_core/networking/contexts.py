@@ -21,7 +21,7 @@ from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.certificates import Signed, check_name
 from tmrl_core.networking.handshakes import BUNDLE, CREATE
 from tmrl_core.networking.revocations import Listed, read_list, revoked_file
-from tmrl_core.networking.secret_files import missing, need, read_file, warn_if_readable
+from tmrl_core.networking.secret_files import missing, need, read_file, warn_if_readable, warn_if_writable
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
             raise CredentialsError(f"{folder} is a {content.role}'s bundle. A Server needs one of `{BUNDLE} server`.")
         ca, hashes = content.ca, content.token_hashes
     else:
+        warn_if_writable(folder)
         ca, hashes = need(folder / "ca.pem"), folder_hashes(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # A resumed session would be believed for as long as its ticket, also when its certificate has expired meanwhile.
@@ -157,6 +158,7 @@ def client_context(directory: str | os.PathLike[str], role: ContextRole, name: s
             raise CredentialsError(f"{folder} is a {content.role}'s bundle. This needs one of `{BUNDLE} {role}`.")
         _load_text_chain(context, Signed(content.certificate, content.key), folder)
         return context
+    warn_if_writable(folder)
     _load_authority(context, need(folder / "ca.pem"), folder)
     of = "trainer" if role == "observer" else role
     certificates = sorted(folder.glob(f"{of}-*.pem"))

@@ -66,6 +66,23 @@ def warn_if_readable(file: Path) -> None:
         logger.warning("%s can be read by other users of this machine. Run `chmod 600 %s`.", file, file)
 
 
+def warn_if_writable(folder: Path) -> None:
+    """Log a warning when other users can put their own credentials into this folder; it is used all the same."""
+    if sys.platform == "win32":
+        return
+    try:
+        info = folder.stat()
+    except OSError:
+        return  # said where its files are read
+    if info.st_mode & stat.S_IWOTH or info.st_uid not in (0, os.getuid()):
+        logger.warning(
+            "%s can be written by other users of this machine, who decide then whom it trusts. Make it yours alone "
+            "(`chmod 700 %s`), or set network.credentials_dir.",
+            folder,
+            folder,
+        )
+
+
 def write_file(file: Path, text: str, *, private: bool = False) -> None:
     """Replace a file in one step; a private one is never readable by others, not even for a moment."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
