@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -351,6 +352,29 @@ def test_the_benchmark_reports_three_rates_and_leaves_no_trace(make: Any, link: 
     assert worker.buffer.episodes == []
     worker.run_env_benchmark(1, test=True)
     assert worker.env.actions[-1] == 0.125
+
+
+def test_the_benchmark_times_the_policy_and_not_what_is_drawn_instead(make: Any, constant_actor: Any) -> None:
+    asked = []
+
+    class Exploring(constant_actor):  # type: ignore[misc]
+        parameters: ClassVar[dict[str, float]] = {"random": 1.0, "epsilon": 0.5, "noise": 0.1}
+
+        def exploration(self) -> dict[str, float]:
+            return dict(self.parameters)
+
+        def set_exploration(self, parameters: Mapping[str, float]) -> None:
+            self.parameters.update(parameters)
+
+        def act(self, obs: Any, test: bool = False) -> Any:
+            asked.append(self.exploration())
+            return super().act(obs, test=test)
+
+    worker = make()
+    worker.actor = Exploring(worker.env.observation_space, worker.env.action_space)
+    worker.run_env_benchmark(3, verbose=False)
+    assert asked == [{"random": 0.0, "epsilon": 0.0, "noise": 0.1}] * 3
+    assert worker.actor.exploration() == {"random": 1.0, "epsilon": 0.5, "noise": 0.1}
 
 
 def test_the_benchmark_is_the_environments_own_where_it_has_one(make: Any) -> None:

@@ -76,7 +76,7 @@ else:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
+EACH_POLICY = pytest.mark.parametrize(
     ("name", "kwargs", "action_space"),
     [
         ("CategoricalMLPActor", {"hidden_sizes": (8,)}, spaces.Discrete(3)),
@@ -86,6 +86,9 @@ else:
         ("SquashedGaussianMLPActor", {"hidden_sizes": (8,)}, ACT),
     ],
 )
+
+
+@EACH_POLICY
 def test_each_policy_of_the_project_has_a_twin(name: str, kwargs: dict[str, Any], action_space: Any) -> None:
     policy = getattr(tmrl_core.actor, name)
     original = policy(OBS, action_space, **kwargs)
@@ -97,3 +100,38 @@ def test_each_policy_of_the_project_has_a_twin(name: str, kwargs: dict[str, Any]
     for reference in (f"tmrl_core.actor:Numpy{name}", f"{type(twin).__module__}:Numpy{name}", type(twin)):
         twin = choose_actor(reference, kwargs, backend="numpy")(observation_space=OBS, action_space=action_space)
         assert type(twin).__name__ == f"Numpy{name}"
+
+
+@EACH_POLICY
+def test_workers_begin_to_explore_alike_with_torch_and_without(
+    name: str, kwargs: dict[str, Any], action_space: Any
+) -> None:
+    policy = getattr(tmrl_core.actor, name)
+    trained = policy(OBS, action_space, **kwargs)
+    explored = []
+    for backend in ("numpy", "torch"):
+        for given in (f"tmrl_core.actor:{name}", policy, functools.partial(policy)):
+            make = choose_actor(given, kwargs, backend=backend)
+            # A RolloutWorker is given what this has made, and looks once more.
+            again = choose_actor(make, backend="auto" if backend == "numpy" else backend)
+            actor = again(observation_space=OBS, action_space=action_space)
+            before = actor.exploration()
+            actor = actor.from_blob(*trained.to_blob(), device="cpu")
+            explored.append((before, actor.exploration()))
+    assert all(one == explored[0] for one in explored), explored
+    if name == "SquashedGaussianMLPActor":
+        assert explored[0] == ({"random": 1.0}, {"random": 0.0})
+        assert trained.exploration() == {"random": 0.0}, "the one that is trained acts as it is"
+
+
+def test_a_share_of_random_actions_that_is_configured_stays_until_the_trainer_says_another() -> None:
+    trained = SquashedGaussianMLPActor(OBS, ACT, hidden_sizes=(8,))
+    for backend in ("numpy", "torch"):
+        make = choose_actor(
+            "tmrl_core.actor:SquashedGaussianMLPActor", {"hidden_sizes": (8,), "random": 0.5}, backend=backend
+        )
+        actor = make(observation_space=OBS, action_space=ACT)
+        actor = actor.from_blob(*trained.to_blob(), device="cpu")
+        assert actor.exploration() == {"random": 0.5}
+        actor.set_exploration({"random": 0.0})
+        assert actor.exploration() == {"random": 0.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -288,7 +289,7 @@ class Rollout(LinkedPlayer):
     # --- figures ------------------------------------------------------------------------------------------------------
 
     def run_env_benchmark(self, nb_steps: int, test: bool = False, verbose: bool = True) -> Any:
-        """Time the environment and the actor.
+        """Time the environment and the actor, which takes no action without asking its policy.
 
         Args:
             nb_steps: how many steps to take.
@@ -307,7 +308,11 @@ class Rollout(LinkedPlayer):
         inner = self.env.unwrapped
         own = getattr(inner, "benchmarks", None) if getattr(inner, "benchmark", False) else None
         env_s = act_s = 0.0
-        with self._running():
+        exploration = self.actor.exploration()
+        # Drawn from the action space instead, as before anything is learned, an action costs less.
+        self.actor.set_exploration({name: 0.0 for name in ("random", "epsilon") if name in exploration})
+        with self._running(), contextlib.ExitStack() as after:
+            after.callback(self.actor.set_exploration, exploration)
             obs, _ = self.reset(collect_samples=False)
             started = time.perf_counter()
             done = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from tmrl_core.actor.activations import activation_name
 from tmrl_core.actor.flattening import Leaf, action_bounds, layout_of, vector_size
 from tmrl_core.actor.torch_module import TorchActorModule
 from tmrl_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
@@ -61,7 +64,8 @@ class SquashedGaussianMLPActor(TorchActorModule):
         action_space: a Box of floats with finite bounds.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
-        random: share of actions drawn uniformly from the action space, until the trainer says another.
+        random: share of actions drawn uniformly from the action space, until the trainer says another; None, which
+            workers begin with: all, until weights arrive that it says nothing about.
 
     Raises:
         ConfigError: a space that this policy cannot take.
@@ -78,10 +82,11 @@ class SquashedGaussianMLPActor(TorchActorModule):
         action_space: Any,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], torch.nn.Module] = torch.nn.ReLU,
-        random: float = 0.0,
+        random: float | None = 0.0,
     ) -> None:
         super().__init__(observation_space, action_space)
-        self.random = float(random)
+        self._told = random is not None
+        self.random = 1.0 if random is None else float(random)
         self._layout = layout_of(observation_space)
         bounds = action_bounds("SquashedGaussianMLPActor", action_space)
         self._activation = activation_name(activation)
@@ -115,7 +120,16 @@ class SquashedGaussianMLPActor(TorchActorModule):
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
         """Take `random` over."""
-        self.random = float(parameters.get("random", self.random))
+        if "random" in parameters:
+            self._told = True
+            self.random = float(parameters["random"])
+
+    def from_bytes(self, data: bytes, device: Any) -> Self:
+        """As `TorchActorModule.from_bytes`; act by these weights from now on, unless something was said of `random`."""
+        actor = super().from_bytes(data, device)
+        if not self._told:
+            self.random = 0.0
+        return actor
 
     def forward(
         self, obs: Any, test: bool = False, compute_logprob: bool = True, generator: torch.Generator | None = None

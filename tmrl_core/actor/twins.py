@@ -49,21 +49,26 @@ def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[
         A callable `(observation_space=, action_space=)`. None: a policy of the user's own (a subclass included), or a
         keyword argument, such as another activation, that the twin does not know.
     """
-    keywords = dict(kwargs or {})
-    while isinstance(actor, functools.partial):
-        if actor.args:
-            return None
-        keywords = {**actor.keywords, **keywords}
-        actor = actor.func
-    reference = (
-        actor if isinstance(actor, str) else f"{_attribute(actor, '__module__')}:{_attribute(actor, '__qualname__')}"
-    )
-    twin = _TWINS.get(reference)
+    twin, keywords = _twin_of(actor, kwargs)
     if twin is None or not (inspect.signature(twin).parameters.keys() - _NO_KEYWORDS).issuperset(keywords):
         return None
     if activation_name(keywords.get("activation", "relu")) not in SUPPORTED_ACTIVATIONS:
         return None
     return functools.partial(twin, **keywords) if keywords else twin
+
+
+def _twin_of(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorModule] | None, dict[str, Any]]:
+    """The twin's class, if there is one, and all keyword arguments of the policy."""
+    keywords = dict(kwargs or {})
+    while isinstance(actor, functools.partial):
+        if actor.args:
+            return None, keywords
+        keywords = {**actor.keywords, **keywords}
+        actor = actor.func
+    reference = (
+        actor if isinstance(actor, str) else f"{_attribute(actor, '__module__')}:{_attribute(actor, '__qualname__')}"
+    )
+    return _TWINS.get(reference), keywords
 
 
 def choose_actor(
@@ -94,6 +99,10 @@ def choose_actor(
             f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy twin; use auto or torch, or one of the "
             f"policies {', '.join(name for name, _, _ in _POLICIES)} of tmrl_core.actor with relu or tanh"
         )
+    same, keywords = _twin_of(actor, kwargs)
+    if same is NumpySquashedGaussianMLPActor and "random" not in keywords:
+        # As its twin begins. Of itself it does not, since the one that is trained is never sent any weights.
+        kwargs = {**(kwargs or {}), "random": None}
     if isinstance(actor, str):
         return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
     return functools.partial(actor, **kwargs) if kwargs else cast(Callable[..., Any], actor)
