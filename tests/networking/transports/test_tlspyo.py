@@ -7,11 +7,13 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import os
+import pickle
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
@@ -296,6 +298,10 @@ def transport_of(keys: Path, **more: Any) -> TlspyoTransport:
     return TlspyoTransport(**{**values, "key_of_local_port": "network.local_port_server", **more})
 
 
+def no_peer_of() -> Connection:
+    return Connection(silent_s=5.0, heartbeat_s=1.0)
+
+
 def no_peer() -> Connection:
     raise AssertionError("nobody should come")
 
@@ -373,6 +379,62 @@ def test_what_no_peer_sends_ends_its_connection_alone(place: Place, stranger: St
     stranger.say(*message) if isinstance(message, tuple) else stranger.sock.sendall(b"garbage" * 100)
     stranger.everything()
     assert worker.connected
+
+
+def test_who_joins_twice_loses_the_connection_at_once(stranger: Stranger) -> None:
+    stranger.join("p." + "0" * 32)
+    stranger.join("p." + "2" * 32)
+    begun = time.monotonic()
+    stranger.everything()
+    assert time.monotonic() - begun < 0.5 * AdmissionSettings().greeting_s  # not for want of a greeting
+
+
+class _Code:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_pickle_that_reaches_the_relay_is_no_message(stranger: Stranger, tmp_path: Path, joined: bool) -> None:
+    if joined:
+        stranger.join("p." + "0" * 32)
+    body = pickle.dumps((1, "OBJ", {"hub": -1}, _Code(tmp_path / "ran")))
+    stranger.sock.sendall(b"%-12d" % len(body) + stranger.password + body)
+    stranger.everything()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["instead of a message", "as its content"])
+def test_a_pickle_from_what_poses_as_the_relay_is_no_message(keys: Path, tmp_path: Path, inside: bool) -> None:
+    part = tlspyo_files.load(keys, server=True)
+    file = tmp_path / "relay.pem"
+    file.write_text(part.key + part.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    code = pickle.dumps((1, "OBJ", _Code(tmp_path / "ran")))
+    body = msgspec.msgpack.encode((1, "OBJ", code)) if inside else code
+
+    def pose(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listening.accept()
+                with contextlib.suppress(OSError), context.wrap_socket(sock, server_side=True) as tls:
+                    tls.sendall(b"%-12d" % len(body) + body)
+                    tls.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=pose, args=(listening,), daemon=True)
+        thread.start()
+        transport = transport_of(keys, header_size=12)
+        dial = transport.dial("127.0.0.1", listening.getsockname()[1], no_peer_of(), 5.0)
+        with pytest.raises(NetworkError):
+            asyncio.run(dial)
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join(DEADLINE_S)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_length_above_the_limit_ends_the_connection_before_it_is_waited_for(stranger: Stranger) -> None:

@@ -238,6 +238,9 @@ class Relay(Server):  # type: ignore[misc]
 
     def add_client(self, groups: Any, client: RelayProtocol) -> int:
         """A peer has joined: tell the parent."""
+        if self.has_client(client._identifier):
+            # Its connection's end would be told of the second only, and the first would be kept for good.
+            raise ValueError("a peer joins once")
         identifier: int = super().add_client(groups, client)
         assert self.endpoint is not None
         self.endpoint.tell(identifier, "JOIN", client.address)
