@@ -112,11 +112,12 @@ def kind(of: inspect.Type) -> str:
 
 def default(item: inspect.Field) -> str:
     """The default as it is written in JSON."""
-    value: Any = item.default if item.default is not msgspec.NODEFAULT else None
     if item.default_factory is not msgspec.NODEFAULT:
-        value = item.default_factory()
-    if value is msgspec.UNSET:
+        value: Any = item.default_factory()
+    elif item.default is msgspec.NODEFAULT or item.default is msgspec.UNSET:  # msgspec tells of no UNSET here
         return "left out"
+    else:
+        value = item.default
     if inspect.IntType in inner_types(item.type) and isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
         return f"`{value}` ({value // 2**20} MiB)"
     return f"`{json.dumps(value)}`"

@@ -406,6 +406,12 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_page_does_not_say_that_encryption_is_off_by_default() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| `security` |")]
+    assert row.split("|")[3].strip() == "left out"
+
+
 def test_importing_reads_nothing(tmp_path: Path) -> None:
     (tmp_path / "tmrl_core.yaml").write_text("broken: [", encoding="utf-8")
     code = "import sys; import tmrl_core.config; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
