@@ -4,7 +4,7 @@ from tmrl_core.errors import NetworkError
 from tmrl_core.networking.connection import Identity
 from tmrl_core.networking.framing import control_frame
 from tmrl_core.networking.messages import Bye, Control, Hello, Role
-from tmrl_core.networking.relay import Relay, RelayConnection
+from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection
 from tmrl_core.networking.relay.register import LINES_AT_ONCE
 
 NOW = 1_000.0
@@ -89,3 +89,16 @@ def test_who_comes_and_goes_without_end_fills_no_log() -> None:
     hear(connection, Hello((1,), "worker", "", "pendulum", "late", b"r" * 16), NOW + 5)
     assert len(house.said) == LINES_AT_ONCE + 1
     assert f"{19 * LINES_AT_ONCE} that came or left and were not said" in house.said[-1]
+
+
+def test_who_hands_over_without_end_fills_no_log_either() -> None:
+    said: list[str] = []
+    now = [NOW]
+    relay = Relay(spool=MemorySpool(1 << 20), say=said.append, wall_clock=lambda: now[0])
+    for i in range(2 * LINES_AT_ONCE):
+        relay.hand_overs.say(f"worker {i} has handed over 1 sample")
+    assert len(said) == LINES_AT_ONCE
+    now[0] += 2.0
+    relay.hand_overs.say("a trainer has come")
+    assert said[-1].startswith("a trainer has come")
+    assert f"{LINES_AT_ONCE} that were about the spool" in said[-1]

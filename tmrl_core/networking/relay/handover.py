@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.framing import HEADER_BYTES, SAMPLES_HEAD, Kind, cut
 from tmrl_core.networking.messages import Resume, Stored
+from tmrl_core.networking.relay.register import Lines
 from tmrl_core.networking.relay.spool import About, Spool, SpooledStream
 from tmrl_core.networking.relay.streams import RelayStream
 
@@ -44,11 +45,15 @@ class HandOvers:
     def __init__(self, relay: Relay, spool: Spool | None, say: Callable[[str], None]) -> None:
         self.relay = relay
         self.spool = spool
-        self.say = say
+        self._line = Lines(say, "that were about the spool too")
         self._said: dict[bytes, int] = {}
         if spool is not None:
             spool.on_stored = self._stored
             spool.on_failed = self._failed
+
+    def say(self, line: str) -> None:
+        """A line for the Server's log; workers that hand over without end fill no disk with it."""
+        self._line(line, self.relay.wall_clock())
 
     @property
     def spool_bytes(self) -> int:

@@ -11,6 +11,36 @@ LINES_PER_S = 1.0
 """How fast lines may follow each other once so many have come at once: a peer that comes and goes fills no disk."""
 
 
+class Lines:
+    """Passes lines on: many at once, then so slowly that they fill no disk; the rest are counted.
+
+    Args:
+        say: takes a line.
+        what: what the lines are about that are not passed on.
+    """
+
+    def __init__(self, say: Callable[[str], None], what: str) -> None:
+        self._say = say
+        self._what = what
+        self._lines = float(LINES_AT_ONCE)
+        self._lines_at: float | None = None
+        self._unsaid = 0
+
+    def __call__(self, line: str, now: float) -> None:
+        """Pass one on, or count it; `now` in seconds, by whatever clock."""
+        before = self._lines_at if self._lines_at is not None else now
+        self._lines = min(float(LINES_AT_ONCE), self._lines + max(0.0, now - before) * LINES_PER_S)
+        self._lines_at = now
+        if self._lines < 1.0:
+            self._unsaid += 1
+            return
+        self._lines -= 1.0
+        if self._unsaid:
+            line += f" (and {self._unsaid} {self._what} and were not said)"
+            self._unsaid = 0
+        self._say(line)
+
+
 class Register:
     """One line for each worker or trainer that is let in, and one for each that leaves, with the reason.
 
@@ -19,10 +49,7 @@ class Register:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._lines = float(LINES_AT_ONCE)
-        self._lines_at: float | None = None
-        self._unsaid = 0
+        self._line = Lines(say, "that came or left")
 
     def came(self, connection: RelayConnection, now: float) -> None:
         """A peer was let in."""
@@ -32,19 +59,6 @@ class Register:
         """A peer's link is gone; `why` is its connection's reason, None for one that was closed in order."""
         reason = str(why).rstrip(".") if why is not None else "in order"
         self._line(f"{_who(connection)} left after {connection.linked_s(now):.0f} s: {reason}", now)
-
-    def _line(self, line: str, now: float) -> None:
-        before = self._lines_at if self._lines_at is not None else now
-        self._lines = min(float(LINES_AT_ONCE), self._lines + max(0.0, now - before) * LINES_PER_S)
-        self._lines_at = now
-        if self._lines < 1.0:
-            self._unsaid += 1
-            return
-        self._lines -= 1.0
-        if self._unsaid:
-            line += f" (and {self._unsaid} that came or left and were not said)"
-            self._unsaid = 0
-        self._say(line)
 
 
 def _who(connection: RelayConnection) -> str:
