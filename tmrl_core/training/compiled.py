@@ -36,6 +36,7 @@ from torch.utils import _pytree as pytree
 from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.functional_graph import make_functional
+from tmrl_core.training.replayed import Recorder, Replayed, record_cuda
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +97,16 @@ class Graph:
         update: what is noted: `(*leaves) -> tensors`.
         leaves: tensors of a batch, as those of all batches to come.
         backend: makes what runs the graph.
+        record: makes recordings of what runs it, to be replayed; None: it is run each time.
     """
 
     def __init__(
-        self, agent: Any, update: Callable[..., list[Tensor]], leaves: Sequence[Tensor], backend: Backend
+        self,
+        agent: Any,
+        update: Callable[..., list[Tensor]],
+        leaves: Sequence[Tensor],
+        backend: Backend,
+        record: Recorder | None = None,
     ) -> None:
         counters = _integers(agent)
         steps = _steps(agent)
@@ -133,11 +140,24 @@ class Graph:
         inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
         make_functional(graph, dict(zip(inputs[len(leaves) :], self._kept, strict=True)))
         self._run = backend(graph, [*leaves, *self._kept])
+        self._replayed = None if record is None else self._recorded(leaves, record)
+
+    def _recorded(self, leaves: Sequence[Tensor], record: Recorder) -> Replayed | None:
+        try:
+            return Replayed(self._run, leaves, self._kept, record)
+        except Exception as exc:
+            # As compiling, this fails in many ways, none of which is a reason not to train.
+            why = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+            logger.warning("updates are not replayed as a CUDA graph, which changes nothing but their speed: %s", why)
+            return None
 
     def __call__(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """One update: its results, and whether all numbers were finite; if not, nothing has changed."""
         with torch.no_grad():
-            *results, finite = self._run(*leaves, *self._kept)
+            if self._replayed is not None:
+                *results, finite = self._replayed(leaves)
+            else:
+                *results, finite = self._run(*leaves, *self._kept)
         for name, count in self._counted.items():
             if count:
                 setattr(self._agent, name, getattr(self._agent, name) + count)
@@ -315,11 +335,19 @@ class Compiler:
         agent: an `OffPolicyAgent`.
         backend: makes what runs a graph.
         clock: seconds.
+        record: makes recordings of it, to be replayed; None: CUDA graphs on CUDA devices, elsewhere none.
     """
 
-    def __init__(self, agent: Any, backend: Backend = inductor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        agent: Any,
+        backend: Backend = inductor,
+        clock: Callable[[], float] = time.monotonic,
+        record: Recorder | None = None,
+    ) -> None:
         self._agent = agent
         self._backend = backend
+        self._record = record or (record_cuda if agent.device.type == "cuda" else None)
         self._clock = clock
         self._graphs: dict[Hashable, tuple[Graph, list[str]]] = {}
         self._states: list[Any] = []
@@ -380,7 +408,8 @@ class Compiler:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # what torch uses of itself is not ours to mend
-                graph = Graph(agent, update, [leaf for leaf in leaves if isinstance(leaf, Tensor)], self._backend)
+                tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+                graph = Graph(agent, update, tensors, self._backend, self._record)
         except Exception as exc:
             # Compilers fail in many ways, none of which is a reason not to train.
             self._give_up(f"{type(exc).__name__}: {(str(exc).strip() or 'no reason given').splitlines()[0]}")
