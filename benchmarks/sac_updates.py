@@ -1,13 +1,14 @@
 """Updates a second of SacAgent on Pendulum-sized batches, beside others, in turn in one process; sampling included.
 
     python benchmarks/sac_updates.py [--updates N] [--repetitions N] [--threads N ...] [--batch N] [--no-compile]
-                                     [--tmrl PYTHON]
+                                     [--tmrl PYTHON] [--device cuda]
 
 Beside it: stable-baselines3's SAC where that is installed, and a plain SAC update with two critics as modules of their
 own, unfused Adam, and a loop for the target's average: what one writes first. With the Python of an environment that
 has it, tmrl's own SAC and memory too, in a process that waits while the others are measured. All have two hidden layers
 of 256 and sample from a replay memory of 20,000 transitions. Each side's best number of threads counts. Processor time
-is given beside wall time, as it says more on a machine that others use too.
+is given beside wall time, as it says more on a machine that others use too. With `--device cuda`, ours, the plain one
+and stable-baselines3 train there; each waits for the device before the clock is read.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ Timed = Callable[[int], tuple[float, float]]
 class PlainSac:
     """SAC without any of the measures that make ours faster."""
 
-    def __init__(self) -> None:
-        self.actor: Any = SquashedGaussianMLPActor(OBSERVATIONS, ACTIONS)
+    def __init__(self, device: str) -> None:
+        self.actor: Any = SquashedGaussianMLPActor(OBSERVATIONS, ACTIONS).to(device)
 
         def critic() -> nn.Module:
             return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
 
-        self.critics = nn.ModuleList([critic(), critic()])
+        self.critics = nn.ModuleList([critic(), critic()]).to(device)
         self.targets = copy.deepcopy(self.critics)
-        self.log_alpha = torch.tensor(-1.6, requires_grad=True)
+        self.log_alpha = torch.tensor(-1.6, device=device, requires_grad=True)
         self.optimizers = [
             torch.optim.Adam(parameters, lr=1e-3, foreach=False)
             for parameters in (self.actor.parameters(), self.critics.parameters(), [self.log_alpha])
@@ -87,12 +88,12 @@ class PlainSac:
         return {"loss_entropy": entropy, "loss_critic": critic_loss, "loss_actor": policy_loss}
 
 
-def memory(batch_size: int) -> ReplayMemory:
+def memory(batch_size: int, device: str) -> ReplayMemory:
     """A full replay memory."""
     generator = np.random.default_rng(0)
     rows = ROWS + 1
     present = np.arange(rows) > 0
-    filled = ReplayMemory("cpu", ROWS, memory_size=ROWS, batch_size=batch_size, seed=0)
+    filled = ReplayMemory(device, ROWS, memory_size=ROWS, batch_size=batch_size, seed=0)
     filled.append_chunk(
         Chunk(
             rows=rows,
@@ -115,14 +116,16 @@ def timed(run: Callable[[int], None]) -> Timed:
     def measure(updates: int) -> tuple[float, float]:
         started, used = time.perf_counter(), time.process_time()
         run(updates)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         return time.perf_counter() - started, time.process_time() - used
 
     return measure
 
 
-def from_memory(train: Callable[[Any], Any], batch_size: int) -> Timed:
+def from_memory(train: Callable[[Any], Any], batch_size: int, device: str) -> Timed:
     """Updates, each with a batch of its own."""
-    filled = memory(batch_size)
+    filled = memory(batch_size, device)
 
     def run(updates: int) -> None:
         for _ in range(updates):
@@ -131,14 +134,14 @@ def from_memory(train: Callable[[Any], Any], batch_size: int) -> Timed:
     return timed(run)
 
 
-def stable_baselines3(batch_size: int) -> Timed | None:
+def stable_baselines3(batch_size: int, device: str) -> Timed | None:
     """The same of stable-baselines3; None: it is not installed."""
     try:
         from stable_baselines3 import SAC
         from stable_baselines3.common.logger import Logger
     except ModuleNotFoundError:
         return None
-    model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, batch_size=batch_size, buffer_size=ROWS, device="cpu")
+    model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, batch_size=batch_size, buffer_size=ROWS, device=device)
     model.set_logger(Logger(None, []))
     generator = np.random.default_rng(0)
     for _ in range(ROWS):
@@ -160,6 +163,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; tmrl's is cpu in any case")
     parser.add_argument("--tmrl", metavar="PYTHON", help="Python of an environment with tmrl")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -172,13 +176,13 @@ def main() -> None:
         torch.set_num_threads(threads)
         sides: dict[str, Timed] = {}
         if not options.no_compile:
-            compiled = SacAgent(OBSERVATIONS, ACTIONS, "cpu", compile=True)
-            sides[OURS] = from_memory(compiled.train, options.batch)
+            compiled = SacAgent(OBSERVATIONS, ACTIONS, options.device, compile=True)
+            sides[OURS] = from_memory(compiled.train, options.batch, options.device)
         sides[f"{OURS}, compile: false"] = from_memory(
-            SacAgent(OBSERVATIONS, ACTIONS, "cpu", compile=False).train, options.batch
+            SacAgent(OBSERVATIONS, ACTIONS, options.device, compile=False).train, options.batch, options.device
         )
-        sides["plain"] = from_memory(PlainSac().train, options.batch)
-        other = stable_baselines3(options.batch)
+        sides["plain"] = from_memory(PlainSac(options.device).train, options.batch, options.device)
+        other = stable_baselines3(options.batch, options.device)
         if other is not None:
             sides["stable-baselines3"] = other
         peer = Peer(options.tmrl, threads, options.batch) if options.tmrl else None
