@@ -224,7 +224,7 @@ def test_a_checkpoint_that_could_not_be_written_is_no_event(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
-    trainer.training, _ = trainer._make_or_load()
+    trainer.training, _ = trainer._checkpoints.make_or_load()
     trainer._checkpoint(trainer.training, wait=True)
 
     def full(*_: Any) -> None:
@@ -248,7 +248,7 @@ def test_stop_writes_a_checkpoint_and_workers_stay(server: Server, worker: Worke
     assert not thread.is_alive()
     assert not worker.worker._link.finished  # type: ignore[union-attr]
     saved = Trainer(server_port=server.port, config=config)
-    training, is_new = saved._make_or_load()
+    training, is_new = saved._checkpoints.make_or_load()
     assert not is_new
     assert training.total_updates == trainer.training.total_updates
     assert training.total_samples == trainer.training.total_samples
@@ -342,7 +342,7 @@ def test_a_second_trainer_on_the_same_checkpoints_is_refused(tmp_path: Path) -> 
     thread = threading.Thread(target=first.run)
     thread.start()
     deadline = time.monotonic() + 60
-    while first._checkpoint_lock is None:
+    while first._checkpoints._lock is None:
         assert time.monotonic() < deadline
         thread.join(0.01)
     with pytest.raises(FolderLockedError, match=r"this run's checkpoints.*another run\.name"):
@@ -572,6 +572,27 @@ def test_samples_of_an_environment_that_differs_are_announced(
     thread.join(20)
     link.close()
     assert "worker odd has the observation_space Box(9)" in caplog.text
+
+
+def test_a_signature_that_is_none_does_not_end_training(server: Server, raw_worker: WorkerLink, tmp_path: Path) -> None:
+    links = []
+    for space in (np.zeros(2), [np.zeros(2)], 1 << 200, float("nan")):
+        settings = LinkSettings(port=server.port, transport="local")
+        signature = {"observation_space": space}
+        links.append(WorkerLink(settings, name="odd", run="tests", drain_timeout_s=0.1, signature=signature))
+        links[-1].start()
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    assert raw_worker.wait_policy(20)
+    send(raw_worker, 3)
+    while raw_worker.counts.samples_acked < 6:
+        assert thread.is_alive()
+        raw_worker.wait_change(0.1)
+    trainer.stop()
+    thread.join(20)
+    for link in links:
+        link.close()
 
 
 def test_who_goes_on_publishes_the_latest_policy_once_more_under_its_number(

@@ -137,13 +137,18 @@ class RemoteInterface(TrainingInterface):
         self._refusals[id(chunk)] = reason
 
     def _say_refused(self, worker: str, reason: str) -> None:
-        # A worker whose environment differs would fill the log, a line for each of its messages.
-        said = (worker, reason)
-        if said not in self._refusals_said and len(self._refusals_said) < REFUSALS_SAID:
-            self._refusals_said.add(said)
+        if self._is_new(worker, reason):
             logger.error(
                 "samples refused, of worker %s: %s (said once; the record `refused` counts on)", worker, plain(reason)
             )
+
+    def _is_new(self, worker: str, text: str) -> bool:
+        """Whether to say this of a worker, once: one whose environment differs would fill the log otherwise."""
+        said = (worker, text)
+        if said in self._refusals_said or len(self._refusals_said) >= REFUSALS_SAID:
+            return False
+        self._refusals_said.add(said)
+        return True
 
     def commit(self) -> None:
         """Acknowledge what the last `retrieve_buffer` returned.
@@ -413,13 +418,14 @@ class RemoteInterface(TrainingInterface):
             signature = {}
         for name, expected in self._signature.items():
             found = signature.get(name) if isinstance(signature, dict) else None
-            if found is not None and found != expected:
+            # It may be anything, arrays that compare to arrays too.
+            if isinstance(found, str) and found != expected and self._is_new(member.name, f"{name} {found}"):
                 logger.warning(
                     "worker %s has the %s %s, the trainer %s: its samples will be refused unless a preprocessor or "
                     "compressor makes up for it",
                     member.name,
                     name,
-                    plain(str(found), 200),
+                    plain(found, 2_000),
                     expected,
                 )
 
