@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import CheckpointError, ConfigError, FolderLockedError, NetworkError, StorageError
+from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -24,29 +24,20 @@ from tmrl_core.networking.iterations import Iterations
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.transports.select import link_settings
-from tmrl_core.storage.lock import FolderLock
+from tmrl_core.training.agent import actor_of
+from tmrl_core.training.farewell import Farewell
 from tmrl_core.training.from_config import prepare_torch, training_from_config
+from tmrl_core.training.run_checkpoints import RunCheckpoints
 
 if TYPE_CHECKING:
-    from tmrl_core.training.checkpoint import CheckpointStore
     from tmrl_core.training.remote import RemoteInterface
 
 logger = logging.getLogger(__name__)
 
 MODEL_FILE_S = 10.0
 """Shortest time in seconds between two writings of the current weights while training."""
-FINAL_EVALUATION_S = 120.0
-"""Longest wait in seconds for the evaluation of the final policy."""
-DRAIN_S = 10.0
-"""Longest wait in seconds for workers that were told to finish."""
-SERVER_S = 60.0
-"""Longest wait in seconds for a Server that is away when the run ends, so that workers hear of it."""
-RETURN_S = 3.0
-"""Seconds in which workers find a Server that has come back: as long as they wait between two tries."""
 FINISHED_S = 5.0
 """Longest wait in seconds for a Server where the checkpoint is of a finished run, so that workers hear of that."""
-QUIET_S = 2.0
-"""Seconds without samples after which they have sent all."""
 
 
 class Trainer:
@@ -124,10 +115,14 @@ class Trainer:
         model = given(model_path, config.trainer_model_path)
         self.model_path = Path(model) if model is not None else None
         checkpoint = given(checkpoint_path, config.checkpoint_path)
-        self.checkpoint_path = Path(checkpoint) if checkpoint is not None else None
-        self._dump = dump_run_instance_fn
-        self._load = load_run_instance_fn
-        self._updater = updater_fn
+        self._checkpoints = RunCheckpoints(
+            Path(checkpoint) if checkpoint is not None else None,
+            config,
+            self._make,
+            dump_run_instance_fn,
+            load_run_instance_fn,
+            None if updater_fn is None else lambda training: updater_fn(training, self.training_cls),
+        )
         self._model_written = -MODEL_FILE_S
         self._checkpoint_told: tuple[int, int] | None = None
         self._stopping = False
@@ -136,11 +131,18 @@ class Trainer:
         self._idle.set()
         self._interface: RemoteInterface | None = None
         self._link: TrainerLink | None = None
-        self._store: CheckpointStore | None = None
-        self._checkpoint_lock: FolderLock | None = None
         self._iterations = Iterations(self)
         self.training: Any = None
         """The training object, once `run`, `train_iteration` or `restore` has made or loaded it."""
+
+    @property
+    def checkpoint_path(self) -> Path | None:
+        """Folder of checkpoints; None: there are none."""
+        return self._checkpoints.path
+
+    @checkpoint_path.setter
+    def checkpoint_path(self, path: Path | None) -> None:
+        self._checkpoints.path = path
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -191,8 +193,7 @@ class Trainer:
         self.stop()
         if self._running is not threading.current_thread():
             self._idle.wait(60.0)
-        if self._store is not None:
-            self._store.close(60.0)
+        self._checkpoints.close()
         self._iterations.close()
 
     # --- one round at a time ------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class Trainer:
         Raises:
             ConfigError: the training object has no agent.
         """
-        actor = _actor_of(self._iterations.training)
+        actor = actor_of(self._iterations.training)
         if actor is None:
             raise ConfigError("this training object has no agent that could act")
         return actor.act_(obs, test=test)
@@ -247,7 +248,7 @@ class Trainer:
     def finish(self) -> None:
         """After `train_iteration`: tell the workers that the run is over, so that they end, and take what they send."""
         if self._interface is not None and self.training is not None:
-            self._send_home(self.training, self._interface)
+            Farewell(self.training, self._interface).send_home()
 
     # What `Iterations` makes these of.
 
@@ -268,11 +269,7 @@ class Trainer:
             CheckpointError: it is damaged, or belongs to another configuration.
         """
         prepare_torch(self._config)
-        if self._load is not None:
-            return self._load(path)
-        training = self._make()
-        training.load(path)
-        return training
+        return self._checkpoints.read(path)
 
     def dump_training(self, training: Any, path: Path, recorder: Recorder | None) -> None:
         """Write a checkpoint to `path`.
@@ -281,10 +278,7 @@ class Trainer:
             CheckpointError: it cannot be written.
         """
         self._note_delivery(training, recorder)
-        if self._dump is not None:
-            self._dump(training, path)
-        else:
-            training.save(path)
+        self._checkpoints.write_apart(training, path)
 
     def open_recorder(self, training: Any, closing: contextlib.ExitStack) -> Recorder:
         """Where the run's records go, closed with `closing`."""
@@ -328,17 +322,18 @@ class Trainer:
     def _run(self, wandb: WandbSettings | None) -> None:
         self._running = threading.current_thread()
         self._idle.clear()
+        self._checkpoints.locked = True
         try:
             self._run_here(wandb)
         finally:
             self._close_memory(self.training)
-            self._unlock_checkpoints()
+            self._checkpoints.unlock()
             self._idle.set()
             self._running = None
 
     def _run_here(self, wandb: WandbSettings | None) -> None:
         prepare_torch(self._config)
-        training, is_new = self._make_or_load()
+        training, is_new = self._checkpoints.make_or_load()
         self.training = training
         if is_new:
             self._checkpoint(training, wait=True)
@@ -383,7 +378,9 @@ class Trainer:
             if interface.asked_to_stop:
                 self._commit(training, interface)
             else:
-                self._finish(training, interface)
+                if not interface.reached_target:
+                    Farewell(training, interface).evaluate()
+                Farewell(training, interface).send_home()
             self._checkpoint(training, recorder, wait=True)
             self._write_model(training, now=True)
         finally:
@@ -402,7 +399,7 @@ class Trainer:
 
         If it does not, training goes on.
         """
-        self._evaluate(training, interface)
+        Farewell(training, interface).evaluate()
         if interface.confirm_target():
             return True
         logger.info("the policy has reached the target and lost it again since; training goes on")
@@ -420,7 +417,7 @@ class Trainer:
                 while not interface.asked_to_stop and time.monotonic() < deadline:
                     if interface.link.wait_connected(0.1):
                         logger.info("workers that wait for this run are told that it is over")
-                        self._send_home(training, interface, just_come=True)
+                        Farewell(training, interface).send_home(just_come=True)
                         break
                 else:
                     logger.info("no Server was told: none let this trainer in within %g s", FINISHED_S)
@@ -428,73 +425,6 @@ class Trainer:
                 logger.warning("workers that wait for this trainer are not told that the run is over: %s", exc)
             if getattr(training, "total_samples", 0) != samples:
                 self._checkpoint(training, recorder, wait=True)
-
-    def _finish(self, training: Any, interface: RemoteInterface) -> None:
-        """See that the final policy is published and evaluated, then send the workers home."""
-        if not interface.reached_target:
-            self._evaluate(training, interface)
-        self._send_home(training, interface)
-
-    def _send_home(self, training: Any, interface: RemoteInterface, just_come: bool = False) -> None:
-        """Tell the workers that the run is over, and take what they still send.
-
-        Args:
-            just_come: this trainer may not have heard of all workers yet.
-        """
-        interface.ending = True
-        interface.finish()
-        came_back = self._await_server(interface) or just_come
-        # Workers that have heard of it send what is left, and go; one that stays silent is not waited for.
-        now = time.monotonic()
-        deadline, quiet = now + DRAIN_S, now + (RETURN_S if came_back else QUIET_S)
-        while (interface.link.members or came_back) and time.monotonic() < min(deadline, quiet):
-            if interface.link.wait(0.1):
-                quiet = time.monotonic() + QUIET_S
-            _take_samples(training, interface)
-        _take_samples(training, interface)
-
-    def _await_server(self, interface: RemoteInterface) -> bool:
-        """Wait for a Server that has gone, as workers would wait for ever if they did not hear of the end.
-
-        Returns:
-            Whether it came back. It keeps what it is told for workers that are not there yet.
-        """
-        link = interface.link
-        if link.connected or not link.was_connected:
-            return False
-        logger.warning(
-            "the Server is away: waiting up to %g s for it, so that workers hear that the run is over", SERVER_S
-        )
-        deadline = time.monotonic() + SERVER_S
-        with contextlib.suppress(NetworkError):  # it refuses this trainer now: nobody can be told
-            while not interface.asked_to_stop and time.monotonic() < deadline:
-                if link.wait_connected(0.1):
-                    return True
-        logger.warning("workers that still wait for this trainer have to be stopped by hand: the Server is away")
-        return False
-
-    def _evaluate(self, training: Any, interface: RemoteInterface) -> None:
-        """Publish the policy as it is now, and evaluate it while training rests."""
-        interface.ending = True
-        try:
-            actor = _actor_of(training)
-            if actor is None:
-                return
-            interface.broadcast_model(actor)
-            evaluator = interface.evaluator
-            if evaluator is None or not interface.link.members:
-                return
-            interface.evaluate_now()
-            deadline = time.monotonic() + FINAL_EVALUATION_S
-            while evaluator.is_open and interface.link.members and time.monotonic() < deadline:
-                if interface.asked_to_stop:
-                    return
-                _take_samples(training, interface)
-                interface.link.wait(0.1)
-            if evaluator.is_open:
-                logger.warning("the policy was not evaluated: the workers left, or took too long")
-        finally:
-            interface.ending = False
 
     # --- the link -----------------------------------------------------------------------------------------------------
 
@@ -562,7 +492,7 @@ class Trainer:
         """Write the current weights, not more often than every few seconds unless `now`."""
         if self.model_path is None or (not now and time.monotonic() - self._model_written < MODEL_FILE_S):
             return
-        actor = _actor_of(training)
+        actor = actor_of(training)
         if actor is None:
             return
         self._model_written = time.monotonic()
@@ -591,14 +521,8 @@ class Trainer:
                 self._checkpoint_told = at
                 recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
 
-        if self._dump is None and not self._has_own_format(training):
-            self._save_to_store(training, score, wait, written, first=recorder is None)
-            return
-        if self._dump is not None:
-            self._dump(training, self.checkpoint_path)
-        else:
-            training.save(self.checkpoint_path)
-        written()
+        first = recorder is None
+        self._checkpoints.write(training, score=score, wait=wait, first=first, on_written=written)
 
     def _note_delivery(self, training: Any, recorder: Recorder | None) -> None:
         """What a checkpoint holds besides the training object's own state: where the streams of samples stand."""
@@ -632,93 +556,6 @@ class Trainer:
                 str(exc).rstrip("."),
             )
 
-    def _save_to_store(
-        self, training: Any, score: float | None, wait: bool, on_written: Callable[[], None], first: bool
-    ) -> None:
-        store = self._the_store()
-        failures = store.failures
-        try:
-            store.save(training, score=score, wait=wait, on_written=on_written)
-        except CheckpointError:
-            if first:
-                raise
-            logger.exception("no checkpoint after epoch %s; training goes on", training.epoch)
-        if first and store.failures > failures:
-            raise CheckpointError(f"the first checkpoint cannot be written to {store.root}: {store.last_error}")
-
-    def _has_own_format(self, training: Any) -> bool:
-        from tmrl_core.training.offline import TrainingOffline
-
-        return getattr(type(training), "save", None) is not TrainingOffline.save
-
-    def _the_store(self) -> CheckpointStore:
-        from tmrl_core.training.checkpoint import CheckpointStore
-
-        if self._store is None:
-            assert self.checkpoint_path is not None
-            settings = self._config.checkpoint
-            self._lock_checkpoints()
-            self._store = CheckpointStore(self.checkpoint_path, settings.keep_last, settings.keep_best)
-        return self._store
-
-    def _lock_checkpoints(self) -> None:
-        """Keep other trainers from this run's checkpoints: each would remove what the other has written.
-
-        Raises:
-            FolderLockedError: another trainer has them.
-        """
-        if self._checkpoint_lock is None and self._running is not None:
-            assert self.checkpoint_path is not None
-            try:
-                self._checkpoint_lock = FolderLock(self.checkpoint_path, "this run's checkpoints")
-            except FolderLockedError:
-                raise
-            except StorageError as exc:
-                # A folder without locks, as clusters have them, holds checkpoints all the same.
-                logger.warning("see that no other trainer uses %s: %s", self.checkpoint_path, exc)
-
-    def _unlock_checkpoints(self) -> None:
-        if self._checkpoint_lock is not None:
-            if self._store is not None:
-                self._store.close(60.0)
-                self._store = None
-            self._checkpoint_lock.close()
-            self._checkpoint_lock = None
-
-    def _make_or_load(self) -> tuple[Any, bool]:
-        """The training object, and whether it is new."""
-        path = self.checkpoint_path
-        loaded = made = None
-        if path is not None and path.exists():
-            if self._load is not None:
-                loaded = self._load(path)
-            elif self._dump is not None or (path.is_file() or (path / "manifest.json").exists()):
-                loaded = self._make()
-                loaded.load(path)
-            else:
-                loaded = self._the_store().restore(self._make)
-                if loaded is None:
-                    made = self._make()
-                    if self._has_own_format(made):
-                        made.load(path)
-                        loaded = made
-        if loaded is None:
-            made = made or self._make()
-            self._say_what_is_kept(made)
-            return made, True
-        if self._updater is not None:
-            loaded = self._updater(loaded, self.training_cls)
-        return loaded, False
-
-    def _say_what_is_kept(self, training: Any) -> None:
-        memory: Any = getattr(training, "memory", None)
-        if getattr(memory, "recorded", None) is not None:
-            logger.info(
-                "there is no checkpoint; training begins anew, with %d transitions of the memory on disk (%d samples)",
-                len(memory),
-                training.total_samples,
-            )
-
     def _make(self) -> Any:
         seed = self._config.run.seed
         if seed is not None:
@@ -728,16 +565,3 @@ class Trainer:
             np.random.seed(seed)
             torch.manual_seed(seed)
         return self.training_cls()
-
-
-def _actor_of(training: Any) -> Any:
-    """The policy as it is now; None where a training object of one's own has no agent to ask."""
-    agent = getattr(training, "agent", None)
-    return None if agent is None else agent.get_actor()
-
-
-def _take_samples(training: Any, interface: RemoteInterface) -> None:
-    """Take what has arrived; a training object that has its own way of doing that is left alone."""
-    update_buffer = getattr(training, "update_buffer", None)
-    if update_buffer is not None:
-        update_buffer(interface)

@@ -44,3 +44,9 @@ class TrainingAgent(ABC):
     @abstractmethod
     def get_actor(self) -> Any:
         """The ActorModule to publish; its weights are read before the next update."""
+
+
+def actor_of(training: Any) -> Any:
+    """The policy as it is now; None where a training object of one's own has no agent to ask."""
+    agent = getattr(training, "agent", None)
+    return None if agent is None else agent.get_actor()

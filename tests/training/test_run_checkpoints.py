@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from tmrl_core.config import Config
+from tmrl_core.errors import CheckpointError, FolderLockedError
+from tmrl_core.training import ReplayMemory
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.offline import TrainingOffline
+from tmrl_core.training.run_checkpoints import RunCheckpoints
+
+SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+
+
+class Idle(TrainingAgent):
+    def train(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+    def get_actor(self) -> Any:
+        return None
+
+
+class Own(TrainingOffline):
+    """Has a format of its own: one number in a file."""
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(str(self.epoch))
+
+    def load(self, path: str | Path) -> None:
+        self.epoch = int(Path(path).read_text())
+
+
+def make(cls: type[TrainingOffline] = TrainingOffline) -> TrainingOffline:
+    return cls(SPACES, lambda nb_steps, device: ReplayMemory(memory_size=10), Idle)
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint_and_says_whether_it_is_new(tmp_path: Path) -> None:
+    checkpoints = RunCheckpoints(tmp_path / "checkpoint", Config(), make)
+    training, is_new = checkpoints.make_or_load()
+    assert is_new
+    for training.epoch in (1, 2):
+        checkpoints.write(training, wait=True)
+    training, is_new = RunCheckpoints(tmp_path / "checkpoint", Config(), make).make_or_load()
+    assert (training.epoch, is_new) == (2, False)
+    updated = RunCheckpoints(tmp_path / "checkpoint", Config(), make, updater=lambda loaded: ("updated", loaded.epoch))
+    assert updated.make_or_load() == (("updated", 2), False)
+
+
+def test_without_a_folder_nothing_is_written_or_read() -> None:
+    checkpoints = RunCheckpoints(None, Config(), make)
+    training, is_new = checkpoints.make_or_load()
+    checkpoints.write(training, wait=True, on_written=lambda: pytest.fail("nothing was written"))
+    checkpoints.close()
+    assert is_new
+
+
+def test_formats_of_ones_own_are_written_and_read(tmp_path: Path) -> None:
+    said: list[str] = []
+    own = RunCheckpoints(tmp_path / "own", Config(), lambda: make(Own))
+    training, _ = own.make_or_load()
+    training.epoch = 5
+    own.write(training, on_written=lambda: said.append("written"))
+    assert own.make_or_load()[0].epoch == 5
+
+    def dump(training: Any, path: Path) -> None:
+        path.write_text(str(2 * training.epoch))
+
+    def load(path: Path) -> Any:
+        training = make()
+        training.epoch = int(path.read_text()) // 2
+        return training
+
+    given = RunCheckpoints(tmp_path / "given", Config(), make, dump, load)
+    given.write(training, on_written=lambda: said.append("written"))
+    given.write_apart(training, tmp_path / "apart")
+    assert [given.make_or_load()[0].epoch, given.read(tmp_path / "apart").epoch] == [5, 5]
+    assert said == ["written"] * 2
+
+
+def test_one_trainer_has_them_until_it_lets_go(tmp_path: Path) -> None:
+    first, second = (RunCheckpoints(tmp_path, Config(), make) for _ in range(2))
+    first.locked = second.locked = True
+    training, _ = first.make_or_load()
+    with pytest.raises(FolderLockedError, match="this run's checkpoints"):
+        second.make_or_load()
+    first.write(training)
+    first.unlock()
+    assert second.make_or_load()[1] is False
+    second.unlock()
+
+
+def test_only_the_first_one_has_to_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    checkpoints = RunCheckpoints(tmp_path / "file" / "below", Config(), make)
+    with pytest.raises(CheckpointError, match=r"the first checkpoint cannot be written to .*below"):
+        checkpoints.write(make(), wait=True, first=True)
+    checkpoints.write(make(), wait=True)
+    assert caplog.text.count("could not be written") == 2

@@ -1,0 +1,211 @@
+"""What a run goes on from: its checkpoints, in the project's own format or in another one, and who may write them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tmrl_core.errors import CheckpointError, FolderLockedError, StorageError
+from tmrl_core.storage.lock import FolderLock
+
+if TYPE_CHECKING:
+    from tmrl_core.config import Config
+    from tmrl_core.training.checkpoint import CheckpointStore
+
+logger = logging.getLogger(__name__)
+
+
+class RunCheckpoints:
+    """The checkpoints of one run.
+
+    Args:
+        path: folder of checkpoints, or the file of a format of one's own; None: there are none.
+        config: the configuration.
+        make: makes a new training object.
+        dump: `(training, path)` writes a checkpoint; None: the project's own format, or the training object's `save`
+            where that is its own.
+        load: `(path) -> training` reads it.
+        updater: `(training) -> training`, called after a checkpoint was loaded.
+
+    Attributes:
+        locked: whether the folder of the project's own format is kept from other trainers.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        config: Config,
+        make: Callable[[], Any],
+        dump: Callable[[Any, Path], None] | None = None,
+        load: Callable[[Path], Any] | None = None,
+        updater: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.path = path
+        self.locked = False
+        self._config = config
+        self._make = make
+        self._dump = dump
+        self._load = load
+        self._updater = updater
+        self._store: CheckpointStore | None = None
+        self._lock: FolderLock | None = None
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        training: Any,
+        *,
+        score: float | None = None,
+        wait: bool = False,
+        first: bool = False,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a checkpoint, if there are any.
+
+        Args:
+            training: what is trained.
+            score: its latest evaluation's mean return.
+            wait: return when it is on the disk.
+            first: the run has just begun, so that a checkpoint which cannot be written is no reason to go on.
+            on_written: called once it is on the disk.
+
+        Raises:
+            CheckpointError: the first one cannot be written.
+        """
+        if self.path is None:
+            return
+        if self._dump is None and not _has_own_format(training):
+            self._save_to_store(training, score, wait, first, on_written)
+            return
+        if self._dump is not None:
+            self._dump(training, self.path)
+        else:
+            training.save(self.path)
+        on_written()
+
+    def _save_to_store(
+        self, training: Any, score: float | None, wait: bool, first: bool, on_written: Callable[[], None]
+    ) -> None:
+        store = self._the_store()
+        failures = store.failures
+        try:
+            store.save(training, score=score, wait=wait, on_written=on_written)
+        except CheckpointError:
+            if first:
+                raise
+            logger.exception("no checkpoint after epoch %s; training goes on", training.epoch)
+        if first and store.failures > failures:
+            raise CheckpointError(f"the first checkpoint cannot be written to {store.root}: {store.last_error}")
+
+    def write_apart(self, training: Any, path: Path) -> None:
+        """Write a checkpoint that stands alone to another place.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self._dump is not None:
+            self._dump(training, path)
+        else:
+            training.save(path)
+
+    def _the_store(self) -> CheckpointStore:
+        from tmrl_core.training.checkpoint import CheckpointStore
+
+        if self._store is None:
+            assert self.path is not None
+            settings = self._config.checkpoint
+            self._lock_folder(self.path)
+            self._store = CheckpointStore(self.path, settings.keep_last, settings.keep_best)
+        return self._store
+
+    def _lock_folder(self, path: Path) -> None:
+        """Keep other trainers from this run's checkpoints: each would remove what the other has written.
+
+        Raises:
+            FolderLockedError: another trainer has them.
+        """
+        if self._lock is None and self.locked:
+            try:
+                self._lock = FolderLock(path, "this run's checkpoints")
+            except FolderLockedError:
+                raise
+            except StorageError as exc:
+                # A folder without locks, as clusters have them, holds checkpoints all the same.
+                logger.warning("see that no other trainer uses %s: %s", path, exc)
+
+    def unlock(self) -> None:
+        """Finish what is being written, and let other trainers have the folder."""
+        self.locked = False
+        if self._lock is not None:
+            if self._store is not None:
+                self._store.close(60.0)
+                self._store = None
+            self._lock.close()
+            self._lock = None
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        if self._store is not None:
+            self._store.close(60.0)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def make_or_load(self) -> tuple[Any, bool]:
+        """The training object, and whether it is new.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used.
+            FolderLockedError: another trainer has them.
+        """
+        path = self.path
+        loaded = made = None
+        if path is not None and path.exists():
+            if self._load is not None:
+                loaded = self._load(path)
+            elif self._dump is not None or (path.is_file() or (path / "manifest.json").exists()):
+                loaded = self.read(path)
+            else:
+                loaded = self._the_store().restore(self._make)
+                if loaded is None:
+                    made = self._make()
+                    if _has_own_format(made):
+                        made.load(path)
+                        loaded = made
+        if loaded is None:
+            made = made or self._make()
+            _say_what_is_kept(made)
+            return made, True
+        if self._updater is not None:
+            loaded = self._updater(loaded)
+        return loaded, False
+
+    def read(self, path: Path) -> Any:
+        """The training object of a checkpoint that stands alone.
+
+        Raises:
+            CheckpointError: it is damaged, or belongs to another configuration.
+        """
+        if self._load is not None:
+            return self._load(path)
+        training = self._make()
+        training.load(path)
+        return training
+
+
+def _has_own_format(training: Any) -> bool:
+    from tmrl_core.training.offline import TrainingOffline
+
+    return getattr(type(training), "save", None) is not TrainingOffline.save
+
+
+def _say_what_is_kept(training: Any) -> None:
+    memory: Any = getattr(training, "memory", None)
+    if getattr(memory, "recorded", None) is not None:
+        logger.info(
+            "there is no checkpoint; training begins anew, with %d transitions of the memory on disk (%d samples)",
+            len(memory),
+            training.total_samples,
+        )
