@@ -171,6 +171,13 @@ def test_float64_becomes_float32_unless_asked_otherwise(make_rows: Any) -> None:
         exact.append_chunk(make_rows(1, 0, 3, 3))
 
 
+@pytest.mark.parametrize("dtype", ["b", "h", "i", "l", "q", "B", "H", "I", "L", "Q", "?", "e", "f", "d"])
+def test_every_numeric_dtype_that_a_message_can_carry_is_taken(make_rows: Any, dtype: str) -> None:
+    memory = ReplayMemory(memory_size=9, batch_size=2)
+    memory.append_chunk(make_rows(1, 0, 0, 3, observation=lambda rows: np.ones((rows, 2), np.dtype(dtype))))
+    assert memory.sample()[0].shape == (2, 2)
+
+
 def test_nested_observations_keep_structure_dtypes_and_shapes(make_rows: Any) -> None:
     def nested(rows: Any) -> Any:
         image = np.arange(rows * 12, dtype=np.uint8).reshape(rows, 2, 2, 3)

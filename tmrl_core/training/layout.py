@@ -63,7 +63,8 @@ def stored_dtype(dtype: np.dtype[Any], downcast_float64: bool) -> np.dtype[Any]:
     """The dtype that a memory stores for `dtype`: float64 as float32 when `downcast_float64`, all else exact."""
     if downcast_float64 and dtype == np.float64:
         return FLOAT32
-    native: np.dtype[Any] = dtype.newbyteorder("=")
+    # By its description: NumPy has two types of 64 bits, and torch takes one of them only where they are unsigned.
+    native: np.dtype[Any] = np.dtype(dtype.newbyteorder("=").str)
     return native
 
 
