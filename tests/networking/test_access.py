@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import ssl
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head, until
 from tmrl_core.config import from_values
-from tmrl_core.errors import CredentialsError
+from tmrl_core.errors import CredentialsError, HandshakeError
 from tmrl_core.networking import Server, admission, credentials, renewal
 from tmrl_core.networking.access import WARN_DAYS, ClientAccess, ServerAccess
 from tmrl_core.networking.connection import Identity
 from tmrl_core.networking.contexts import read_bundle
 from tmrl_core.networking.framing import FIRST, LAST, POLICY_HEAD, Kind
 from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.messages import (
     Ack,
     Control,
@@ -177,6 +181,47 @@ def test_two_with_one_copied_bundle_are_two_workers_of_that_name(place: Place) -
         assert isinstance(robot.hear(Resume), Resume)
     assert [link.identity.name for link in place.relay.workers.values()].count("robot7") == 2
     place.goes_on()
+
+
+def test_status_says_whose_certificate_is_behind_what_a_worker_calls_itself(place: Place) -> None:
+    for name in ("robot7", "robot8"):
+        enter_as = place.stranger(machine(place.keys, "worker", name))
+        enter_as.greet(peer=name.encode().ljust(16), name="robot8", token="")
+        assert isinstance(enter_as.hear(Welcome), Welcome)
+    with ObserverLink(place.settings, run="run", timeout_s=DEADLINE_S) as link:
+        status = link.look()
+    assert status is not None
+    of_that_name = [peer for peer in status.peers if peer.name == "robot8"]
+    assert sorted(peer.certificate for peer in of_that_name) == ["robot7", "robot8"]
+
+
+@pytest.mark.parametrize("poses", ["with another CA", "with a worker's certificate"])
+def test_no_token_goes_to_who_cannot_prove_to_be_the_server(place: Place, tmp_path: Path, poses: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if poses == "with another CA":
+        credentials.create(tmp_path / "other", ["localhost"])
+        context.load_cert_chain(tmp_path / "other" / "server.pem", tmp_path / "other" / "server.key")
+    else:
+        stolen = machine(place.keys, "worker", "robot7")
+        context.load_cert_chain(stolen / "worker-robot7.pem", stolen / "worker-robot7.key")
+    heard: list[bytes] = []
+
+    def pose() -> None:
+        sock, _ = listening.accept()
+        with sock, suppress(OSError), context.wrap_socket(sock, server_side=True) as tls:
+            heard.append(tls.recv(65_536))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=pose, daemon=True)
+        thread.start()
+        settings = msgspec.structs.replace(place.settings, port=listening.getsockname()[1])
+        link = WorkerLink(settings, name="honest", run="run")  # with the token of the folder
+        link.start()
+        with pytest.raises(HandshakeError):
+            link.wait_connected(DEADLINE_S)
+        link.close(drain=False)
+        thread.join(DEADLINE_S)
+    assert b"".join(heard) == b""
 
 
 @pytest.mark.parametrize("peer", [b"other trainer 16", b"the first's own."])
