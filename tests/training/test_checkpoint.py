@@ -276,6 +276,65 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, make_rows: Any) -> None:
     assert CheckpointStore(tmp_path).restore(make_training) is not None
 
 
+@pytest.mark.parametrize("priority", [None, {}], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize("kind", ["flipped", "missing"])
+def test_where_older_rows_are_damaged_in_every_checkpoint_training_may_go_on_with_the_newer_ones(
+    tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, priority: Any, kind: str
+) -> None:
+    monkeypatch.setattr("tmrl_core.training.segments.RECORD_BYTES", 400)
+    if kind == "missing":
+        monkeypatch.setattr("tmrl_core.training.checkpoint.SEGMENT_BYTES", 1)
+    make = partial(make_training, partial(ReplayMemory, priority=priority))
+    training = make()
+    store = CheckpointStore(tmp_path)
+    for i in range(4):
+        training.memory.append_chunk(make_rows(1, i, 0, 21))
+        store.save(training, wait=True)
+    whole = [training.memory.get_transition(item)[3].tolist() for item in range(len(training.memory))]
+    assert len(whole) == 60
+    rows = sorted((tmp_path / "replay").iterdir())
+    if kind == "flipped":
+        (file,) = rows
+        data = bytearray(file.read_bytes())
+        # A payload in the middle of those that are still needed, and one before.
+        for part in (3, 5):
+            data[data.index(b"REC2", len(data) * part // 8) + 200] ^= 1
+        file.write_bytes(data)
+    else:
+        assert len(rows) > 2
+        rows[1].unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoint\.drop_damaged: true goes on with the newer ones"):
+        CheckpointStore(tmp_path).restore(make)
+    caplog.clear()
+    store = CheckpointStore(tmp_path)
+    restored = store.restore(make, drop_damaged=True)
+    assert restored is not None
+    memory = restored.memory
+    kept = [memory.get_transition(item)[3].tolist() for item in range(len(memory))]
+    assert 0 < len(kept) < len(whole)
+    assert kept == whole[-len(kept) :]
+    assert f"{60 - len(kept)} of 60 transitions are let go" in caplog.text
+    assert f"goes on with the newest {len(kept)}" in caplog.text
+    for _ in range(20):
+        assert all(obs in kept for obs in memory.sample()[3].tolist())
+    memory.append_chunk(make_rows(1, 9, 0, 5))
+    store.save(restored, wait=True)
+    again = CheckpointStore(tmp_path).restore(make)
+    assert again is not None
+    assert [again.memory.get_transition(item)[3].tolist() for item in range(len(kept))] == kept
+    assert len(again.memory) == len(kept) + 4
+
+
+def test_where_the_newest_rows_are_damaged_none_can_be_kept(tmp_path: Path, make_rows: Any) -> None:
+    training = make_training()
+    training.memory.append_chunk(make_rows(1, 0, 0, 9))
+    CheckpointStore(tmp_path).save(training, wait=True)
+    (file,) = (tmp_path / "replay").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="the newest replay rows are damaged too"):
+        CheckpointStore(tmp_path).restore(make_training, drop_damaged=True)
+
+
 def test_another_configuration_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
     make_training().save(tmp_path / "one")
     for other, named in (

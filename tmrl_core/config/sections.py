@@ -537,6 +537,13 @@ class CheckpointSection(Section, frozen=True, kw_only=True):
     path: Annotated[Text | None, doc("Their folder. null: `<run>/checkpoint`.")] = None
     keep_last: Annotated[Positive, doc("How many of the latest are kept.")] = 2
     keep_best: Annotated[bool, doc("Also keep the one with the best evaluation.")] = True
+    drop_damaged: Annotated[
+        bool,
+        doc(
+            "Where no checkpoint is whole, go on from one of which only older replay rows are damaged, without the "
+            "rows up to these. All checkpoints of a memory in RAM share the files of its rows."
+        ),
+    ] = False
 
 
 class MetricsSection(Section, frozen=True, kw_only=True):

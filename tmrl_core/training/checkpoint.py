@@ -47,7 +47,7 @@ from tmrl_core.training.checkpoint_files import (
     write_manifest,
 )
 from tmrl_core.training.layout import Array
-from tmrl_core.training.segments import FORMAT_NAME, RowFormat, append_rows, gather_rows, read_segment
+from tmrl_core.training.segments import FORMAT_NAME, RowFormat, append_rows, behind_damage, gather_rows, read_segment
 from tmrl_core.training.state import Captured, capture, restore
 
 logger = logging.getLogger(__name__)
@@ -127,8 +127,16 @@ def _write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) ->
         raise
 
 
-def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[str, Any]:
+def _restore_checkpoint(
+    training: Any, folder: Path, rows_folder: Path, *, drop_damaged: bool = False
+) -> dict[str, Any]:
     """Fill `training` from a folder; returns its manifest.
+
+    Args:
+        training: as it was made for the one that was saved.
+        folder: of the checkpoint.
+        rows_folder: of the replay rows.
+        drop_damaged: go on without the replay rows up to the last one that is damaged.
 
     Raises:
         CheckpointError: something is cut short, damaged, missing, or does not fit `training`.
@@ -138,22 +146,7 @@ def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[
     arrays = parse_safetensors(
         read_file(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
     )
-    rows: list[Array] = []
-    described = body["rows"]
-    if described is not None:
-        row_format = RowFormat.from_description(described, str(folder / "manifest.json"))
-        segments = []
-        for entry in described["segments"]:
-            segment = read_segment(rows_folder / entry["file"], entry["bytes"])
-            if segment.good_bytes < entry["bytes"]:
-                logger.warning(
-                    "%s is cut short or damaged after byte %d of %d",
-                    rows_folder / entry["file"],
-                    segment.good_bytes,
-                    entry["bytes"],
-                )
-            segments.append(segment)
-        rows = gather_rows(segments, row_format, described["start"], described["stop"])
+    rows = [] if body["rows"] is None else _read_rows(body["rows"], folder, rows_folder, drop_damaged)
     try:
         restore(training, tree, arrays, rows)
     except CheckpointError:
@@ -164,6 +157,39 @@ def _restore_checkpoint(training: Any, folder: Path, rows_folder: Path) -> dict[
     if follow_memory is not None:
         follow_memory()
     return body
+
+
+def _read_rows(described: dict[str, Any], folder: Path, rows_folder: Path, drop_damaged: bool) -> list[Array]:
+    row_format = RowFormat.from_description(described, str(folder / "manifest.json"))
+    start, stop = described["start"], described["stop"]
+    segments = []
+    for entry in described["segments"]:
+        path = rows_folder / entry["file"]
+        try:
+            segment = read_segment(path, entry["bytes"], over_damage=drop_damaged)
+        except CheckpointError as exc:
+            if not drop_damaged:
+                raise
+            logger.warning("%s", exc)
+            continue
+        if segment.good_bytes < entry["bytes"]:
+            logger.warning("%s is cut short or damaged after byte %d of %d", path, segment.good_bytes, entry["bytes"])
+        segments.append(segment)
+    if drop_damaged:
+        first = behind_damage(segments, start, stop)
+        if first == stop > start:
+            raise CheckpointError("the newest replay rows are damaged too, so that none can be kept")
+        if first > start:
+            logger.warning(
+                "checkpoint %s: %d of %d transitions are let go, as some of them are damaged; training goes on with "
+                "the newest %d",
+                folder,
+                first - start,
+                stop - start,
+                stop - first,
+            )
+            start = first
+    return gather_rows(segments, row_format, start, stop)
 
 
 def _let_go(training: Any) -> None:
@@ -433,38 +459,49 @@ class CheckpointStore:
 
     # --- reading ---
 
-    def restore(self, make: Callable[[], T]) -> T | None:
+    def restore(self, make: Callable[[], T], *, drop_damaged: bool = False) -> T | None:
         """A training object as the newest good checkpoint has it, or None when there is no checkpoint.
 
-        Each attempt fills a fresh object, so that none is ever half loaded.
+        Each attempt fills a fresh object, so that none is ever half loaded. All checkpoints of a memory in RAM share
+        the files of replay rows, so that damage there may spoil each of them.
 
         Args:
             make: makes the training object as it was made for the one that was saved.
+            drop_damaged: where no checkpoint is whole, take the newest of which only older replay rows are damaged,
+                and let go of the rows up to the damage, with a warning.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be used; the message says why of each.
         """
         self.wait()
-        reasons = []
+        reasons: list[str] = []
+        training = self._restore(make, reasons)
+        if training is None and reasons and drop_damaged:
+            training = self._restore(make, reasons, drop_damaged=True)
+        if training is None and reasons:
+            raise CheckpointError(
+                f"no checkpoint in {self.root} can be used ({'; '.join(reasons)}). Choose another run.name, or move "
+                "the folder away to begin anew. Where only replay rows are damaged, checkpoint.drop_damaged: true goes "
+                "on with the newer ones."
+            )
+        return training
+
+    def _restore(self, make: Callable[[], T], reasons: list[str], *, drop_damaged: bool = False) -> T | None:
         for counter in reversed(self.counters()):
             folder = self.root / str(counter)
             training = make()
             try:
-                body = _restore_checkpoint(training, folder, self.rows_folder)
+                body = _restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
             except CheckpointError as exc:
                 logger.warning("checkpoint %d cannot be used: %s", counter, exc)
                 reasons.append(f"{counter}: {exc}")
                 _let_go(training)
                 continue
-            rows = body["rows"]
+            # Files that are damaged get no company: the next checkpoint writes all rows anew.
+            rows = None if drop_damaged else body["rows"]
             self._segments = [dict(entry) for entry in rows["segments"]] if rows is not None else []
             self._saved_until = rows["stop"] if rows is not None else 0
             self._open_segment = None
             logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))
             return training
-        if reasons:
-            raise CheckpointError(
-                f"no checkpoint in {self.root} can be used ({'; '.join(reasons)}). Choose another run.name, or move "
-                "the folder away to begin anew."
-            )
         return None

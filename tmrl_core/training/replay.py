@@ -286,7 +286,8 @@ class ReplayMemory(Appending):
 
         Args:
             state: what `state_dict` returned.
-            rows: per array of `row_arrays`, the newest `min(written, memory_size)` rows, oldest first.
+            rows: per array of `row_arrays`, the newest `min(written, memory_size)` rows, oldest first; or fewer, where
+                older ones were lost.
 
         Raises:
             ValueError: the rows do not fit the state, or the state another memory size.
@@ -299,9 +300,13 @@ class ReplayMemory(Appending):
         self._stop_ahead()
         same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
         if self._priorities is not None:
-            self._priorities.add(self._rows.readable - len(self), self._rows.readable)
+            first, stop = self._rows.readable - len(self), self._rows.readable
+            self._priorities.add(first, stop)
             if state.get("priorities") is not None:
                 self._priorities.load_state_dict(state["priorities"])
+                lost = max(0, stop - self.memory_size)
+                if lost < first and not same:
+                    self._priorities.remove(lost, first)
         if self._fresh is not None:
             self._fresh = FreshRows(self._fresh.max_lag)
             self._note_versions(self._rows.readable - len(self))
@@ -325,14 +330,16 @@ class ReplayMemory(Appending):
         if state.get("storage", "ram") != "ram":
             raise ValueError("it was saved with memory.storage: disk and its transitions lie there; keep that setting")
         written = int(state["written"])
+        same = True
         if state["layout"] is not None:
             self._ram.allocate(_layout_with_rows(state, rows))
             self._ram.load(written, list(rows))
+            same = len(rows[0]) == _rows_saved(state)
         self._written = self._ram.readable = written
-        self._ram.oldest = int(state.get("oldest", 0))
+        self._ram.oldest = int(state.get("oldest", 0)) if same else written - len(rows[0])
         self._restore_tails(state["tails"])
         self.restore_statistics(state["statistics"])
-        return True
+        return same
 
     def _load_disk(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
         """Whether what is here is what was here when the state was saved. What the disk says counts, if anything."""
@@ -368,9 +375,13 @@ def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout
         ValueError: the rows are not those that belong to it.
     """
     layout = RowLayout.from_description(state["layout"])
-    count = min(int(state["written"]) - int(state.get("oldest", 0)), int(state["memory_size"]))
     widths = [*layout.widths, 2]
-    if [array.shape for array in rows] != [(count, width) for width in widths]:
-        found = [array.shape for array in rows]
-        raise ValueError(f"{count} rows of widths {widths} are missing; found {found}")
+    count = len(rows[0]) if rows else 0
+    found = [array.shape for array in rows]
+    if found != [(count, width) for width in widths] or not min(1, _rows_saved(state)) <= count <= _rows_saved(state):
+        raise ValueError(f"{_rows_saved(state)} rows of widths {widths} are missing; found {found}")
     return layout
+
+
+def _rows_saved(state: dict[str, Any]) -> int:
+    return min(int(state["written"]) - int(state.get("oldest", 0)), int(state["memory_size"]))

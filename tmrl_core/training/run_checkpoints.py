@@ -168,7 +168,7 @@ class RunCheckpoints:
             elif self._dump is not None or (path.is_file() or (path / "manifest.json").exists()):
                 loaded = self.read(path)
             else:
-                loaded = self._the_store().restore(self._make)
+                loaded = self._the_store().restore(self._make, drop_damaged=self._config.checkpoint.drop_damaged)
                 if loaded is None:
                     made = self._make()
                     if _has_own_format(made):

@@ -11,7 +11,7 @@ writes the file.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,8 @@ import numpy as np
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples.carriable import DTYPES
 from tmrl_core.storage import SegmentFile, SegmentReader
+from tmrl_core.storage.format import Record as StoredRecord
+from tmrl_core.storage.format import scan
 from tmrl_core.training.layout import Array
 
 FORMAT_NAME = "replay rows"
@@ -203,8 +205,13 @@ class Segment:
     torn_bytes: int
 
 
-def read_segment(path: Path, limit_bytes: int | None = None) -> Segment:
+def read_segment(path: Path, limit_bytes: int | None = None, *, over_damage: bool = False) -> Segment:
     """Read a file up to `limit_bytes`, or up to its first record that is cut short or damaged.
+
+    Args:
+        path: the file.
+        limit_bytes: read no further.
+        over_damage: go on behind a record whose rows alone are damaged.
 
     Raises:
         CheckpointError: the file is missing, has no whole head, or holds no rows.
@@ -218,7 +225,7 @@ def read_segment(path: Path, limit_bytes: int | None = None) -> Segment:
     row_format = RowFormat.from_description(reader.description, str(path))
     records: list[Record] = []
     good_bytes = reader.head_bytes
-    for record in reader.records():
+    for record in _whole_records(reader) if over_damage else reader.records():
         try:
             first_row, rows, rest = parse_rows_note(record.note)
         except StorageError:
@@ -229,6 +236,28 @@ def read_segment(path: Path, limit_bytes: int | None = None) -> Segment:
         records.append(Record(first_row, rows, row_format.columns(values), rest))
         good_bytes = record.end
     return Segment(row_format, records, good_bytes, reader.size - good_bytes)
+
+
+def _whole_records(reader: SegmentReader) -> Iterator[StoredRecord]:
+    start = reader.head_bytes
+    while start < reader.size:
+        for record in scan(reader.view, start, True):
+            start = record.end
+            yield record
+        damaged = next(scan(reader.view, start, False), None)
+        if damaged is None:
+            return
+        start = damaged.end
+
+
+def behind_damage(segments: Sequence[Segment], start: int, stop: int) -> int:
+    """The first of the rows [start, stop) from which on none is missing; `stop`: the last one is."""
+    records = sorted((record.first_row, record.rows) for segment in segments for record in segment.records)
+    first = stop
+    for first_row, rows in reversed(records):
+        if first_row < first <= first_row + rows:
+            first = first_row
+    return max(first, start)
 
 
 def gather_rows(segments: Sequence[Segment], row_format: RowFormat, start: int, stop: int) -> list[Array]:
