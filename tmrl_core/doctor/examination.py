@@ -19,10 +19,15 @@ from tmrl_core.networking.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.contexts import ClientRole
 from tmrl_core.networking.handshakes import explain
 from tmrl_core.networking.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, plain
+from tmrl_core.networking.tlspyo_files import HOSTNAME
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
 from tmrl_core.networking.transports.select import is_loopback
 
+_LOOK_AT_TLSPYO = (
+    "Look at the Server's log, and whether it has network.transport: tlspyo and this network.header_size too."
+)
+_OTHER_TRANSPORT = " If its network.transport is {theirs}, set that here too: each has a certificate of its own."
 MAX_SKEW_S = 300.0
 """More than this between two clocks, and what is said of expiry cannot be trusted."""
 SLOW_S = 1.0
@@ -211,8 +216,9 @@ class _Examiner:
         except NetworkError as exc:
             about = exc.about if isinstance(exc, HandshakeError) else None
             name = {"certificate": "Server's certificate", "password": "accepted", None: "TLS"}[about]
-            text = from_text(str(exc), "Look at the Server's log, and whether it has network.transport: tlspyo too.")
-            failed = Step(name, "failed", text.found, text.todo)
+            text = from_text(str(exc), _LOOK_AT_TLSPYO)
+            other = _OTHER_TRANSPORT.format(theirs="tls") if about == "certificate" else ""
+            failed = Step(name, "failed", text.found, text.todo + other)
         for name, words in (
             ("TLS", "as tlspyo speaks it"),
             ("Server's certificate", "it is the certificate.pem that is here"),
@@ -262,7 +268,8 @@ class _Examiner:
             facts = way.certificate_of(addresses, self.timeout_s)
             shown = "" if facts is None else f". It is {_about(facts)}."
             self.why_not = "the Server's certificate is not accepted"
-            yield Step("Server's certificate", "failed", text.found.rstrip(".") + shown, text.todo)
+            other = _OTHER_TRANSPORT.format(theirs="tlspyo") if facts and HOSTNAME in facts.names else ""
+            yield Step("Server's certificate", "failed", text.found.rstrip(".") + shown, text.todo + other)
             raise _Stop from exc
         self._sock = secured.sock
         yield Step("TLS", "ok", secured.words)
