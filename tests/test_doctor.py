@@ -311,6 +311,11 @@ def test_a_server_of_another_ca(server: Server, tmp_path: Path) -> None:
     assert steps["TLS"].state == "ok"
 
 
+def test_a_hostname_that_is_none(server: Server, robot: Path) -> None:
+    steps = look(configured(server.port, robot, hostname="robot..lab"))
+    assert "network.hostname: 'robot..lab' is no host name" in only_failed(steps, "configuration").found
+
+
 def test_a_certificate_says_what_it_likes(robot: Path, tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a\nok      forged\x1b[2J")])

@@ -22,7 +22,7 @@ from tmrl_core.networking.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, 
 from tmrl_core.networking.tlspyo_files import HOSTNAME
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
-from tmrl_core.networking.transports.select import is_loopback
+from tmrl_core.networking.transports.select import check_host, is_loopback
 
 _LOOK_AT_TLSPYO = (
     "Look at the Server's log, and whether it has network.transport: tlspyo and this network.header_size too."
@@ -71,6 +71,7 @@ def examine(
     try:
         config = load()
         token = config.network.token
+        check_host(config.network.hostname or "", "network.hostname")
     except TmrlError as exc:
         label = str(exc)
         yield Step("configuration", "failed", label, f"Correct {source}; docs/configuration.md lists every key.")

@@ -240,6 +240,14 @@ def test_which_hosts_are_this_machine(host: str, own: bool) -> None:
 # -- what there is -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["robot..lab", "a" * 64 + ".lab", ".lab"])
+def test_a_name_that_is_none_is_named_with_its_key(keys: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.host: .* is no host name"):
+        client_transport(LinkSettings(host=name, credentials_dir=str(keys)), "worker")
+    with pytest.raises(ConfigError, match=r"network\.hostname: .* is no host name"):
+        client_transport(LinkSettings(hostname=name, credentials_dir=str(keys)), "worker")
+
+
 def test_the_transport_local_needs_no_credentials() -> None:
     transport, token = client_transport(LinkSettings(transport="local", token="secret"), "worker")
     assert isinstance(transport, LocalTransport)

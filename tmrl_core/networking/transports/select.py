@@ -94,11 +94,26 @@ def link_settings(
     )
 
 
+def check_host(host: str, key: str) -> None:
+    """See that a host's name can be looked up, and stand in a certificate, at all.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigError(
+            f"{key}: {host!r} is no host name: its parts, between dots, have 1 to 63 characters. Give a name or an "
+            "address."
+        ) from None
+
+
 def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str]:
     """The transport for a client's settings, and the token to show.
 
     Raises:
-        ConfigError: plaintext beyond this machine.
+        ConfigError: plaintext beyond this machine, or a name that is none.
         CredentialsError: there are no credentials.
     """
     if settings.transport == "local":
@@ -106,6 +121,8 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
 
         return LocalTransport(), ""
     _check_known(settings.transport)
+    check_host(settings.host, "server.host")
+    check_host(settings.hostname or "", "network.hostname")
     security = settings.security
     if security == "auto":
         security = None if is_loopback(settings.host) and plain_server(settings.port) else "TLS"
@@ -165,7 +182,7 @@ def server_transport(
     `on_refused(address, reason)` is called for each whose TLS handshake fails, and for each that is turned away before.
 
     Raises:
-        ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`.
+        ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`, or a name that is none.
         CredentialsError: there is no server certificate.
     """
     if transport == "local":
@@ -173,6 +190,7 @@ def server_transport(
 
         return LocalTransport(), lambda hello, connection: None
     _check_known(transport)
+    check_host(host, "server.bind")
     if security is None and not is_loopback(host) and not insecure:
         raise ConfigError(
             f"network.security is null and the Server would listen on {host or 'every interface'}: everybody there "
