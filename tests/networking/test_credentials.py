@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking import credentials
+from tmrl_core.networking import certificates, credentials
 from tmrl_core.networking.certificates import read_facts
 from tmrl_core.networking.contexts import read_bundle
 from tmrl_core.networking.credentials import bundle, client_context, create, explain, identity_of, server_context
@@ -138,6 +138,13 @@ def test_expired_client_certificate(folder: Path) -> None:
     assert "the peer's certificate has expired" in outcome.server_says()
     assert "this machine's client certificate has expired" in outcome.client_says()
     assert "--credentials bundle" in outcome.client_says()
+
+
+def test_client_certificate_of_tomorrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "_CLOCK_SLACK", timedelta(days=-1))
+    outcome = Outcome(client_context(installed(folder, "worker", "robot7"), "worker"), server_context(folder)[0])
+    assert "not valid yet: this machine's clock is wrong" in outcome.server_says()
+    assert "may not be valid yet by the clock there" in outcome.client_says()
 
 
 def test_foreign_client_certificate(folder: Path, tmp_path: Path) -> None:

@@ -133,7 +133,9 @@ def _explain_alert(exc: ssl.SSLError, host: str, name: str, side: Side) -> str:
         return f"{host} says that {mine} was revoked. {fix}"
     if "ALERT" in reason and ("CERTIFICATE" in reason or "ACCESS_DENIED" in reason):
         mine, fix = _own(side, name)
-        also = " (it may not be for the name that was dialled)" if side == "server" else ""
+        also = " (it may not be for the name that was dialled)"
+        if side == "client":
+            also = " (it may not be valid yet by the clock there)"
         return f"{host} does not accept {mine}{also}. {fix}"
     if "PROTOCOL_VERSION" in reason or "UNSUPPORTED_PROTOCOL" in reason:
         return f"{host} does not speak TLS 1.2 or newer."
