@@ -1,4 +1,4 @@
-"""What a worker believes of a trainer: while there is one, and after it has gone. Sans-I/O."""
+"""What worker and trainer remember of each other: while both are there, and after one has gone. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.delivery import Mark, StreamReceiver, StreamSender
-from tmrl_core.networking.messages import Progress
+from tmrl_core.networking.framing import control_frame
+from tmrl_core.networking.messages import CloseStream, Control, Hello, OpenStream, Progress
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.relay import Relay
 
@@ -62,6 +63,14 @@ def deliver(sender: Connection, receiver: Connection) -> bool:
         rest = rest[n:]
         receiver.received(n, 0.0)
     return bool(data)
+
+
+def say(link: Connection, *messages: Control) -> None:
+    """Have the relay's end of a link hear these."""
+    for message in messages:
+        frame = control_frame(message)
+        link.get_buffer()[: len(frame)] = frame
+        link.received(len(frame), 0.0)
 
 
 @pytest.fixture
@@ -159,3 +168,23 @@ def test_without_a_server_nobody_lacks_anything(place: Place) -> None:
     assert place.worker.progress.lack == ""
     place.worker_pair = place.connect(WorkerConnection(place.worker, silent_s=10, heartbeat_s=3))
     assert place.worker.progress == LACK, "the Server tells it again"
+
+
+def test_streams_that_ended_are_forgotten_before_those_that_may_come_back(place: Place) -> None:
+    place.worker.senders[0][0].offer([b"x"], 10)
+    trainer, _ = place.trainer()
+    state = trainer.trainer
+    (taken,) = state.take()
+    state.commit(taken)
+    place.kill(place.worker_pair)
+    place.run()
+    link = place.relay.connection()
+    link.connected(Identity("elsewhere"), 0.0)
+    say(link, Hello((1,), "worker", "", "run", "b", b"x" * 16))
+    for number in range(5_000):
+        say(link, OpenStream(0, number.to_bytes(16, "big"), "short"), CloseStream(0))
+        link.to_send(0.0)
+        place.run()
+    assert not link.closing
+    assert state.receivers[b"s" * 16].next_number == 1
+    assert 1_000 < len(state.receivers) < 5_000

@@ -312,6 +312,9 @@ class TrainerConnection(Connection):
             with self.trainer.lock:
                 self.trainer.members.pop(receiver.stream, None)
                 self.trainer.waits.pop(receiver.stream, None)
+                if message.ended and receiver.stream in self.trainer.receivers:
+                    # It does not come back, so it is forgotten before those that may.
+                    self.trainer.receivers.move_to_end(receiver.stream, last=False)
             if message.ended:
                 self.trainer.directives.pop(receiver.stream, None)
 
