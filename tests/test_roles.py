@@ -117,8 +117,18 @@ def test_the_wrong_actions_are_refused_before_anything_starts() -> None:
     with pytest.raises(
         ConfigError, match=r"action space is Discrete\(2\) \(discrete\); for it take agent.cls: (.|\n)*DQNAgent"
     ):
-        roles.check_actions(from_values({"environment": environment}))
-    roles.check_actions(from_values({}))
+        roles.check_spaces(from_values({"environment": environment}))
+    roles.check_spaces(from_values({}))
     # An environment of one's own is not made twice.
-    roles.check_actions(from_values({"environment": {"cls": "nowhere:Robot"}}))
-    roles.check_actions(from_values({"environment": environment, "agent": {"cls": "mine:Agent"}}))
+    roles.check_spaces(from_values({"environment": {"cls": "nowhere:Robot"}}))
+    roles.check_spaces(from_values({"environment": environment, "agent": {"cls": "mine:Agent"}}))
+
+
+def test_observations_without_stacks_are_refused_before_anything_starts() -> None:
+    memory = {"cls": "tmrl_core.training:FrameStackMemory"}
+    for agent in ("tmrl_core.training:SacAgent", "mine:Agent"):
+        with pytest.raises(
+            ConfigError,
+            match=r"stacks of 4 frames .* no part of the environment's observation space Box\(.*Take memory\.cls: ",
+        ):
+            roles.check_spaces(from_values({"memory": memory, "agent": {"cls": agent}}))

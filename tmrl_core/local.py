@@ -70,7 +70,7 @@ def run_local(
     config = with_changes(config, changes)
     roles.check_device(config.worker.device, "worker.device")
     roles.check_device(config.trainer.device, "trainer.device")
-    roles.check_actions(config)
+    roles.check_spaces(config)
     conflict = ratios_conflict(config, workers, roles.longest_episode(config))
     if conflict is not None:
         raise ConfigError(conflict)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional, resolved
-from tmrl_core.config.algorithms import action_space_problem, algorithm_of
+from tmrl_core.config.algorithms import action_space_problem, algorithm_of, memory_of, stacks_problem
 from tmrl_core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -195,21 +195,24 @@ def write_resolved(config: Config) -> Path:
     return path
 
 
-def check_actions(config: Config) -> None:
-    """See that the project's own algorithm can act in the environment, where that is one of Gymnasium's.
+def check_spaces(config: Config) -> None:
+    """See that the project's own algorithm and memory go with the environment, where that is one of Gymnasium's.
 
     It is made for that, and closed: one of the user's own may be a machine that is not to be started twice, so
     that one is looked at by the trainer only, when it makes it.
 
     Raises:
-        ConfigError: it cannot; with what works. Or there is no such environment.
+        ConfigError: they do not; with what works. Or there is no such environment.
     """
     algorithm = algorithm_of(config.agent.cls)
-    if algorithm is None or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
+    ours = algorithm is not None or memory_of(config.memory.cls) == "FrameStackMemory"
+    if not ours or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
         return
     env = environment_maker(config.environment.cls, config.environment.kwargs)()
     try:
-        problem = action_space_problem(config.agent.cls, algorithm.action_spaces, env.action_space)
+        accepted = algorithm.action_spaces if algorithm is not None else frozenset()
+        problem = action_space_problem(config.agent.cls, accepted, env.action_space)
+        problem = problem or stacks_problem(config, env.observation_space)
     finally:
         env.close()
     if problem is not None:

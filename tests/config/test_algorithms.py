@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from tmrl_core.config.algorithms import (
     actor_of,
     algorithm_of,
     memory_of,
+    stacks_problem,
 )
 from tmrl_core.config.loading import from_values
 from tmrl_core.errors import ConfigError
@@ -139,6 +141,34 @@ def test_a_space_that_no_algorithm_takes_is_named() -> None:
     assert action_space_problem("mine:Agent", frozenset(), space) is None
     integers = gym.spaces.Box(0, 3, (1,), np.int64)
     assert action_space_problem("mine:Agent", frozenset({"box"}), integers) is not None
+
+
+@pytest.mark.parametrize(
+    ("space", "stack", "fits"),
+    [
+        (gym.spaces.Box(0, 255, (4, 8, 8), np.uint8), 4, True),
+        (gym.spaces.Box(0, 255, (4, 8, 8), np.uint8), 3, False),
+        (gym.spaces.Box(0, 1, (4,)), 4, False),
+        (gym.spaces.Dict(a=gym.spaces.Box(0, 1, (3,)), b=gym.spaces.Tuple([gym.spaces.Box(0, 1, (2, 1))])), 2, True),
+        (gym.spaces.Dict(a=gym.spaces.Box(0, 1, (3,)), b=gym.spaces.Discrete(4)), 4, False),
+        (gym.spaces.Sequence(gym.spaces.Box(0, 1, (4, 2))), 4, True),  # nobody knows
+    ],
+)
+def test_a_memory_of_stacks_needs_stacks(space: Any, stack: int, fits: bool) -> None:
+    config = from_values({"memory": {"cls": "tmrl_core.training:FrameStackMemory", "kwargs": {"frame_stack": stack}}})
+    problem = stacks_problem(config, space)
+    assert (problem is None) == fits, problem
+    changed = msgspec.structs.replace(
+        config, worker=msgspec.structs.replace(config.worker, obs_preprocessor="mine:stack")
+    )
+    assert stacks_problem(changed, space) is None
+    assert stacks_problem(from_values({}), space) is None
+
+
+def test_a_trainer_refuses_a_memory_of_stacks_where_there_are_none() -> None:
+    make = training_from_config(from_values({"memory": {"cls": "tmrl_core.training:FrameStackMemory"}}))
+    with pytest.raises(ConfigError, match="no part of the environment's observation space"):
+        make()
 
 
 @pytest.mark.parametrize("name", ["cartpole_dqn", "cartpole_discrete_sac", "pendulum_redq", "pendulum_td3"])

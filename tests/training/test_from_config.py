@@ -61,6 +61,7 @@ def test_a_memory_of_stacked_frames_may_be_on_disk(tmp_path: Path) -> None:
     settings = config(
         run={"folder": str(tmp_path), "name": "main"},
         memory={"storage": "disk", "cls": "tmrl_core.training:FrameStackMemory", "kwargs": {"frame_stack": 3}},
+        worker={"obs_preprocessor": "mine:stacked"},
         trainer={"device": "cpu"},
     )
     memory = training_from_config(settings)().memory

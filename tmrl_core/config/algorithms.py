@@ -76,6 +76,8 @@ ACTORS = {
 
 ACTOR_MODULES = ("torch_policies", "off_policy_policies", "on_policy_policies")
 NUMPY_ACTOR_MODULES = ("numpy_policies", "numpy_off_policy", "numpy_on_policy")
+FRAME_STACK = 4
+"""`FrameStackMemory` takes so many frames for a stack where nothing is said."""
 MEMORIES = {"FrameStackMemory": "frame_stack_memory", "ReplayMemory": "replay", "RoundMemory": "round_memory"}
 
 
@@ -161,6 +163,35 @@ def action_space_kind(space: Any) -> str:
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
         return "box"
     return type(space).__name__
+
+
+def stacks_problem(config: Config, space: Any) -> str | None:
+    """Why the memory of stacked frames that is configured can store nothing of this observation space; None: it can.
+
+    What a preprocessor makes of observations is not known before there is one.
+    """
+    if memory_of(config.memory.cls) != "FrameStackMemory" or config.worker.obs_preprocessor is not None:
+        return None
+    stack = config.memory.kwargs.get("frame_stack", FRAME_STACK)
+    if any(shape is None or (len(shape) > 1 and shape[0] == stack) for shape in _shapes(space)):
+        return None
+    return (
+        f"memory.cls: {config.memory.cls} stores stacks of {stack} frames (memory.kwargs.frame_stack), and no part of "
+        f"the environment's observation space {space} is {stack} arrays along its first axis. Take memory.cls: "
+        "tmrl_core.training:ReplayMemory, set memory.kwargs.frame_stack to the number of frames, or stack them "
+        "(gymnasium.wrappers.FrameStackObservation)."
+    )
+
+
+def _shapes(space: Any) -> Iterator[tuple[int, ...] | None]:
+    """Of each part of a space; None: not known."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+            yield from _shapes(part)
+    else:
+        yield space.shape
 
 
 def action_space_problem(agent: str, action_spaces: frozenset[str], space: Any) -> str | None:

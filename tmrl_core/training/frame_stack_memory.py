@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tmrl_core.config.algorithms import FRAME_STACK
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.samples.carriable import DTYPES
@@ -40,7 +41,7 @@ class FrameStackMemory(ReplayMemory):
             stacks, or of other ones.
     """
 
-    def __init__(self, *args: Any, frame_stack: float = 4, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, frame_stack: float = FRAME_STACK, **kwargs: Any) -> None:
         self.frame_stack = whole_number(frame_stack, "frame_stack")
         if self.frame_stack < 2:
             raise ConfigError(f"memory.frame_stack must be at least 2, got {frame_stack!r}")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
-from tmrl_core.config.algorithms import action_space_problem
+from tmrl_core.config.algorithms import action_space_problem, stacks_problem
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
@@ -129,7 +129,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         loop,
         env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         memory_cls=memory_cls,
-        training_agent_cls=partial(make_agent, config.agent.cls, agent_cls, agent_kwargs),
+        training_agent_cls=partial(make_agent, config, agent_cls, agent_kwargs),
         epochs=trainer.epochs,
         rounds=trainer.rounds,
         steps=trainer.steps,
@@ -183,17 +183,25 @@ def _lockstep(config: Config) -> dict[str, Any]:
 
 
 def make_agent(
-    reference: str, agent_cls: Callable[..., Any], kwargs: Mapping[str, Any], *, action_space: Any, **more: Any
+    config: Config,
+    agent_cls: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    *,
+    observation_space: Any,
+    action_space: Any,
+    **more: Any,
 ) -> Any:
     """The agent, where its class says that it takes this action space, or nothing of that.
 
     Raises:
-        ConfigError: it says that it does not; with the pairs that work.
+        ConfigError: it says that it does not, with the pairs that work; or the memory cannot store the observations.
     """
-    problem = action_space_problem(reference, getattr(agent_cls, "action_spaces", frozenset()), action_space)
+    accepted: frozenset[str] = getattr(agent_cls, "action_spaces", frozenset())
+    problem = action_space_problem(config.agent.cls, accepted, action_space)
+    problem = problem or stacks_problem(config, observation_space)
     if problem is not None:
         raise ConfigError(problem)
-    return agent_cls(action_space=action_space, **more, **kwargs)
+    return agent_cls(observation_space=observation_space, action_space=action_space, **more, **kwargs)
 
 
 def check_collection(agent_cls: Any, config: Config) -> None:
