@@ -19,6 +19,7 @@ from tmrl_core.networking.messages import (
     Blob,
     Bye,
     CloseStream,
+    Collect,
     Control,
     Credit,
     Diagnosis,
@@ -241,3 +242,18 @@ def test_what_the_relay_makes_of_the_longest_messages_fits_a_frame() -> None:
 
 def test_secrets_show_in_no_repr() -> None:
     assert "secret" not in repr(Hello((1,), "worker", "secret", "run", "name", b"p" * 16))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Directive(1, Evaluation(1, (-1,))),
+        Directive(1, Evaluation(-1, (1,))),
+        Collect(1, (1, 1), steps=-1),
+        Collect(1, (1, 1), episodes=1 << 63),
+        Collect(1, (1, 1), steps=1, seed=-1),
+    ],
+)
+def test_a_trainer_cannot_ask_for_numbers_that_environments_do_not_take(body: Directive | Collect) -> None:
+    with pytest.raises(RemoteProtocolError, match="could not be decoded"):
+        decode_body(encode_body(body), type(body))

@@ -77,8 +77,8 @@ class PolicyUpdate(msgspec.Struct, frozen=True):
 class Evaluation(msgspec.Struct, frozen=True):
     """Asks a worker for one deterministic episode per seed, played with a policy of at least `version`."""
 
-    id: int
-    seeds: tuple[int, ...]
+    id: Number
+    seeds: tuple[Number, ...]
     version: Version = (0, 0)
 
 
@@ -114,11 +114,11 @@ class Collect(msgspec.Struct, frozen=True):
         seed: begin with a new episode of this seed, and seed the exploration with it; None: go on.
     """
 
-    round: int
+    round: Number
     version: Version
-    steps: int | None = None
-    episodes: int | None = None
-    seed: int | None = None
+    steps: Number | None = None
+    episodes: Number | None = None
+    seed: Number | None = None
 
     @property
     def amount(self) -> int:
