@@ -342,12 +342,26 @@ def test_too_many_failures_in_a_row_end_it(
 ) -> None:
     env = counting_env(script={(episode, 1): RuntimeError("broken") for episode in range(9)})
     worker = make(env, constant_actor, max_failures=max_failures)
-    with pytest.raises(EnvironmentFailedError, match=rf"{max_failures + 1} times in a row.*broken") as caught:
+    with pytest.raises(
+        EnvironmentFailedError, match=rf"{max_failures + 1} times in a row.*broken\. .*mend it"
+    ) as caught:
         worker.collect_train_episode()
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert env.episode == max_failures
     assert len(worker.buffer) == 0
     assert [bool(record.exc_info) for record in caplog.records] == [True, False][:max_failures]
+
+
+def test_what_an_environment_returned_wrongly_is_said_with_what_is_wanted(
+    counting_env: Any, constant_actor: Any
+) -> None:
+    nowhere = np.array([0, np.nan, 0], np.float32)
+    env = counting_env(script={(0, 1): nowhere})
+    with pytest.raises(
+        EnvironmentFailedError,
+        match=r"The last failure: the observation holds NaN, finite numbers are wanted\. .*see what its reset and step",
+    ):
+        make(env, constant_actor, max_failures=0).collect_train_episode()
 
 
 def test_an_episode_in_order_forgives_earlier_failures(counting_env: Any, constant_actor: Any) -> None:

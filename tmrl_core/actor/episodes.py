@@ -495,13 +495,15 @@ class EpisodePlayer:
                 if episode.sent:
                     self._finish_episode("aborted")
             episode.open = False
-        if self._failures_in_a_row > self.max_failures:
-            raise EnvironmentFailedError(
-                f"the environment failed {self._failures_in_a_row} times in a row, worker.max_failures is "
-                f"{self.max_failures}. The last failure: {type(fault).__name__}: {fault}"
-            ) from fault
         # Found here, in what it returned, it has no traceback but ours; else the user's, once and not at every try.
         found_here = isinstance(fault, EnvironmentFailedError)
+        if self._failures_in_a_row > self.max_failures:
+            advice = "see what its reset and step return" if found_here else "mend it"
+            raise EnvironmentFailedError(
+                f"the environment failed {self._failures_in_a_row} times in a row, worker.max_failures is "
+                f"{self.max_failures}. The last failure: {'' if found_here else f'{type(fault).__name__}: '}{fault}. "
+                f"Nothing can be learned from it: {advice}, or raise worker.max_failures where it recovers by itself."
+            ) from fault
         logger.error(
             "the environment failed (%d in a row, at most %d): %s%s; %d samples of the episode that were not yet "
             "sent are dropped, a fresh reset follows",

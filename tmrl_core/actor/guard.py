@@ -47,7 +47,8 @@ def _array_check(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Che
                 "float32)"
             )
         if floating and not np.isfinite(obs).all():
-            return f"the {name} holds {'NaN' if np.isnan(obs).any() else 'an infinite number'}"
+            found = "NaN" if np.isnan(obs).any() else "an infinite number"
+            return f"the {name} holds {found}, finite numbers are wanted"
         return None
 
     return check
@@ -104,4 +105,4 @@ def reward_problem(reward: Any) -> Problem:
         finite = math.isfinite(reward)
     except (TypeError, ValueError):
         return f"the reward is {reward!r} of type {type(reward).__name__}, a number is wanted"
-    return None if finite else f"the reward is {float(reward)}"
+    return None if finite else f"the reward is {float(reward)}, a finite number is wanted"
