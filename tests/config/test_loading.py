@@ -292,6 +292,14 @@ def test_a_token_file_without_a_token_is_refused(
         assert Config().network.token
 
 
+@pytest.mark.parametrize("text", ["\udcff\udcfe", "x" * 5_000])
+def test_what_can_be_no_token_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TMRL_CORE_TOKEN", text)
+    with pytest.raises(ConfigError, match="TMRL_CORE_TOKEN: this is no token") as raised:
+        assert Config().network.token
+    assert text not in str(raised.value)
+
+
 # --- the current configuration ----------------------------------------------------------------------------------------
 
 

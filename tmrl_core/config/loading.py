@@ -25,6 +25,8 @@ from tmrl_core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PREFIX = "TMRL_CORE_"
+MAX_TOKEN_CHARACTERS = 4_096
+"""As long as a message of the protocol takes it."""
 
 ENVIRONMENT_KEYS: dict[str, tuple[str, str]] = {
     "TMRL_CORE_RUN_NAME": ("run", "name"),
@@ -96,10 +98,10 @@ def token_from_environment(environ: Mapping[str, str]) -> str | None:
     """The token that `TMRL_CORE_TOKEN` holds or `TMRL_CORE_TOKEN_FILE` names a file of; None without them.
 
     Raises:
-        ConfigError: the file cannot be read or is empty.
+        ConfigError: the file cannot be read or is empty, or what it holds can be no token.
     """
-    if environ.get("TMRL_CORE_TOKEN"):
-        return environ["TMRL_CORE_TOKEN"]
+    if token := environ.get("TMRL_CORE_TOKEN"):
+        return _as_token(token, "TMRL_CORE_TOKEN")
     name = environ.get("TMRL_CORE_TOKEN_FILE")
     if not name:
         return None
@@ -109,7 +111,14 @@ def token_from_environment(environ: Mapping[str, str]) -> str | None:
         raise ConfigError(f"TMRL_CORE_TOKEN_FILE: {name} cannot be read ({type(exc).__name__})") from exc
     if not token:
         raise ConfigError(f"TMRL_CORE_TOKEN_FILE: {name} is empty; it should hold the token of this role")
-    return token
+    return _as_token(token, "TMRL_CORE_TOKEN_FILE")
+
+
+def _as_token(text: str, source: str) -> str:
+    # Bytes that are no text come out of the environment as halves of characters, which cannot be sent.
+    if len(text) > MAX_TOKEN_CHARACTERS or any("\ud800" <= one <= "\udfff" for one in text):
+        raise ConfigError(f"{source}: this is no token, which is one line of text of at most {MAX_TOKEN_CHARACTERS}")
+    return text
 
 
 def load(

@@ -256,7 +256,7 @@ class ClientAccess:
         self._load()
 
     def _load(self) -> None:
-        context = client_context(self._directory, self._role)
+        context = client_context(self._directory, self._role, has_token=bool(self._given))
         token = self._given or token_for(self._directory, self._role) or ""
         self.context: ssl.SSLContext = context
         self.token = token

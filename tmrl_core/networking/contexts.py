@@ -131,7 +131,9 @@ def observer_token(server_key: str) -> str:
     return hmac.new(server_key.strip().encode(), b"tmrl_core observer", hashlib.sha256).hexdigest()
 
 
-def client_context(directory: str | os.PathLike[str], role: ContextRole, name: str | None = None) -> ssl.SSLContext:
+def client_context(
+    directory: str | os.PathLike[str], role: ContextRole, name: str | None = None, *, has_token: bool = False
+) -> ssl.SSLContext:
     """A client's side of TLS: trusts our CA alone, checks the host name, shows its own certificate if there is one.
 
     An observer shows the trainer's certificate, if there is one.
@@ -140,6 +142,7 @@ def client_context(directory: str | os.PathLike[str], role: ContextRole, name: s
         directory: the credentials folder or bundle file.
         role: of which role the certificate is to be.
         name: whose certificate to take if there are several; with one of that role, that one is taken.
+        has_token: whether there is a token that did not come out of these files.
 
     Raises:
         CredentialsError: something is missing or does not fit; the message says what to run.
@@ -163,7 +166,7 @@ def client_context(directory: str | os.PathLike[str], role: ContextRole, name: s
     of = "trainer" if role == "observer" else role
     certificates = sorted(folder.glob(f"{of}-*.pem"))
     own = [file for file in certificates if file.stem == f"{of}-{name}"] or certificates
-    if role == "observer" and not own and token_for(folder, role) is None:
+    if role == "observer" and not own and not has_token and token_for(folder, role) is None:
         raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
     if len(own) == 1:
         _load_file_chain(context, own[0], own[0].with_suffix(".key"))

@@ -385,6 +385,8 @@ def test_an_observer_shows_what_its_machine_has(keys: Path, tmp_path: Path) -> N
     for folder in (worker, alone):
         with pytest.raises(CredentialsError, match=r"worker's credentials only.*trainer's may ask"):
             token(folder)
+    of_the_environment = LinkSettings(credentials_dir=str(alone), token="the trainer's")
+    assert client_transport(of_the_environment, "observer")[1] == "the trainer's"
 
 
 @pytest.mark.parametrize(
