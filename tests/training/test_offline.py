@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -203,6 +204,28 @@ def test_it_waits_while_there_is_no_complete_transition(make_rows: Any) -> None:
     interface.wait = more  # type: ignore[method-assign]
     training.run_epoch(interface)
     assert lacks == [f"{n} samples have arrived, but no complete transition" for n in (1, 2, 3, 4)]
+    assert training.agent.updates == 30
+
+
+def test_where_all_samples_are_refused_it_says_so_and_why(make_rows: Any) -> None:
+    interface = Fed(make_rows, 0)
+    training = make(interface, sleep_between_buffer_retrieval_attempts=0.0)
+    lacks = []
+
+    def more(timeout_s: float) -> bool:
+        lacks.append(interface.progress.lack)
+        if len(lacks) < 3:
+            interface.put_rows(replace(make_rows(1, len(lacks), 0, 4), reward=np.zeros((4, 2))))
+        else:
+            interface._rows = 5
+        return True
+
+    interface.wait = more  # type: ignore[method-assign]
+    training.run_epoch(interface)
+    assert lacks[0] == "no sample has arrived yet"
+    assert lacks[1].startswith("all 4 samples that have arrived were refused: the reward is float64[2] per sample")
+    assert lacks[2].startswith("all 8 samples that have arrived were refused: ")
+    assert interface.progress.lack == ""
     assert training.agent.updates == 30
 
 

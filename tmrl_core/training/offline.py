@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 NOT_KEPT_S = 30.0
 """Seconds between two lines in the log that say that samples cannot be written to the disk."""
 
+REASON_LENGTH = 300
+"""So much is said of why samples were refused."""
+
 _SETTINGS = (
     "env_cls",
     "memory_cls",
@@ -80,7 +83,7 @@ class TrainingOffline:
     """
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"published", "statistics", "_waits_for", "_not_kept", "_not_kept_said", "_bad", *_SETTINGS}
+        {"published", "statistics", "_waits_for", "_not_kept", "_not_kept_said", "_refused", "_bad", *_SETTINGS}
     )
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
@@ -147,6 +150,8 @@ class TrainingOffline:
         self._not_kept = ""
         """Why samples that have arrived cannot be written to the disk, and so are not acknowledged."""
         self._not_kept_said = -math.inf
+        self._refused: tuple[int, str] = (0, "")
+        """How many samples the memory has refused in this process, and why the last."""
         self.statistics = RoundStatistics()
         self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
@@ -354,6 +359,7 @@ class TrainingOffline:
             for chunk, reason in self.memory.append(kept) or ():
                 refused_rows += chunk.rows
                 interface.refuse(originals.get(id(chunk), chunk), str(reason))
+                self._refused = (self._refused[0] + chunk.rows, str(reason))
             received = len(buffer) - refused_rows
             self.total_samples += received
             self.statistics.samples += received
@@ -393,6 +399,9 @@ class TrainingOffline:
 
     def _lacking(self) -> str:
         if self.total_samples == 0:
+            refused, reason = self._refused
+            if refused:
+                return f"all {refused} samples that have arrived were refused: {reason[:REASON_LENGTH]}"
             return "no sample has arrived yet"
         if self.total_samples < self.start_training:
             return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
