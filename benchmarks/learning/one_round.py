@@ -4,7 +4,8 @@
 
 stable-baselines3 collects a round of two environments; our agent gets its weights and that round. Printed are the
 largest differences of the advantages, and of the weights after five passes over the whole round as one minibatch (so
-that the order of minibatches, which each side draws by itself, plays no part). Needs stable-baselines3 and `mujoco`.
+that the order of minibatches, which each side draws by itself, plays no part). Then, what each side divides rewards by
+after some rounds of the same rewards, where episodes go on from round to round. Needs stable-baselines3 and `mujoco`.
 """
 
 from __future__ import annotations
@@ -106,6 +107,35 @@ def compare(env_id: str) -> tuple[float, float]:
     return apart, max(left_over) / max(moved)
 
 
+def compare_scales(env_id: str, rounds: int = 4) -> float:
+    """The largest difference of what rewards are divided by after each round, as a share of it."""
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    envs = VecNormalize(DummyVecEnv([lambda: GenericGymEnv(env_id, to_float32=True)] * ENVS), gamma=0.99)
+    env = GenericGymEnv(env_id, to_float32=True)
+    agent = PPOAgent(env.observation_space, env.action_space, normalize_rewards=True, gamma=0.99)
+    assert agent.returns is not None
+    rng = np.random.default_rng(0)
+    envs.seed(0)
+    envs.reset()
+    places = np.zeros((ENVS, 3), np.int64)
+    places[:, 0] = range(ENVS)
+    apart = 0.0
+    for _ in range(rounds):
+        rows: list[Any] = []
+        for _ in range(STEPS):
+            _, _, dones, _ = envs.step(rng.uniform(-1.0, 1.0, (ENVS, *(env.action_space.shape or ()))))
+            places[:, 2] += 1
+            rows.append((envs.get_original_reward(), dones, places.copy()))
+            places[dones, 1] += 1
+            places[dones, 2] = 0
+        reward, ends, at = (torch.from_numpy(np.stack([row[number] for row in rows], 1)) for number in range(3))
+        ends[:, -1] = True
+        agent._scaled(reward.reshape(-1), ends.reshape(-1), at.reshape(-1, 3))
+        apart = max(apart, abs(float(agent.returns.std) / float(np.sqrt(envs.ret_rms.var)) - 1.0))
+    return apart
+
+
 def main() -> int:
     torch.set_num_threads(1)
     print("| environment | advantages | weights |")
@@ -115,6 +145,12 @@ def main() -> int:
         advantages, weights = compare(env_id)
         print(f"| {env_id} | {advantages:.1e} | {weights:.1e} |")
         reached = reached and max(advantages, weights) <= TOLERANCE
+    print("\n| environment | what rewards are divided by |")
+    print("| --- | --- |")
+    for env_id in ("HalfCheetah-v5", "Hopper-v5"):
+        scales = compare_scales(env_id)
+        print(f"| {env_id} | {scales:.1e} |")
+        reached = reached and scales <= TOLERANCE
     return 0 if reached else 1
 
 
