@@ -57,6 +57,7 @@ from tmrl_core.networking.messages import (
 from tmrl_core.networking.relay import core
 from tmrl_core.networking.relay.room import OF_ONE_BYTES
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
+from tmrl_core.training import remote
 from tmrl_core.training.remote import RemoteInterface
 
 DEADLINE_S = 20.0
@@ -617,6 +618,26 @@ def test_names_in_records_of_episodes_are_one_short_line(place: Place) -> None:
     (shown,) = [record for record in sink.records if record.kind == "episode"]
     assert all(shown.text(name).isprintable() for name in ("worker", "agent"))
     assert len(shown.text("worker")) <= 1_000
+
+
+def test_streams_that_come_and_go_without_end_fill_no_records(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "JOINS_AT_ONCE", 5)
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(place.trainer, recorder=recorder, clock=lambda: 0.0)
+    wolf = place.stranger()
+    wolf.greet()
+    for round_ in range(4):
+        wolf.tell(*(OpenStream(i, bytes([round_, i]) * 8, "wolf") for i in range(5)))
+        until(lambda: len(place.trainer.members) == 6)
+        interface.retrieve_buffer()
+        wolf.tell(*(CloseStream(i) for i in range(5)))
+        until(lambda: len(place.trainer.members) == 1)
+        interface.retrieve_buffer()
+    recorder.close()
+    told = [record.text("event") for record in sink.records if record.kind == "event"]
+    assert told.count("worker_joined") == 5
+    assert told.count("worker_left") == 4  # of those that were told of; the first is the one that stays
 
 
 def test_the_largest_numbers_that_streams_can_claim_spoil_no_sum(place: Place, keys: Path) -> None:

@@ -38,6 +38,10 @@ AWAY_S = 30.0
 """Seconds for which a worker whose link has gone is waited for: it may come back, with what is lacking."""
 REFUSALS_SAID = 100
 """How many different refusals are logged."""
+JOINS_AT_ONCE = 1_000
+JOINS_PER_S = 1.0
+"""How fast records of workers that join may follow each other once so many have come at once: who comes and goes
+without end fills no disk. Records of the network count all of them."""
 POLICY = "policy"
 """Name of the one policy that is published."""
 
@@ -98,6 +102,10 @@ class RemoteInterface(TrainingInterface):
         self._shares: dict[bytes, bytes] = {}
         self._in_round = False
         self._workers: dict[bytes, str] = {}
+        self._joins = float(JOINS_AT_ONCE)
+        self._joins_at = self._started
+        self._announced: set[bytes] = set()
+        """Streams of which the records say that they have joined."""
         self._phase = ""
         self._next_record = self._started
         self._starved_since: float | None = None
@@ -401,7 +409,9 @@ class RemoteInterface(TrainingInterface):
             for stream, name in self._workers.items():
                 if stream not in members:
                     self._evaluations.pop(stream, None)
-                    self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
+                    if stream in self._announced:
+                        self._announced.remove(stream)
+                        self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
             self._workers = {stream: member.name for stream, member in members.items()}
         if self.evaluator is not None:
             self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())
@@ -411,7 +421,13 @@ class RemoteInterface(TrainingInterface):
             self._record_network()
 
     def _joined(self, member: Any) -> None:
-        self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
+        now = self._clock()
+        self._joins = min(float(JOINS_AT_ONCE), self._joins + (now - self._joins_at) * JOINS_PER_S)
+        self._joins_at = now
+        if self._joins >= 1.0:
+            self._joins -= 1.0
+            self._announced.add(member.stream)
+            self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
         try:
             signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}
         except CodecError:
