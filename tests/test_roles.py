@@ -121,7 +121,10 @@ def test_the_wrong_actions_are_refused_before_anything_starts() -> None:
     roles.check_spaces(from_values({}))
     # An environment of one's own is not made twice.
     roles.check_spaces(from_values({"environment": {"cls": "nowhere:Robot"}}))
-    roles.check_spaces(from_values({"environment": environment, "agent": {"cls": "mine:Agent"}}))
+    mine = {"environment": environment, "agent": {"cls": "mine:Agent"}}
+    roles.check_spaces(from_values({**mine, "actor": {"cls": "mine:Actor"}}))
+    with pytest.raises(ConfigError, match=r"actor\.cls: .*SquashedGaussianMLPActor acts in spaces of the kind box"):
+        roles.check_spaces(from_values(mine))
 
 
 def test_observations_without_stacks_are_refused_before_anything_starts() -> None:

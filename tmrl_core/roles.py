@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional, resolved
-from tmrl_core.config.algorithms import action_space_problem, algorithm_of, memory_of, stacks_problem
+from tmrl_core.config.algorithms import (
+    action_space_problem,
+    actor_of,
+    algorithm_of,
+    memory_of,
+    policy_problem,
+    stacks_problem,
+)
 from tmrl_core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -196,7 +203,7 @@ def write_resolved(config: Config) -> Path:
 
 
 def check_spaces(config: Config) -> None:
-    """See that the project's own algorithm and memory go with the environment, where that is one of Gymnasium's.
+    """See that the project's own algorithm, policy and memory go with the environment, where it is one of Gymnasium's.
 
     It is made for that, and closed: one of the user's own may be a machine that is not to be started twice, so
     that one is looked at by the trainer only, when it makes it.
@@ -205,14 +212,15 @@ def check_spaces(config: Config) -> None:
         ConfigError: they do not; with what works. Or there is no such environment.
     """
     algorithm = algorithm_of(config.agent.cls)
-    ours = algorithm is not None or memory_of(config.memory.cls) == "FrameStackMemory"
+    stacks = memory_of(config.memory.cls) == "FrameStackMemory"
+    ours = algorithm is not None or actor_of(config.actor.cls) is not None or stacks
     if not ours or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
         return
     env = environment_maker(config.environment.cls, config.environment.kwargs)()
     try:
         accepted = algorithm.action_spaces if algorithm is not None else frozenset()
         problem = action_space_problem(config.agent.cls, accepted, env.action_space)
-        problem = problem or stacks_problem(config, env.observation_space)
+        problem = problem or policy_problem(config, env.action_space) or stacks_problem(config, env.observation_space)
     finally:
         env.close()
     if problem is not None:

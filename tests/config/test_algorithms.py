@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tmrl_core.config.algorithms import (
     actor_of,
     algorithm_of,
     memory_of,
+    policy_problem,
     stacks_problem,
 )
 from tmrl_core.config.loading import from_values
@@ -144,6 +146,40 @@ def test_a_space_that_no_algorithm_takes_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("agent", "actor", "space", "advice"),
+    [
+        ("PPOAgent", "GaussianMLPActor", DISCRETE, r"\(discrete\); .*: tmrl_core.actor:CategoricalMLPActor, or one of"),
+        ("PPOAgent", "CategoricalMLPActor", BOX, r"\(box\); .*: tmrl_core.actor:GaussianMLPActor, or one of your own$"),
+        ("Other", "NumpyQValueMLPActor", BOX, "Deterministic.* or .*:Gaussian.* or .*:Squashed.*, or one of your own$"),
+        (
+            "Other",
+            "GaussianMLPActor",
+            gym.spaces.MultiBinary(2),
+            r"\(MultiBinary\); for it take actor.cls: one of your",
+        ),
+        ("PPOAgent", "GaussianMLPActor", BOX, None),
+        ("PPOAgent", "OwnActor", DISCRETE, None),
+    ],
+)
+def test_a_policy_for_other_actions_is_refused_with_those_that_fit(
+    agent: str, actor: str, space: Any, advice: str | None
+) -> None:
+    settings: dict[str, Any] = {"actor": {"cls": f"tmrl_core.actor:{actor}"}, "agent": {"cls": f"mine:{agent}"}}
+    if agent == "PPOAgent":
+        settings |= {
+            "agent": {"cls": f"tmrl_core.training:{agent}"},
+            "worker": {"collection": "lockstep"},
+            "trainer": {"loop": LOOP},
+        }
+    problem = policy_problem(from_values(settings), space)
+    if advice is None:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert re.search(advice, problem), problem
+
+
+@pytest.mark.parametrize(
     ("space", "stack", "fits"),
     [
         (gym.spaces.Box(0, 255, (4, 8, 8), np.uint8), 4, True),
@@ -163,6 +199,18 @@ def test_a_memory_of_stacks_needs_stacks(space: Any, stack: int, fits: bool) -> 
     )
     assert stacks_problem(changed, space) is None
     assert stacks_problem(from_values({}), space) is None
+
+
+def test_a_trainer_refuses_a_policy_for_other_actions_beside_our_own_algorithms() -> None:
+    settings = {
+        "agent": {"cls": "tmrl_core.training:PPOAgent"},
+        "actor": {"cls": "tmrl_core.actor:CategoricalMLPActor"},
+        "worker": {"collection": "lockstep"},
+        "trainer": {"loop": LOOP, "device": "cpu"},
+    }
+    make = training_from_config(from_values(settings))
+    with pytest.raises(ConfigError, match=r"for it take actor\.cls: tmrl_core.actor:GaussianMLPActor"):
+        make()
 
 
 def test_a_trainer_refuses_a_memory_of_stacks_where_there_are_none() -> None:

@@ -194,6 +194,20 @@ def _shapes(space: Any) -> Iterator[tuple[int, ...] | None]:
         yield space.shape
 
 
+def policy_problem(config: Config, space: Any) -> str | None:
+    """Why the project's own policy cannot act in an action space, with those that can; None when it can."""
+    actor, kind = actor_of(config.actor.cls), action_space_kind(space)
+    if actor is None or ACTORS[actor] == kind:
+        return None
+    algorithm = algorithm_of(config.agent.cls)
+    fitting = [name for name in ACTORS if ACTORS[name] == kind and (algorithm is None or name in algorithm.actors)]
+    advice = f"{_kinds(fitting, 'tmrl_core.actor:')}, or one of your own" if fitting else "one of your own"
+    return (
+        f"actor.cls: {config.actor.cls} acts in spaces of the kind {ACTORS[actor]}, and the environment's action space "
+        f"is {space} ({kind}); for it take actor.cls: {advice}"
+    )
+
+
 def action_space_problem(agent: str, action_spaces: frozenset[str], space: Any) -> str | None:
     """Why an agent cannot act in an environment, with the pairs that work; None when it can.
 

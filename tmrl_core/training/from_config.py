@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
-from tmrl_core.config.algorithms import action_space_problem, stacks_problem
+from tmrl_core.config.algorithms import action_space_problem, algorithm_of, policy_problem, stacks_problem
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
@@ -194,10 +194,14 @@ def make_agent(
     """The agent, where its class says that it takes this action space, or nothing of that.
 
     Raises:
-        ConfigError: it says that it does not, with the pairs that work; or the memory cannot store the observations.
+        ConfigError: it says that it does not, with the pairs that work; or the workers' policy cannot act in it, or the
+            memory not store the observations.
     """
     accepted: frozenset[str] = getattr(agent_cls, "action_spaces", frozenset())
     problem = action_space_problem(config.agent.cls, accepted, action_space)
+    if algorithm_of(config.agent.cls) is not None:
+        # Beside an agent of one's own, workers may act with what the configuration does not name.
+        problem = problem or policy_problem(config, action_space)
     problem = problem or stacks_problem(config, observation_space)
     if problem is not None:
         raise ConfigError(problem)
