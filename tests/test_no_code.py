@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [path for folder in ("tmrl_core", "scripts", "examples") for path in (ROOT / folder).rglob("*.py")]
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle"}
-CALLS = {"eval", "exec", "compile"}
+LOADERS = {"load", "jit", "hub", "package"}
+"""Of torch and NumPy: where they are called, their arguments are looked at, so they are not imported by themselves."""
+CALLS = {"eval", "exec", "compile", "__import__", "torch.jit.load", "torch.hub.load", "pandas.read_pickle"}
 YAML = {"load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all", "Loader", "UnsafeLoader"}
 
 
@@ -24,6 +26,8 @@ def faults(text: str) -> Iterator[str]:
                     yield f"line {node.lineno}: import {alias.name}"
         elif isinstance(node, ast.ImportFrom):
             if (node.module or "").split(".")[0] in MODULES:
+                yield f"line {node.lineno}: from {node.module}"
+            if node.module in ("torch", "numpy") and LOADERS & {alias.name for alias in node.names}:
                 yield f"line {node.lineno}: from {node.module}"
             if node.module == "yaml" and YAML & {alias.name for alias in node.names}:
                 yield f"line {node.lineno}: from yaml"
@@ -58,6 +62,10 @@ def test_nothing_that_runs_received_code_is_used(path: Path) -> None:
         "np.load('x', allow_pickle=True)",
         "yaml.load('x', Loader=L)",
         "from yaml import full_load",
+        "from torch import load",
+        "from numpy import load, zeros",
+        "torch.jit.load('x')",
+        "__import__('os')",
     ],
 )
 def test_each_would_be_noticed(text: str) -> None:
