@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tmrl_core.config.documents import parse_json, parse_yaml, read_document
+from tmrl_core.config.documents import format_yaml, parse_json, parse_yaml, read_document
 from tmrl_core.errors import ConfigError
 
 
@@ -46,6 +46,17 @@ def test_a_yaml_scalar_means_what_it_looks_like(text: str, value: Any) -> None:
     found = parse_yaml(f"key: {text}\n", "x")["key"]
     assert found == value
     assert type(found) is type(value)
+
+
+@given(st.one_of(st.text(st.characters(codec="utf-8")), st.from_regex(r"[-+.]?[0-9_]{1,3}[.eExX0-9_+-]{0,5}")))
+@example("1e999")
+@example("1_000")
+@example("0x1f")
+@example("no")
+@example("")
+def test_a_text_stays_one_when_it_is_written_and_read(text: str) -> None:
+    values = {"key": [text], "also": {text: 1e5, "not a text": 1e-6}}
+    assert parse_yaml(format_yaml(values), "x") == values
 
 
 @pytest.mark.parametrize(

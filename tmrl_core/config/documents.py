@@ -95,6 +95,20 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Puts a text in quotes where `_Loader` would take it for something else, as 1e5, and where YAML 1.1 would."""
+
+
+for _first, _patterns in _Loader.yaml_implicit_resolvers.items():
+    for _tag, _pattern in _patterns:
+        _Dumper.add_implicit_resolver(_tag, _pattern, [_first])
+
+
+def format_yaml(values: Any) -> str:
+    """Plain values as YAML text, of which `parse_yaml` makes the same values; keys keep their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """Plain values from YAML text.
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from tmrl_core.config.checks import check_values
-from tmrl_core.config.documents import parse_yaml, read_document
+from tmrl_core.config.documents import format_yaml, parse_yaml, read_document
 from tmrl_core.config.messages import check_keys, explain, field_type, inner_types, type_info
 from tmrl_core.config.sections import Config
 from tmrl_core.errors import ConfigError
@@ -295,6 +295,4 @@ def use(config: Config | None) -> None:
 
 def resolved(config: Config) -> str:
     """The whole configuration as YAML, every key with its value; it holds no secret."""
-    import yaml
-
-    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+    return format_yaml(msgspec.to_builtins(config))
