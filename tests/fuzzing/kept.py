@@ -10,7 +10,7 @@ import numpy as np
 from tests.fuzzing.files import file_of, mend, scratch
 from tests.fuzzing.mutation import Mutator
 from tests.fuzzing.target import Target
-from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.errors import CheckpointError, ConfigError, StorageError
 from tmrl_core.networking.spool_files import _NOTE, FORMAT, DiskSpool
 from tmrl_core.samples import Buffer
 
@@ -21,7 +21,8 @@ class Kept(Target):
     """One file in the folder of a spool (first byte even) or of a replay memory (odd)."""
 
     name = "kept"
-    allowed = (StorageError, CheckpointError)
+    # ConfigError: its rows are others than this configuration's, as transitions of several steps.
+    allowed = (StorageError, CheckpointError, ConfigError)
 
     def __init__(self) -> None:
         from tmrl_core.training import ReplayMemory

@@ -16,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzzing.files import mend
 from tmrl_core.errors import ConfigError, FolderLockedError, StorageError
 from tmrl_core.training import ReplayMemory
+from tmrl_core.training.segments import rows_note
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
 STREAM = bytes([1]) * 16
@@ -244,6 +246,19 @@ def test_files_of_any_bytes_open_or_are_the_documented_error(
         memory.sample()
     memory.append_chunk(make_rows(1, 50, 0, 3))
     memory.close()
+
+
+def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, make_rows: Any) -> None:
+    memory = make(tmp_path)
+    memory.append_chunk(make_rows(1, 0, 0, 21))
+    memory.commit({})
+    memory.close()
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    assert data.count(rows_note(0, 20, b"")) == 1
+    path.write_bytes(mend(data.replace(rows_note(0, 20, b""), rows_note(1 << 61, 20, b""))))
+    with pytest.raises(StorageError, match=r"replay row 2305843009213693952, which no memory comes to"):
+        make(tmp_path)
 
 
 def test_older_files_are_checked_with_the_appends_that_follow_and_damaged_rows_let_go(

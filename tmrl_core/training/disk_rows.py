@@ -40,7 +40,7 @@ from tmrl_core.training.layout import Array, Column, RowLayout, fill
 from tmrl_core.training.mapped_files import UNIT, MappedFiles, Segment, address
 from tmrl_core.training.row_table import RowTable
 from tmrl_core.training.rows import Rows
-from tmrl_core.training.segments import RowFormat, parse_rows_note, rows_note
+from tmrl_core.training.segments import MAX_FIRST_ROW, RowFormat, parse_rows_note, rows_note
 from tmrl_core.training.stream_states import Changes, StreamStates, decoded, encoded
 
 logger = logging.getLogger(__name__)
@@ -138,6 +138,8 @@ class DiskRows(Rows):
         segment: Segment | None = None
         for record in reader.records(check_payloads=False):
             first_row, rows, rest = parse_rows_note(record.note)
+            if (first_row + rows) * self._row_units > MAX_FIRST_ROW:
+                raise StorageError(f"{reader.path} speaks of replay row {first_row}, which no memory comes to")
             changes = decoded(rest) if newest or self.frames else {}
             frames = FramesNote.parse(changes.get("frames"), len(self.frames), rows) if self.frames else FramesNote()
             expected = rows * self._row_bytes + sum(
