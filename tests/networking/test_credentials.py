@@ -275,6 +275,14 @@ def test_overwrite_makes_old_bundles_useless(folder: Path) -> None:
     assert not server_context(folder)[1].check("worker", token)
 
 
+def test_overwrite_removes_what_the_old_authority_signed(folder: Path) -> None:
+    credentials.install(bundle(folder, "worker", "me", folder.parent), folder)
+    create(folder, overwrite=True)
+    assert not list(folder.glob("worker-*"))
+    outcome = Outcome(client_context(folder, "worker"), server_context(folder)[0])
+    assert outcome.client_error is None, "its token may speak for it"
+
+
 def test_create_refuses_where_only_a_bundle_is(folder: Path) -> None:
     there = installed(folder, "server", "host")
     with pytest.raises(CredentialsError, match="whose key is elsewhere"):

@@ -214,6 +214,9 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
     if new:
         for name in (ISSUED_FILE, REVOKED_FILE):  # of the CA that was here before
             (folder / name).unlink(missing_ok=True)
+        for role in CLIENT_ROLES:  # they would be shown, and refused, where the new tokens serve
+            for old in [*folder.glob(f"{role}-*.pem"), *folder.glob(f"{role}-*.key")]:
+                old.unlink()
         for role, token in tokens.items():
             write_file(folder / f"{role}.token", token + "\n", private=True)
         hashes = {role: token_hash(token) for role, token in tokens.items()}
