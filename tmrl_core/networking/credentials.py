@@ -214,8 +214,9 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
     if new:
         for name in (ISSUED_FILE, REVOKED_FILE):  # of the CA that was here before
             (folder / name).unlink(missing_ok=True)
-        for role in CLIENT_ROLES:  # they would be shown, and refused, where the new tokens serve
-            for old in [*folder.glob(f"{role}-*.pem"), *folder.glob(f"{role}-*.key")]:
+        # What the old one signed would be shown, and refused, where the new tokens serve.
+        for pattern in (f"{role}-*.{kind}" for role in CLIENT_ROLES for kind in ("pem", "key")):
+            for old in list(folder.glob(pattern)):
                 old.unlink()
         for role, token in tokens.items():
             write_file(folder / f"{role}.token", token + "\n", private=True)
