@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import functools
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
 
-from tmrl_core.config import resolve, resolve_optional, resolve_with
+from tmrl_core.config import environment_maker, resolve, resolve_optional, resolve_with
 from tmrl_core.errors import ConfigError
 
 
@@ -57,3 +59,34 @@ def test_a_module_s_own_missing_import_keeps_its_name(tmp_path: Path, monkeypatc
     with pytest.raises(ModuleNotFoundError, match="package_that_is_not_there") as caught:
         resolve("needs_something:Name")
     assert not isinstance(caught.value, ConfigError)
+
+
+def _needs_more(**_: Any) -> Any:
+    raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
+
+
+@pytest.mark.parametrize(
+    ("id_", "said"),
+    [
+        ("CartPole-v7", r"^environment\.kwargs: Environment version `v7` for environment `CartPole` doesn't exist"),
+        ("NeedsMore-v0", r"^environment\.kwargs: MuJoCo is not installed, run `pip install"),
+        ("not_there:Robot-v0", r"^environment\.kwargs\.id: No module named 'not_there'\. .*can be imported"),
+        ("not_there.at_all:Robot-v0", r"^environment\.kwargs\.id: No module named 'not_there'"),
+    ],
+)
+def test_what_gymnasium_cannot_make_is_a_wrong_setting(id_: str, said: str) -> None:
+    gymnasium.register("NeedsMore-v0", entry_point=_needs_more)
+    try:
+        with pytest.raises(ConfigError, match=said):
+            environment_maker("tmrl_core.envs:GenericGymEnv", {"id": id_})()
+    finally:
+        del gymnasium.registry["NeedsMore-v0"]
+
+
+def test_what_an_environment_s_own_module_lacks_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacks_something.py").write_text("import something_else\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="something_else"):
+        environment_maker("tmrl_core.envs:GenericGymEnv", {"id": "lacks_something:Robot-v0"})()

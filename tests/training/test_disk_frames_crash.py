@@ -44,7 +44,7 @@ def test_a_killed_process_has_lost_and_doubled_nothing_that_it_committed(tmp_pat
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as children:
         assert children.stdin is not None
         assert children.stdout is not None
-        for _ in range(400 if full else 40):
+        for _ in range(400 if full else 30):
             # In any of its phases: while it opens what is there, while it commits, or draws, or saves.
             lines, delay_s = (
                 generator.choice([0, 1, 2, 8, 9, 40]),

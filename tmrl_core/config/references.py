@@ -99,7 +99,7 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
 
 
 def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    """What makes the environment; it raises ConfigError for an id that Gymnasium does not know.
+    """What makes the environment; it raises ConfigError for an id that Gymnasium does not know, or cannot make here.
 
     Raises:
         ConfigError: the reference names nothing, or does not take these keyword arguments.
@@ -109,9 +109,17 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
     def make_environment() -> Any:
         import gymnasium
 
+        errors = gymnasium.error
         try:
             return make()
-        except gymnasium.error.UnregisteredEnv as exc:
+        except (errors.UnregisteredEnv, errors.DeprecatedEnv, errors.DependencyNotInstalled) as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
+        except ModuleNotFoundError as exc:
+            # Of `module:Name-v0`; what that module itself lacks is for who wrote it, with its traceback.
+            module, colon, _ = str(kwargs.get("id", "")).partition(":")
+            missing = getattr(exc.__cause__, "name", None)
+            if colon and missing and f"{module}.".startswith(f"{missing}."):
+                raise ConfigError(f"environment.kwargs.id: {exc}") from exc
+            raise
 
     return make_environment
