@@ -337,6 +337,23 @@ def test_who_has_used_up_the_files_of_a_server_is_revoked_once_there_is_one(
     assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
 
 
+def test_a_new_authority_begins_with_an_empty_list(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials.bundle(folder, "worker", "robot7", tmp_path)
+    renewal.revoke(folder, "robot7")
+    access = ServerAccess(folder)
+    credentials.create(folder, overwrite=True)
+    caplog.clear()
+    for _ in range(5):
+        access.refresh()
+    assert not caplog.messages
+    credentials.bundle(folder, "worker", "robot7", tmp_path)
+    serial = renewal.revoke(folder, "robot7")[0].serial
+    access.refresh()
+    assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
+
+
 def test_a_token_that_was_rotated_ends_the_links_that_it_opened(place: Place) -> None:
     link = worker_of(place, place.keys)
     stranger = place.stranger()

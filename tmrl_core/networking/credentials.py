@@ -61,6 +61,7 @@ from tmrl_core.networking.revocations import (
     REVOKED_FILE,
     Listed,
     add_revoked,
+    forget_lists,
     note_issued,
     read_list,
 )
@@ -212,8 +213,7 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
     write_file(folder / "server.key", server.key, private=True)
     write_file(folder / "server.pem", server.certificate)
     if new:
-        for name in (ISSUED_FILE, REVOKED_FILE):  # of the CA that was here before
-            (folder / name).unlink(missing_ok=True)
+        forget_lists(folder)  # of the CA that was here before
         # What the old one signed would be shown, and refused, where the new tokens serve.
         for pattern in (f"{role}-*.{kind}" for role in CLIENT_ROLES for kind in ("pem", "key")):
             for old in list(folder.glob(pattern)):
@@ -310,8 +310,9 @@ def install(
             # What another CA signed is of no use beside this one.
             for old in [*folder.glob("*.pem"), *folder.glob("*.key"), *folder.glob("*.token")]:
                 old.unlink()
-            for old_name in ("server.tokens.json", ISSUED_FILE, REVOKED_FILE, tlspyo_files.PASSWORD):
+            for old_name in ("server.tokens.json", tlspyo_files.PASSWORD):
                 (folder / old_name).unlink(missing_ok=True)
+            forget_lists(folder)
         stem = "server" if content.role == "server" else f"{content.role}-{content.name}"
         files = [folder / f"{stem}.key", folder / f"{stem}.pem"]
         write_file(files[0], content.key, private=True)

@@ -90,6 +90,16 @@ def issued(folder: Path, name: str, role: str | None = None) -> list[Listed]:
     return [one for one in read_list(folder / ISSUED_FILE) if one.name == name and role in (None, one.role)]
 
 
+def forget_lists(folder: Path) -> None:
+    """Another CA takes the place of the one whose certificates are listed. The caller holds the folder's lock.
+
+    A list of revoked ones is emptied, not removed: a running Server takes one that is gone for an accident.
+    """
+    (folder / ISSUED_FILE).unlink(missing_ok=True)
+    if (folder / REVOKED_FILE).exists():
+        write_list(folder / REVOKED_FILE, (), datetime.now(timezone.utc))
+
+
 def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
     """Put these on the list of revoked ones; those that were not on it. The caller holds the folder's lock."""
     now = datetime.now(timezone.utc)
