@@ -354,6 +354,18 @@ def test_a_new_authority_begins_with_an_empty_list(
     assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
 
 
+def test_what_a_replaced_authority_signed_is_put_out(place: Place) -> None:
+    bundle = machine(place.keys, "worker", "forged")  # as whoever has stolen ca.key could make
+    stolen = place.stranger(bundle)
+    enter(stolen, peer=b"7" * 16)
+    late = place.stranger(bundle)  # has shaken hands, and not said who it is
+    credentials.create(place.keys, ["localhost"], overwrite=True)
+    stolen.refused("certificate", "the CA of this Server was replaced")
+    late.greet(token="", peer=b"8" * 16)
+    late.refused("certificate", "the CA of this Server was replaced")
+    until(lambda: place.worker.connected and place.trainer.connected)
+
+
 def test_a_token_that_was_rotated_ends_the_links_that_it_opened(place: Place) -> None:
     link = worker_of(place, place.keys)
     stranger = place.stranger()

@@ -49,6 +49,10 @@ Judge: TypeAlias = Callable[[Hello, Connection], "tuple[str, str] | tuple[str, s
 Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
+def _authorities(context: ssl.SSLContext) -> frozenset[str]:
+    return frozenset(str(one.get("subject")) for one in context.get_ca_certs())
+
+
 def utc_now() -> datetime:
     """The time of day."""
     return datetime.now(timezone.utc)
@@ -141,6 +145,7 @@ class ServerAccess:
         self._directory = Path(directory).expanduser()
         self._files = _Files(self._directory)
         self.context, self.verifier = server_context(self._directory)
+        self._authorities = _authorities(self.context)
         self._had_list = revoked_file(self._directory).exists()
         self._revoked = read_revoked(self._directory)
         self._tokens: WeakKeyDictionary[Connection, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
@@ -161,6 +166,7 @@ class ServerAccess:
             unread.append(f"the certificate and tokens as they were before go on to count: {exc}")
         else:
             self.context, self.verifier = context, verifier
+            self._authorities = _authorities(context)
             changed = True
         try:
             has_list = revoked_file(self._directory).exists()
@@ -191,10 +197,19 @@ class ServerAccess:
         return None
 
     def revoked(self, identity: Identity) -> tuple[str, str] | None:
-        """What to tell a peer whose certificate was revoked; None: it was not."""
-        if identity.serial is None or identity.serial not in self._revoked:
+        """What to tell a peer whose certificate, or whose CA, counts no more; None: it does."""
+        if identity.serial is None:
             return None
         role = identity.role if identity.role in ("worker", "trainer") else "ROLE"
+        if identity.issuer is not None and identity.issuer not in self._authorities:
+            return (
+                "certificate",
+                f"the CA of this Server was replaced, and this machine's certificate ({identity.name}) is of the old "
+                f"one. Make a bundle on the machine that holds the CA (`{BUNDLE} {role} --name {identity.name}`) and "
+                "install it here.",
+            )
+        if identity.serial not in self._revoked:
+            return None
         return (
             "certificate",
             f"this machine's client certificate ({identity.name}) was revoked. If that is a mistake, make a new bundle "

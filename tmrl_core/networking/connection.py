@@ -36,6 +36,8 @@ class Identity(NamedTuple):
     """The name in its client certificate, if it showed one."""
     serial: str | None = None
     """The serial number of that certificate, as `certificates.clean_serial` writes it."""
+    issuer: str | None = None
+    """Which CA has signed it, in `ssl`'s words."""
 
 
 class Connection:

@@ -420,7 +420,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def _connected(self, certificate: Mapping[str, Any] | None) -> None:
         role, name = (self._owner.identity_of(certificate) if certificate else None) or (None, None)
         serial = clean_serial(certificate["serialNumber"]) if certificate else None
-        identity = Identity(self._address, role, name, serial)
+        issuer = str(certificate.get("issuer")) if certificate else None
+        identity = Identity(self._address, role, name, serial, issuer)
         if self._visit is not None and role is not None:
             access = self._owner.access
             self._visit.certified = not isinstance(access, ServerAccess) or access.revoked(identity) is None
