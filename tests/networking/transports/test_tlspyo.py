@@ -351,6 +351,21 @@ def test_a_wrong_password_is_told_and_nothing_else_is(stranger: Stranger) -> Non
     assert stranger.password not in said
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_tls_1_1_is_refused(place: Place) -> None:
+    place.start_server()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with (
+        socket.create_connection(("127.0.0.1", place.port), DEADLINE_S) as raw,
+        pytest.raises(ssl.SSLError, match=r"(?i)protocol.version"),
+    ):
+        context.wrap_socket(raw)
+
+
 @pytest.mark.parametrize("group", ["hub", "p.", "p." + "0" * 31, "p." + "g" * 32, "trainers", 7, [], {"p": 1}, None])
 def test_only_a_group_of_ones_own_can_be_joined(stranger: Stranger, group: Any) -> None:
     stranger.join(group)
