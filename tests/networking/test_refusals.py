@@ -30,6 +30,13 @@ def test_numbers_that_a_peer_chooses_make_no_new_reason(caplog: pytest.LogCaptur
     assert len(caplog.records) == 1
 
 
+def test_words_that_a_peer_chooses_make_no_new_reason(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals(lambda: 0.0)
+    for word in ("ab", "c'd'e", "f"):
+        refusals("192.0.2.1:1", f"a control message could not be decoded: Invalid value '{word}' - at `$[0]`")
+    assert len(caplog.messages) == 1
+
+
 def test_what_is_remembered_is_bounded() -> None:
     now_s = [0.0]
     refusals = Refusals(clock=lambda: now_s[0])

@@ -47,8 +47,9 @@ class Refusals:
             reason: in words, without secrets.
         """
         self.count += 1
-        # Numbers may be the peer's own choice, such as a length that it announced: they make no new reason.
-        key = (network_of(address), re.sub(r"\d+", "0", reason))
+        # Numbers and what is quoted may be the peer's own choice, such as a length that it announced: they make no new
+        # reason, or its lines would use up those of other hosts.
+        key = (network_of(address), re.sub(r"'.*'|\d+", "0", reason))
         now = self._clock()
         said_s, since = self._said.get(key, (None, 0))
         if said_s is not None and now - said_s < SAID_AGAIN_S:
