@@ -303,7 +303,7 @@ def test_where_older_rows_are_damaged_in_every_checkpoint_training_may_go_on_wit
     else:
         assert len(rows) > 2
         rows[1].unlink()
-    with pytest.raises(CheckpointError, match=r"checkpoint\.drop_damaged: true goes on with the newer ones"):
+    with pytest.raises(CheckpointError, match=r"\(4 and 3: .* set checkpoint\.drop_damaged: true\.$"):
         CheckpointStore(tmp_path).restore(make)
     caplog.clear()
     store = CheckpointStore(tmp_path)
@@ -346,6 +346,13 @@ def test_another_configuration_is_named_and_nothing_is_changed(tmp_path: Path) -
         with pytest.raises(CheckpointError, match=named):
             other.load(tmp_path / "one")
         assert all(torch.equal(a, b) for a, b in zip(before, weights(other), strict=True))
+    store = CheckpointStore(tmp_path / "store")
+    for _ in range(2):
+        store.save(make_training(), wait=True)
+    said = r"\(2 and 1: the checkpoint .*memory\.capacity was 60 and is 61\)\. .*the folder away to begin anew\.$"
+    for drop_damaged in (False, True):
+        with pytest.raises(CheckpointError, match=said):
+            store.restore(partial(make_training, memory_size=61), drop_damaged=drop_damaged)
 
 
 class Odd(TrainingAgent):

@@ -146,7 +146,10 @@ def _restore_checkpoint(
     arrays = parse_safetensors(
         read_file(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
     )
-    rows = [] if body["rows"] is None else _read_rows(body["rows"], folder, rows_folder, drop_damaged)
+    try:
+        rows = [] if body["rows"] is None else _read_rows(body["rows"], folder, rows_folder, drop_damaged)
+    except CheckpointError as exc:
+        raise _RowsError(str(exc)) from exc
     try:
         restore(training, tree, arrays, rows)
     except CheckpointError:
@@ -157,6 +160,10 @@ def _restore_checkpoint(
     if follow_memory is not None:
         follow_memory()
     return body
+
+
+class _RowsError(CheckpointError):
+    """A checkpoint's replay rows are damaged, missing, or not what it says."""
 
 
 def _read_rows(described: dict[str, Any], folder: Path, rows_folder: Path, drop_damaged: bool) -> list[Array]:
@@ -474,19 +481,25 @@ class CheckpointStore:
             CheckpointError: there are checkpoints, and none can be used; the message says why of each.
         """
         self.wait()
-        reasons: list[str] = []
+        reasons: list[tuple[int, CheckpointError]] = []
         training = self._restore(make, reasons)
-        if training is None and reasons and drop_damaged:
+        if training is None and drop_damaged and any(isinstance(exc, _RowsError) for _, exc in reasons):
             training = self._restore(make, reasons, drop_damaged=True)
         if training is None and reasons:
             raise CheckpointError(
-                f"no checkpoint in {self.root} can be used ({'; '.join(reasons)}). Choose another run.name, or move "
-                "the folder away to begin anew. Where only replay rows are damaged, checkpoint.drop_damaged: true goes "
-                "on with the newer ones."
+                f"no checkpoint in {self.root} can be used ({_joined(reasons)}). Choose another run.name, or move the "
+                "folder away to begin anew."
+                + (
+                    " To go on without the replay rows up to those that are damaged, set checkpoint.drop_damaged: true."
+                    if not drop_damaged and any(isinstance(exc, _RowsError) for _, exc in reasons)
+                    else ""
+                )
             )
         return training
 
-    def _restore(self, make: Callable[[], T], reasons: list[str], *, drop_damaged: bool = False) -> T | None:
+    def _restore(
+        self, make: Callable[[], T], reasons: list[tuple[int, CheckpointError]], *, drop_damaged: bool = False
+    ) -> T | None:
         for counter in reversed(self.counters()):
             folder = self.root / str(counter)
             training = make()
@@ -494,7 +507,7 @@ class CheckpointStore:
                 body = _restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
             except CheckpointError as exc:
                 logger.warning("checkpoint %d cannot be used: %s", counter, exc)
-                reasons.append(f"{counter}: {exc}")
+                reasons.append((counter, exc))
                 _let_go(training)
                 continue
             # Files that are damaged get no company: the next checkpoint writes all rows anew.
@@ -505,3 +518,11 @@ class CheckpointStore:
             logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))
             return training
         return None
+
+
+def _joined(reasons: list[tuple[int, CheckpointError]]) -> str:
+    """Why checkpoints cannot be used, each reason once."""
+    numbers: dict[str, list[str]] = {}
+    for counter, exc in reasons:
+        numbers.setdefault(str(exc).rstrip("."), []).append(str(counter))
+    return "; ".join(f"{' and '.join(counters)}: {reason}" for reason, counters in numbers.items())
