@@ -6,6 +6,7 @@ here, of a process with one thread that has imported everything: a hundred of th
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -125,14 +126,18 @@ def write(folder: Path, say: Callable[..., None]) -> None:
             store.save(training, on_written=lambda epoch=training.epoch: say("saved", epoch))
 
 
+def _say(pipe: int, *words: Any) -> None:
+    # In one call, as checkpoints are said by a thread of their own.
+    os.write(pipe, (" ".join(map(str, words)) + "\n").encode())
+
+
 def _run_and_kill(folder: Path, lines: int, delay_s: float) -> dict[str, Any]:
     """Start a writer and kill it so long after it has said so many lines; what it said, and how it ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            with open(writing, "w", encoding="utf-8", buffering=1) as pipe:
-                write(folder, lambda *words: print(*words, file=pipe))
+            write(folder, functools.partial(_say, writing))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
