@@ -355,6 +355,10 @@ def test_a_worker_says_that_nobody_takes_its_samples_and_that_somebody_does_agai
     said = [record.getMessage() for record in caplog.records if "run 'run'" in record.getMessage()]
     waits = "there is no trainer of run 'run': samples wait here until there is one"
     assert said == [waits, "a trainer of run 'run' takes samples", waits]
+    worker.send(episode(0, 10), [])
+    worker.close()  # hands over to the Server, which is no trainer
+    said = [record.getMessage() for record in caplog.records if "run 'run'" in record.getMessage()]
+    assert said[3:] == []
 
 
 def test_a_worker_of_another_run_than_the_trainers_says_so_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:

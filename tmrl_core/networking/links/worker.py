@@ -278,7 +278,7 @@ class WorkerLink(Link):
         """Say when nobody takes this worker's samples, and when somebody does again."""
         worker = self._worker
         if self._sender.active:
-            if self._taken is False:
+            if self._taken is False and not worker.ending:  # else it may as well be the Server that stands in for one
                 logger.info("a trainer of run %r takes samples", worker.run)
             self._taken = True
             self._halts_said.clear()
