@@ -25,6 +25,11 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_list(file) == (listed("1a"), listed("2b"))
 
 
+def test_a_list_of_many_thousands_is_read(tmp_path: Path) -> None:
+    write_list(tmp_path / "revoked.json", (listed(f"{number:040x}".lstrip("0")) for number in range(1, 10_001)), NOW)
+    assert len(read_list(tmp_path / "revoked.json")) == 10_000
+
+
 def test_what_expired_long_ago_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "revoked.json"
     write_list(file, [listed("1a", -29), listed("2b", -31)], NOW)

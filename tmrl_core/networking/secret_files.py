@@ -20,7 +20,8 @@ from tmrl_core.networking.handshakes import BUNDLE, CREATE
 
 logger = logging.getLogger(__name__)
 
-_MAX_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 16 << 20
+"""Room for a list of 70,000 certificates."""
 
 
 def need(file: Path, *, private: bool = False) -> str:
