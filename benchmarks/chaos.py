@@ -405,7 +405,7 @@ def _steps(observations: int) -> int:
 def read_memory(pipeline: Pipeline) -> list[tuple[Any, Any]]:
     """(observation before, observation) of all transitions in the trainer's memory, in their order."""
     from tmrl_core.config import load
-    from tmrl_core.training.checkpoint import CheckpointStore
+    from tmrl_core.training.checkpoint_store import CheckpointStore
     from tmrl_core.training.from_config import training_from_config
 
     config = load(pipeline.config_file)

@@ -220,7 +220,7 @@ def _prepare(role: str) -> None:
         import torch
 
         import tmrl_core.networking.trainer
-        import tmrl_core.training.checkpoint
+        import tmrl_core.training.checkpoint_store
         import tmrl_core.training.remote
 
         torch.set_num_threads(1)

@@ -230,7 +230,7 @@ def test_a_checkpoint_that_could_not_be_written_is_no_event(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tmrl_core.training.checkpoint._write_checkpoint", full)
+    monkeypatch.setattr("tmrl_core.training.checkpoint_store.write_checkpoint", full)
     trainer.stop()
     trainer.run()
     assert "checkpoint" not in [row["event"] for row in values(tmp_path, "event")]

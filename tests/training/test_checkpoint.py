@@ -200,7 +200,7 @@ def test_a_checkpoint_costs_what_is_new_in_it(tmp_path: Path, make_rows: Any) ->
 def test_rows_that_no_kept_checkpoint_needs_are_removed(
     tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tmrl_core.training.checkpoint.SEGMENT_BYTES", 1)  # a file of rows per checkpoint
+    monkeypatch.setattr("tmrl_core.training.checkpoint_store.SEGMENT_BYTES", 1)  # a file of rows per checkpoint
     training = make_training(memory_size=20)
     store = CheckpointStore(tmp_path, keep_last=2, keep_best=False)
     for i in range(8):
@@ -283,7 +283,7 @@ def test_where_older_rows_are_damaged_in_every_checkpoint_training_may_go_on_wit
 ) -> None:
     monkeypatch.setattr("tmrl_core.training.segments.RECORD_BYTES", 400)
     if kind == "missing":
-        monkeypatch.setattr("tmrl_core.training.checkpoint.SEGMENT_BYTES", 1)
+        monkeypatch.setattr("tmrl_core.training.checkpoint_store.SEGMENT_BYTES", 1)
     make = partial(make_training, partial(ReplayMemory, priority=priority))
     training = make()
     store = CheckpointStore(tmp_path)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "CheckpointStore": "checkpoint",
+    "CheckpointStore": "checkpoint_store",
     "CategoricalActorCritic": "critics",
     "DQNAgent": "dqn",
     "DeterministicActorCritic": "critics",

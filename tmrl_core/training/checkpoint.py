@@ -1,4 +1,4 @@
-"""Checkpoints: complete, atomic, and written beside training.
+"""One checkpoint: complete and atomic; what it is on the disk, how it is written and read.
 
     checkpoint/
       12/ 13/                  one folder per checkpoint
@@ -9,11 +9,9 @@
         rows-....seg           replay rows (`segments.py`), shared by the checkpoints that need them
 
 A checkpoint is written to a folder with another name, flushed to the disk and renamed, so that a folder with a number
-as its name is whole, or was damaged later; checksums tell. The training thread only copies the state; a thread of its
-own writes it, and the replay rows straight out of the memory, whose appends wait in the rare case that they would
-overwrite rows not yet written (`RowLease`). Rows that an earlier checkpoint has written are referred to, not written
-again. A memory on disk has written its rows itself: a checkpoint says how many there were, and when it is loaded, what
-the memory's folder says of rows, marks and samples counts; networks, optimizers and the rest come from the checkpoint.
+as its name is whole, or was damaged later; checksums tell. A memory on disk has written its rows itself: a checkpoint
+says how many there were, and when it is loaded, what the memory's folder says of rows, marks and samples counts;
+networks, optimizers and the rest come from the checkpoint. The checkpoints of a run are kept by checkpoint_store.py.
 """
 
 from __future__ import annotations
@@ -21,16 +19,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
-import threading
-import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
@@ -52,17 +45,9 @@ from tmrl_core.training.state import Captured, capture, restore
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-SEGMENT_BYTES = 64 << 20
-"""A new file of rows is begun when one has reached this size, so that old rows can go."""
-
-
-# --- one checkpoint ---------------------------------------------------------------------------------------------------
-
 
 @dataclass
-class _Rows:
+class MemoryRows:
     """The rows that a checkpoint needs: [start, stop) of the memory's rings."""
 
     rings: list[Array]
@@ -70,21 +55,22 @@ class _Rows:
     stop: int
 
 
-def _rows_of(training: Any) -> _Rows | None:
+def rows_of(training: Any) -> MemoryRows | None:
+    """The rows of its memory; None where there are none yet, or they are on disk."""
     memory = getattr(training, "memory", None)
     rings = getattr(memory, "row_arrays", None)
     if not rings or memory is None or not hasattr(memory, "lease_rows"):
         return None
-    return _Rows(list(rings), memory.written - len(memory), memory.written)
+    return MemoryRows(list(rings), memory.written - len(memory), memory.written)
 
 
-def _note(training: Any) -> bytes:
+def delivery_note(training: Any) -> bytes:
     """Where the streams of samples stood: goes into the files of rows too, so that these speak for themselves."""
     marks = getattr(training, "delivery", {}).get("marks", {})
     return encode_value({"marks": {stream: list(mark) for stream, mark in marks.items()}})
 
 
-def _flush_memory(training: Any) -> None:
+def flush_memory(training: Any) -> None:
     """Have a memory on disk be as safe from its machine's end as the checkpoint that refers to it."""
     flush = getattr(getattr(training, "memory", None), "flush", None)
     if flush is not None:
@@ -94,7 +80,8 @@ def _flush_memory(training: Any) -> None:
             logger.warning("%s", exc)
 
 
-def _facts(training: Any) -> dict[str, Any]:
+def facts_of(training: Any) -> dict[str, Any]:
+    """How far it is, for whoever looks into a manifest."""
     names = {
         "epoch": "epoch",
         "updates": "total_updates",
@@ -103,7 +90,7 @@ def _facts(training: Any) -> dict[str, Any]:
     return {name: getattr(training, attribute, None) for name, attribute in names.items()}
 
 
-def _write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> None:
     """Write a whole checkpoint's folder under another name, then rename it."""
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -127,9 +114,7 @@ def _write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) ->
         raise
 
 
-def _restore_checkpoint(
-    training: Any, folder: Path, rows_folder: Path, *, drop_damaged: bool = False
-) -> dict[str, Any]:
+def restore_checkpoint(training: Any, folder: Path, rows_folder: Path, *, drop_damaged: bool = False) -> dict[str, Any]:
     """Fill `training` from a folder; returns its manifest.
 
     Args:
@@ -149,7 +134,7 @@ def _restore_checkpoint(
     try:
         rows = [] if body["rows"] is None else _read_rows(body["rows"], folder, rows_folder, drop_damaged)
     except CheckpointError as exc:
-        raise _RowsError(str(exc)) from exc
+        raise RowsError(str(exc)) from exc
     try:
         restore(training, tree, arrays, rows)
     except CheckpointError:
@@ -162,7 +147,7 @@ def _restore_checkpoint(
     return body
 
 
-class _RowsError(CheckpointError):
+class RowsError(CheckpointError):
     """A checkpoint's replay rows are damaged, missing, or not what it says."""
 
 
@@ -199,7 +184,7 @@ def _read_rows(described: dict[str, Any], folder: Path, rows_folder: Path, drop_
     return gather_rows(segments, row_format, start, stop)
 
 
-def _let_go(training: Any) -> None:
+def let_go(training: Any) -> None:
     """Have a training object that is not used give back what only one can hold: its memory's folder."""
     close = getattr(getattr(training, "memory", None), "close", None)
     if close is not None:
@@ -213,8 +198,8 @@ def save_training(training: Any, folder: Path) -> None:
         CheckpointError: an attribute cannot be saved, or the folder cannot be written.
     """
     captured = capture(training)
-    _flush_memory(training)
-    rows = _rows_of(training)
+    flush_memory(training)
+    rows = rows_of(training)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         described = None
@@ -223,13 +208,13 @@ def save_training(training: Any, folder: Path) -> None:
         if rows is not None:
             file = SegmentFile.create(side, FORMAT_NAME, RowFormat.of(rows.rings).describe())
             with contextlib.closing(file):
-                append_rows(file, rows.rings, rows.start, rows.stop, _note(training))
+                append_rows(file, rows.rings, rows.start, rows.stop, delivery_note(training))
                 file.flush()
-            described = _described(rows, [{"file": name, "bytes": file.bytes}])
+            described = described_rows(rows, [{"file": name, "bytes": file.bytes}])
         try:
             if folder.exists() and not folder.is_dir():
                 raise CheckpointError(f"{folder} is a file; a checkpoint is a folder")
-            _write_checkpoint(folder, captured, {"counter": 0, "score": None, "rows": described, **_facts(training)})
+            write_checkpoint(folder, captured, {"counter": 0, "score": None, "rows": described, **facts_of(training)})
             if rows is not None:
                 side.rename(folder / name)
                 flush_folder(folder)
@@ -248,281 +233,9 @@ def load_training(training: Any, folder: Path) -> None:
     body = read_manifest(folder)
     segments = body["rows"]["segments"] if body["rows"] is not None else []
     shared = bool(segments) and not (folder / segments[0]["file"]).exists()
-    _restore_checkpoint(training, folder, folder.parent / "replay" if shared else folder)
+    restore_checkpoint(training, folder, folder.parent / "replay" if shared else folder)
 
 
-def _described(rows: _Rows, segments: list[dict[str, Any]]) -> dict[str, Any]:
+def described_rows(rows: MemoryRows, segments: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a manifest says of rows that are in these files."""
     return {"start": rows.start, "stop": rows.stop, **RowFormat.of(rows.rings).describe(), "segments": segments}
-
-
-# --- many -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Snapshot:
-    counter: int
-    captured: Captured
-    rows: _Rows | None
-    lease: Any
-    note: bytes
-    body: dict[str, Any] = field(default_factory=dict)
-
-
-class CheckpointStore:
-    """The checkpoints of one run, in one folder.
-
-    `save` copies the state and returns; a thread writes. A `save` that comes while the one before is still being
-    written waits for it, so that at most one copy is held.
-
-    Args:
-        root: the folder; made when the first checkpoint is written.
-        keep_last: how many of the newest are kept.
-        keep_best: keep the one with the highest score too.
-
-    Attributes:
-        failures: how many checkpoints could not be written.
-        last_error: why the last one could not, in words; empty after one that could.
-    """
-
-    def __init__(self, root: str | Path, keep_last: int = 2, keep_best: bool = True) -> None:
-        self.root = Path(root)
-        self.rows_folder = self.root / "replay"
-        self.keep_last = keep_last
-        self.keep_best = keep_best
-        self.failures = 0
-        self.last_error = ""
-        self.last_write_s = 0.0
-        self._counter: int | None = None
-        self._segments: list[dict[str, Any]] = []
-        """Files that hold the rows up to `_saved_until`, oldest first; `stop` is the row after their last."""
-        self._saved_until = 0
-        self._open_segment: Path | None = None
-        self._thread: threading.Thread | None = None
-        self._defect: BaseException | None = None
-
-    def counters(self) -> list[int]:
-        """Numbers of the checkpoints that are there, ascending."""
-        if not self.root.is_dir():
-            return []
-        return sorted(int(entry.name) for entry in self.root.iterdir() if entry.name.isdecimal() and entry.is_dir())
-
-    # --- writing ---
-
-    def save(
-        self,
-        training: Any,
-        *,
-        score: float | None = None,
-        wait: bool = False,
-        on_written: Callable[[], None] = lambda: None,
-    ) -> int:
-        """Checkpoint `training` as it is now.
-
-        A disk that is full, or otherwise fails, leaves the checkpoints that are there as they are, and a warning, each
-        time.
-
-        Args:
-            training: not changed.
-            score: its latest evaluation's mean return, for `keep_best`.
-            wait: return when it is on the disk.
-            on_written: called, in the thread that writes, once it is on the disk.
-
-        Returns:
-            The checkpoint's number.
-
-        Raises:
-            CheckpointError: an attribute cannot be saved; or writing the one before failed by a defect of ours.
-        """
-        self.wait()
-        if self._defect is not None:
-            raise CheckpointError("an earlier checkpoint could not be written") from self._defect
-        captured = capture(training)
-        _flush_memory(training)
-        rows = _rows_of(training)
-        if self._counter is None:
-            self._counter = max(self.counters(), default=0)
-        self._counter += 1
-        snapshot = _Snapshot(
-            counter=self._counter,
-            captured=captured,
-            rows=rows,
-            lease=training.memory.lease_rows(self._saved_until) if rows is not None else None,
-            note=_note(training),
-            body={"counter": self._counter, "score": score, "written_at_s": time.time(), **_facts(training)},
-        )
-        self._thread = threading.Thread(
-            target=self._work, args=(snapshot, on_written), name="tmrl-checkpoint", daemon=True
-        )
-        self._thread.start()
-        if wait:
-            self.wait()
-        return snapshot.counter
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is being written; False when the time is over."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
-        return True
-
-    close = wait
-
-    def _work(self, snapshot: _Snapshot, on_written: Callable[[], None]) -> None:
-        started = time.perf_counter()
-        try:
-            self._write(snapshot)
-            self._prune()
-            self.last_error = ""
-            on_written()
-        except (OSError, StorageError) as exc:
-            self.failures += 1
-            self.last_error = str(exc)
-            logger.warning(
-                "checkpoint %d could not be written to %s: %s. The ones before are untouched and training goes on; "
-                "make room, the next one is tried after the next epoch.",
-                snapshot.counter,
-                self.root,
-                exc,
-            )
-        except Exception as exc:
-            self.failures += 1
-            self.last_error = repr(exc)
-            self._defect = exc
-            logger.exception("checkpoint %d could not be written", snapshot.counter)
-        finally:
-            if snapshot.lease is not None:
-                snapshot.lease.release()
-            self.last_write_s = time.perf_counter() - started
-
-    def _write(self, snapshot: _Snapshot) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        described = None
-        if snapshot.rows is not None:
-            segments = self._write_rows(snapshot, snapshot.rows)
-            described = _described(snapshot.rows, segments)
-        _write_checkpoint(self.root / str(snapshot.counter), snapshot.captured, {**snapshot.body, "rows": described})
-        logger.debug("checkpoint %d is written", snapshot.counter)
-
-    def _write_rows(self, snapshot: _Snapshot, rows: _Rows) -> list[dict[str, Any]]:
-        """Append the rows that no file holds yet; returns the files that the checkpoint needs."""
-        if rows.start > self._saved_until:
-            self._segments = []  # all that was written has left the memory since
-        self._segments = [entry for entry in self._segments if entry["stop"] > rows.start]
-        start = max(rows.start, self._saved_until)
-        if start == rows.stop:
-            return [dict(entry) for entry in self._segments]
-        path = self._open_segment
-        new = path is None or not self._segments or self._segments[-1]["bytes"] >= SEGMENT_BYTES
-        if path is None or new:
-            self.rows_folder.mkdir(parents=True, exist_ok=True)
-            path = self.rows_folder / f"rows-{start:014d}-{uuid.uuid4().hex[:8]}.seg"
-        if new:
-            file = SegmentFile.create(path, FORMAT_NAME, RowFormat.of(rows.rings).describe())
-        else:
-            # What an attempt that failed left behind it is cut off.
-            file = SegmentFile.open(path, good_bytes=self._segments[-1]["bytes"])
-        try:
-            with contextlib.closing(file):
-                append_rows(file, rows.rings, start, rows.stop, snapshot.note, snapshot.lease.advance)
-                file.flush()
-        except StorageError:
-            with suppress(OSError):
-                if new:
-                    path.unlink(missing_ok=True)
-                else:
-                    os.truncate(path, self._segments[-1]["bytes"])
-            raise
-        flush_folder(self.rows_folder)
-        entry = {"file": path.name, "bytes": file.bytes, "stop": rows.stop}
-        self._segments = [*(self._segments if new else self._segments[:-1]), entry]
-        self._open_segment = path
-        self._saved_until = rows.stop
-        return [dict(entry) for entry in self._segments]
-
-    def _prune(self) -> None:
-        """Remove the checkpoints that are not to be kept, and rows that none needs."""
-        bodies: dict[int, dict[str, Any]] = {}
-        for counter in self.counters():
-            with suppress(CheckpointError):
-                bodies[counter] = read_manifest(self.root / str(counter))
-        keep = set(sorted(bodies)[-self.keep_last :])
-        scored = {counter: body["score"] for counter, body in bodies.items() if body["score"] is not None}
-        if self.keep_best and scored:
-            keep.add(max(scored, key=lambda counter: (scored[counter], counter)))
-        for entry in self.root.iterdir():
-            ours = (entry.name.isdecimal() and int(entry.name) not in keep) or entry.suffix in (".tmp", ".old")
-            if ours and entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-        needed = {
-            segment["file"] for counter in keep for segment in (bodies[counter]["rows"] or {"segments": []})["segments"]
-        }
-        needed |= {segment["file"] for segment in self._segments}
-        if self.rows_folder.is_dir():
-            for file in self.rows_folder.glob("rows-*.seg"):
-                if file.name not in needed:
-                    file.unlink(missing_ok=True)
-
-    # --- reading ---
-
-    def restore(self, make: Callable[[], T], *, drop_damaged: bool = False) -> T | None:
-        """A training object as the newest good checkpoint has it, or None when there is no checkpoint.
-
-        Each attempt fills a fresh object, so that none is ever half loaded. All checkpoints of a memory in RAM share
-        the files of replay rows, so that damage there may spoil each of them.
-
-        Args:
-            make: makes the training object as it was made for the one that was saved.
-            drop_damaged: where no checkpoint is whole, take the newest of which only older replay rows are damaged,
-                and let go of the rows up to the damage, with a warning.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none can be used; the message says why of each.
-        """
-        self.wait()
-        reasons: list[tuple[int, CheckpointError]] = []
-        training = self._restore(make, reasons)
-        if training is None and drop_damaged and any(isinstance(exc, _RowsError) for _, exc in reasons):
-            training = self._restore(make, reasons, drop_damaged=True)
-        if training is None and reasons:
-            raise CheckpointError(
-                f"no checkpoint in {self.root} can be used ({_joined(reasons)}). Choose another run.name, or move the "
-                "folder away to begin anew."
-                + (
-                    " To go on without the replay rows up to those that are damaged, set checkpoint.drop_damaged: true."
-                    if not drop_damaged and any(isinstance(exc, _RowsError) for _, exc in reasons)
-                    else ""
-                )
-            )
-        return training
-
-    def _restore(
-        self, make: Callable[[], T], reasons: list[tuple[int, CheckpointError]], *, drop_damaged: bool = False
-    ) -> T | None:
-        for counter in reversed(self.counters()):
-            folder = self.root / str(counter)
-            training = make()
-            try:
-                body = _restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
-            except CheckpointError as exc:
-                logger.warning("checkpoint %d cannot be used: %s", counter, exc)
-                reasons.append((counter, exc))
-                _let_go(training)
-                continue
-            # Files that are damaged get no company: the next checkpoint writes all rows anew.
-            rows = None if drop_damaged else body["rows"]
-            self._segments = [dict(entry) for entry in rows["segments"]] if rows is not None else []
-            self._saved_until = rows["stop"] if rows is not None else 0
-            self._open_segment = None
-            logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))
-            return training
-        return None
-
-
-def _joined(reasons: list[tuple[int, CheckpointError]]) -> str:
-    """Why checkpoints cannot be used, each reason once."""
-    numbers: dict[str, list[str]] = {}
-    for counter, exc in reasons:
-        numbers.setdefault(str(exc).rstrip("."), []).append(str(counter))
-    return "; ".join(f"{' and '.join(counters)}: {reason}" for reason, counters in numbers.items())

@@ -12,7 +12,7 @@ from tmrl_core.storage.lock import FolderLock
 
 if TYPE_CHECKING:
     from tmrl_core.config import Config
-    from tmrl_core.training.checkpoint import CheckpointStore
+    from tmrl_core.training.checkpoint_store import CheckpointStore
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class RunCheckpoints:
             training.save(path)
 
     def _the_store(self) -> CheckpointStore:
-        from tmrl_core.training.checkpoint import CheckpointStore
+        from tmrl_core.training.checkpoint_store import CheckpointStore
 
         if self._store is None:
             assert self.path is not None
