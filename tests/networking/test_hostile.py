@@ -588,6 +588,22 @@ def test_the_streams_of_one_certificate_cannot_fill_the_memory_of_server_and_tra
         place.goes_on()
 
 
+def test_a_worker_cannot_have_the_trainer_publish_again_and_again(place: Place, certified: Path) -> None:
+    for _ in range(16):
+        wolf = place.stranger(certified)
+        wolf.greet(token="", incarnation=place.relay.incarnation + 1)
+        assert isinstance(wolf.hear(Welcome), Welcome)
+    before = place.relay.incarnation
+    wolf = place.stranger(certified)
+    wolf.greet(token="", incarnation=before + 1)
+    wolf.refused("misuse", "again and again")
+    assert place.relay.incarnation == before
+    other = place.stranger()
+    other.greet(peer=b"o" * 16, incarnation=before + 1)
+    assert isinstance(other.hear(Welcome), Welcome)
+    place.goes_on()
+
+
 def test_the_links_of_one_certificate_are_limited(
     place: Place, certified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ workers is a last value, so a slow worker costs no more than one value of each k
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,6 +54,9 @@ _MAX_RUNS = 64
 """Runs whose lasting directive is kept."""
 _MAX_LEAP = 1 << 32
 """By how much a peer's incarnation may exceed the relay's: one peer cannot use all of them up."""
+_MOST_RAISES = 16
+"""How often workers of one identity may know of a higher incarnation than the linked trainer's, which makes it publish
+anew: after a Server's restart once."""
 
 Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | tuple[str, str, float] | None"]
 """Says whether a peer is who it says it is: None, or (refusal code, reason, and for how many seconds to hold it back).
@@ -102,6 +105,7 @@ class Relay:
         self._stream_owners = Owners()
         self._peer_owners = Owners()
         self._room = Room()
+        self._raises: Counter[str] = Counter()
         self.hand_overs = HandOvers(self, spool, say)
         self.flow = Flow(self)
         self.refused_peers = 0
@@ -141,6 +145,10 @@ class Relay:
         connection.principal = (
             f"certificate {identity.role} {identity.name}" if identity.role else f"token {hello.role}"
         )
+        if hello.role == "worker" and self.trainer is not None and hello.incarnation > self.incarnation:
+            self._raises[connection.principal] += 1
+            if self._raises[connection.principal] > _MOST_RAISES:
+                raise RemoteProtocolError("it knows of a higher incarnation again and again")
         link = self.workers.get(hello.peer)
         taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
         if hello.role != "observer" and (taken or not self._peer_owners.claim(hello.peer, connection.principal)):
@@ -260,6 +268,7 @@ class Relay:
             self.incarnation = known
         else:
             self.incarnation = known + 1
+        self._raises.clear()
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
         self.trainer = connection
