@@ -6,7 +6,7 @@ import pytest
 
 from tmrl_core.networking.messages import Evaluation
 from tmrl_core.samples import EpisodeRecord
-from tmrl_core.training.evaluation import Evaluator
+from tmrl_core.training.evaluation import EvaluationResult, Evaluator
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -123,3 +123,19 @@ def test_a_worker_that_plays_nothing_is_replaced_and_patience_grows(asked: Asked
     now[0] = 1000
     evaluator.poll(0, (1, 1), [A])
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("returns", "mean", "spread"),
+    [
+        ((1.0, 3.0), 2.0, 1.0),
+        ((1e308, 1e308), float("inf"), 0.0),
+        ((float("inf"), 1.0), float("inf"), float("nan")),
+        ((float("inf"), float("-inf")), float("nan"), float("nan")),
+        ((float("nan"), 1.0), float("nan"), float("nan")),
+        ((1e308, -1e308), 0.0, 1e308),
+    ],
+)
+def test_returns_may_be_any_numbers(returns: tuple[float, ...], mean: float, spread: float) -> None:
+    result = EvaluationResult(1, (1, 1), 10, returns, (1, 1), "arm")
+    assert (result.mean, result.spread) == pytest.approx((mean, spread), nan_ok=True)

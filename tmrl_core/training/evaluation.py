@@ -7,10 +7,13 @@ says through `ask` what is wanted of whom.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tmrl_core.networking.messages import Evaluation, Version
 from tmrl_core.samples import EpisodeRecord
@@ -44,12 +47,21 @@ class EvaluationResult:
     @property
     def mean(self) -> float:
         """The evaluation's return: the mean over its episodes."""
-        return statistics.fmean(self.returns)
+        return mean_of(self.returns)
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the returns."""
-        return statistics.pstdev(self.returns)
+        """Standard deviation of the returns; NaN where one is not finite."""
+        return statistics.pstdev(self.returns) if all(map(math.isfinite, self.returns)) else math.nan
+
+
+def mean_of(returns: Sequence[float]) -> float:
+    """The mean of at least one number, which workers choose: infinite or NaN where theirs is, or does not fit."""
+    try:
+        return statistics.fmean(returns)
+    except (OverflowError, ValueError):  # of sums that are too large, and of infinities of both signs
+        with np.errstate(all="ignore"):
+            return float(np.mean(returns))
 
 
 @dataclass

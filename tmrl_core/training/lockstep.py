@@ -17,6 +17,7 @@ import numpy as np
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.messages import Version
+from tmrl_core.training.evaluation import mean_of
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.lockstep_round import Round
 from tmrl_core.training.offline import TrainingOffline
@@ -136,6 +137,7 @@ class TrainingLockstep(TrainingOffline):
         statistics = self.statistics = RoundStatistics()
         with interface.whole_round():
             interface.broadcast_model(self.agent.get_actor())
+            self.delivery["counter"] = interface.version[1]
             # An evaluation that is due is asked for before anything is to be collected: it is played first.
             interface.report(self._progress())
             self.update_buffer(interface)
@@ -262,7 +264,7 @@ class TrainingLockstep(TrainingOffline):
             "rounds": self.rounds_done,
             "episodes": len(returns),
             "return_min": min(returns, default=math.nan),
-            "return_mean": stats.fmean(returns) if returns else math.nan,
+            "return_mean": mean_of(returns) if returns else math.nan,
             "return_max": max(returns, default=math.nan),
             "episode_length_mean": stats.fmean(length for _, length in memory.episodes) if returns else math.nan,
             "redistributed": self.redistributed,
