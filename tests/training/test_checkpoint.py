@@ -68,8 +68,8 @@ def make_training(
 class Recorded(LocalInterface):
     """Hands over one recorded message each time that it is asked, from a position that can be chosen."""
 
-    def __init__(self, make_rows: Any, position: int = 0) -> None:
-        super().__init__()
+    def __init__(self, make_rows: Any, position: int = 0, counter: int = 0) -> None:
+        super().__init__(counter=counter)
         self.position = position
         self._make_rows = make_rows
 
@@ -128,8 +128,7 @@ class Versioned(Recorded):
     """Counts versions on from where a run stood; what was handed over once is handed over again as it was."""
 
     def __init__(self, make_rows: Any, recording: list[Buffer], position: int = 0, counter: int = 0) -> None:
-        super().__init__(make_rows, position)
-        self._version = (1, counter)
+        super().__init__(make_rows, position, counter)
         self._recording = recording
 
     def retrieve_buffer(self) -> Buffer:
@@ -161,9 +160,8 @@ def test_lags_are_counted_on_as_if_a_run_had_not_been_interrupted(
     interface = Versioned(make_rows, recording)
     for _ in range(3):
         training.run_epoch(interface)
-    training.delivery["counter"] = interface.version[1]
     CheckpointStore(tmp_path).save(training, wait=True)
-    position = interface.position
+    position, published = interface.position, interface.version[1]
     expected = [row for _ in range(3) for row in training.run_epoch(interface)]
     if drawn_lag is not None:
         assert 0 < training.memory.drawable < len(training.memory)
@@ -172,7 +170,7 @@ def test_lags_are_counted_on_as_if_a_run_had_not_been_interrupted(
     torch.manual_seed(99)
     resumed = CheckpointStore(tmp_path).restore(make)
     assert resumed is not None
-    assert resumed.versions_before == training.delivery["counter"] - 1
+    assert resumed.versions_before == published - 1
     other = Versioned(make_rows, recording, position, resumed.versions_before)
     rows = [row for _ in range(3) for row in resumed.run_epoch(other)]
     assert other.version == interface.version

@@ -91,15 +91,17 @@ class LocalInterface(TrainingInterface):
 
     Args:
         on_publish: called with each published policy, in the training thread.
+        counter: number of the version before the next; who goes on from a checkpoint gives the training object's
+            `versions_before`.
     """
 
-    def __init__(self, on_publish: Callable[[Any, Version], None] | None = None) -> None:
+    def __init__(self, on_publish: Callable[[Any, Version], None] | None = None, counter: int = 0) -> None:
         self._on_publish = on_publish
         self._changed = threading.Condition()
         # Guarded by `_changed`: what was put and not retrieved, and whether to stop.
         self._waiting = Buffer(maxlen=None)
         self._stopping = False
-        self._version: Version = (0, 0)
+        self._version: Version = (1, counter) if counter else (0, 0)
         self.actor: Any = None
         self.progress = Progress()
         self.rows: list[dict[str, Any]] = []
@@ -148,7 +150,7 @@ class LocalInterface(TrainingInterface):
 
     @property
     def version(self) -> Version:
-        """(1, how many were published)."""
+        """1, and how many were published; (0, 0) before the first."""
         return self._version
 
     def wait(self, timeout_s: float) -> bool:

@@ -263,6 +263,7 @@ class TrainingOffline:
 
     def _publish(self, interface: TrainingInterface) -> None:
         interface.broadcast_model(self.agent.get_actor())
+        self.delivery["counter"] = interface.version[1]
         note_version = getattr(self.memory, "note_version", None)
         if note_version is not None:
             note_version(interface.version[1])
