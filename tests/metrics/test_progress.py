@@ -247,6 +247,7 @@ def test_shrinking_keeps_the_mean_of_equal_runs() -> None:
 def test_sparklines() -> None:
     assert sparkline([0.0, 1.0], 0.0, 1.0) == "▁█"
     assert sparkline([3.0, 3.0], 3.0, 3.0) == "▅▅"
+    assert sparkline([-1e308, 1e308], -1e308, 1e308) == "▅▅"
     assert sparkline([], 0.0, 1.0) == ""
 
 

@@ -385,7 +385,7 @@ def sparkline(values: Sequence[float], low: float, high: float, *, ascii_only: b
     """Return one character for each value, higher ones for higher values between `low` and `high`."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     span = high - low
-    if span <= 0:
+    if not 0 < span < math.inf:  # also where they are so far apart that no number says how far
         return blocks[len(blocks) // 2] * len(values)
     top = len(blocks) - 1
     return "".join(blocks[min(top, max(0, round((value - low) / span * top)))] for value in values)
