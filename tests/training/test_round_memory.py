@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -110,4 +111,18 @@ def test_what_is_no_array_or_of_another_shape_is_said(memory: RoundMemory, make_
     memory.round.poll([(A, "a")], 0.0, lambda stream, what: False)  # type: ignore[union-attr]
     memory.append(buffer(new(make_rows, 1, 1, 0, 3, version=(1, 3), observation=lambda rows: ["x"] * rows)))
     with pytest.raises(SampleRefusedError, match="observation is no array of numbers"):
+        memory.batch()
+
+
+def test_what_changes_within_a_stream_or_is_no_number_is_refused_as_well(memory: RoundMemory, make_rows: Rows) -> None:
+    memory.append(buffer(new(make_rows, 1, 0, 0, 3)))
+    memory.append(buffer(new(make_rows, 1, 0, 3, 3, observation=lambda rows: np.zeros((rows, 3, 1), np.float32))))
+    with pytest.raises(SampleRefusedError, match="the samples of one round differ"):
+        memory.batch()
+
+
+@pytest.mark.parametrize("reward", [np.zeros((3, 2)), np.zeros(3, complex)])
+def test_a_reward_is_one_number(memory: RoundMemory, make_rows: Rows, reward: Any) -> None:
+    memory.append(buffer(dataclasses.replace(new(make_rows, 1, 0, 0, 3), reward=reward)))
+    with pytest.raises(SampleRefusedError, match="the reward of a sample is"):
         memory.batch()

@@ -84,6 +84,7 @@ class RoundMemory(EpisodeStatistics):
         rows = [np.flatnonzero(piece.follows) for piece in pieces]
         observations = [_flat(piece.chunk, "observation") for piece in pieces]
         before = [_flat(piece.before or piece.chunk.slice(0, 1), "observation") for piece in pieces]
+        _check_alike([*observations, *before])
         prev_obs = self._tensors(
             [
                 [
@@ -123,23 +124,33 @@ class RoundMemory(EpisodeStatistics):
 
     def _numbers(self, pieces: Sequence[Piece], rows: Sequence[Array], name: str) -> torch.Tensor:
         parts = [np.asarray(getattr(piece.chunk, name))[at] for piece, at in zip(pieces, rows, strict=True)]
+        for part in parts:
+            if part.ndim != 1 or part.dtype.kind not in "biuf":
+                raise SampleRefusedError(
+                    f"the {name} of a sample is {part.dtype}{list(part.shape[1:])}, not one number"
+                )
         return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(self.device or "cpu")
 
     def _tensors(self, flat: Sequence[list[tuple[str, Array]]], rows: Sequence[Array]) -> list[torch.Tensor]:
         """One tensor per leaf, of the wanted rows of all pieces."""
-        layout = [(path, column.dtype, column.shape[1:]) for path, column in flat[0]]
-        for other in flat:
-            found = [(path, column.dtype, column.shape[1:]) for path, column in other]
-            if found != layout:
-                raise SampleRefusedError(
-                    f"the samples of one round differ: {layout} and {found}. Lockstep needs the same shapes and dtypes "
-                    "from all workers; see that they use the same environment."
-                )
         tensors = []
-        for index, (_, dtype, _) in enumerate(layout):
+        for index, (_, dtype, _) in enumerate(_check_alike(flat)):
             joined = np.concatenate([columns[index][1][at] for columns, at in zip(flat, rows, strict=True)])
             tensors.append(torch.from_numpy(joined.astype(stored_dtype(dtype, True))).to(self.device or "cpu"))
         return tensors
+
+
+def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """The one layout of all of these: (path, dtype, shape of a row) of each leaf."""
+    layout = [(path, column.dtype, column.shape[1:]) for path, column in flat[0]]
+    for other in flat:
+        found = [(path, column.dtype, column.shape[1:]) for path, column in other]
+        if found != layout:
+            raise SampleRefusedError(
+                f"the samples of one round differ: {layout} and {found}. Lockstep needs the same shapes and dtypes "
+                "from all workers; see that they use the same environment."
+            )
+    return layout
 
 
 def _flat(chunk: Chunk, name: str) -> list[tuple[str, Array]]:
