@@ -434,6 +434,11 @@ def an_unreal_position(wolf: Stranger, resume: Resume) -> None:
     wolf.frame(Kind.DATA, FIRST | LAST, head(0, position=1 << 63) + b"x", epoch=resume.epoch)
 
 
+def an_unreal_floor(wolf: Stranger, resume: Resume) -> None:
+    """The trainer would refuse it too, and end the link over which it gets everybody's samples."""
+    wolf.frame(Kind.DATA, FIRST | LAST, head(0, floor=1 << 62) + b"x", epoch=resume.epoch)
+
+
 @pytest.mark.parametrize(
     ("attack", "words"),
     [
@@ -459,6 +464,7 @@ def an_unreal_position(wolf: Stranger, resume: Resume) -> None:
         (crumbs, "only a message's last frame is not full"),
         (an_unreal_number, "no stream comes to"),
         (an_unreal_position, "no stream comes to"),
+        (an_unreal_floor, "no stream comes to"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

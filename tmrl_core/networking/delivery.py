@@ -27,13 +27,13 @@ from tmrl_core.networking.framing import (
     FIRST,
     HEADER_BYTES,
     LAST,
-    MAX_NUMBER,
     SAMPLES_HEAD,
     Frame,
     Kind,
     Wire,
     cut,
     message_bytes,
+    samples_head,
 )
 from tmrl_core.networking.messages import MAX_REASON_CHARACTERS, Ack, Refusal, Unused, Want
 
@@ -459,11 +459,7 @@ class StreamReceiver:
             return None, False
         payload = frame.payload
         if frame.flags & FIRST:
-            if len(payload) < SAMPLES_HEAD.size:
-                raise RemoteProtocolError("a message began with a frame too short for its head")
-            self._head = number, floor, position, _samples, length = SAMPLES_HEAD.unpack_from(payload)
-            if max(number, floor, position) >= MAX_NUMBER:
-                raise RemoteProtocolError(f"message {number} at sample {position}: no stream comes to that")
+            self._head = number, floor, position, _, length = samples_head(payload)
             if length > max_message_bytes:
                 raise RemoteProtocolError(f"a message of {length} bytes; at most {max_message_bytes} are allowed")
             if number > self.next_number and floor > self.next_number:

@@ -247,6 +247,20 @@ def control_frame(message: Control) -> bytes:
     return HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload
 
 
+def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
+    """Number, floor, position, samples and bytes of the message that a DATA frame with this payload begins.
+
+    Raises:
+        RemoteProtocolError: it is too short, or no stream comes to such numbers.
+    """
+    if len(payload) < SAMPLES_HEAD.size:
+        raise RemoteProtocolError("a message began with a frame too short for its head")
+    head = number, floor, position, _, _ = SAMPLES_HEAD.unpack_from(payload)
+    if max(number, floor, position) >= MAX_NUMBER:
+        raise RemoteProtocolError(f"message {number} (floor {floor}) at sample {position}: no stream comes to that")
+    return head
+
+
 PING_FRAME = HEADER.pack(0, Kind.PING, 0, 0, 0)
 
 

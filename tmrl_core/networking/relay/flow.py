@@ -27,10 +27,10 @@ from tmrl_core.networking.framing import (
     HEADER_BYTES,
     LAST,
     MAX_FRAME_BYTES,
-    MAX_NUMBER,
     SAMPLES_HEAD,
     Frame,
     message_bytes,
+    samples_head,
 )
 from tmrl_core.networking.messages import Credit, Unused, Want
 from tmrl_core.networking.relay.streams import RelayStream
@@ -138,12 +138,8 @@ class Flow:
         if stream.received > stream.limit:
             raise RemoteProtocolError(f"{stream.received - stream.limit} bytes more were sent than credit was given")
         if frame.flags & FIRST:
-            payload = frame.payload
-            if len(payload) < SAMPLES_HEAD.size:
-                raise RemoteProtocolError("a message began with a frame too short for its head")
-            number, _, position, _, length = SAMPLES_HEAD.unpack_from(payload)
-            if max(number, position) >= MAX_NUMBER:
-                raise RemoteProtocolError(f"message {number} at sample {position}: no stream comes to that")
+            # Whatever the trainer's end of a stream would refuse ends here, or it would end the trainer's link.
+            *_, length = samples_head(frame.payload)
             if length > self._settings.max_message_bytes:
                 raise RemoteProtocolError(
                     f"a message of {length} bytes; at most {self._settings.max_message_bytes} are relayed"
