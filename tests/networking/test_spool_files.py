@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,12 @@ def found(folder: Path) -> dict[bytes, list[int]]:
     streams = {stream: [message.number for message in kept.messages] for stream, kept in spool.streams.items()}
     spool.close()
     return streams
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mode bits mean nothing on Windows")
+def test_the_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    DiskSpool(tmp_path / "spool", 1 << 20).close()
+    assert stat.S_IMODE((tmp_path / "spool").stat().st_mode) == 0o700
 
 
 def test_what_was_left_is_found(tmp_path: Path) -> None:

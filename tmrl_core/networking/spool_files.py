@@ -78,6 +78,8 @@ class DiskSpool(Spool):
         """How much was cut off on opening."""
         self._sync: Sync = sync
         self._calls = calls
+        with suppress(OSError):  # what is wrong with it, the lock says; samples are nobody else's on this machine
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(folder, "the Server's spool")
         # Of the writing thread, once it runs:
         self._files: OrderedDict[bytes, SegmentFile] = OrderedDict()
