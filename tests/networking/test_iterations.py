@@ -97,6 +97,25 @@ def test_an_iteration_tells_of_the_episodes_that_ended_in_it(tmp_path: Path) -> 
         assert row["samples_stale"] == 0
 
 
+def test_a_worker_whose_samples_differ_is_refused_and_the_others_collect_its_share(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shorter(act: Any, obs: Any, *rest: Any) -> tuple[Any, ...]:
+        return (act, obs[:2], *rest)
+
+    lockstep = {"lockstep": {"steps_per_round": 150, "grace_s": 0.5, "min_workers": 2}}
+    with pipeline(tmp_path, workers=2, trainer=lockstep) as (trainer, robots):
+        trainer.train_iteration()  # what samples look like is known now
+        robots[1].sample_compressor = shorter
+        rows = [trainer.train_iteration() for _ in range(2)]
+        trainer.finish()
+        assert [row["memory_len"] for row in rows] == [150, 150]
+        assert rows[0]["redistributed"] > 0
+        said = [message for message in caplog.messages if message.startswith("samples refused, of worker robot1")]
+        assert len(said) == 1
+        assert "float32[2], and others' is float32[4]" in said[0]
+
+
 def test_a_checkpoint_acts_and_trains_on_as_the_original(tmp_path: Path) -> None:
     obs = np.array([0.1, -0.2, 0.05, 0.3], np.float32)
     with pipeline(tmp_path) as (trainer, _):

@@ -100,29 +100,49 @@ def test_episodes_of_the_round_are_those_that_its_version_has_ended(memory: Roun
     assert memory.stat_test_return == 2.0
 
 
-def test_what_is_no_array_or_of_another_shape_is_said(memory: RoundMemory, make_rows: Rows) -> None:
-    memory.append(buffer(new(make_rows, 1, 0, 0, 3)))
-    memory.append(buffer(new(make_rows, 2, 0, 0, 3, observation=lambda rows: np.zeros((rows, 5), np.float32))))
-    with pytest.raises(SampleRefusedError, match="the samples of one round differ"):
-        memory.batch()
-    memory.begin(Round(2, (1, 3), amount=5, grace_s=1.0))
+def test_samples_that_differ_from_those_before_are_refused_and_cost_the_others_nothing(
+    memory: RoundMemory, make_rows: Rows
+) -> None:
+    assert memory.append(buffer(new(make_rows, 1, 0, 0, 3))) == []
+    wrong = [
+        new(make_rows, 2, 0, 0, 3, observation=lambda rows: np.zeros((rows, 5), np.float32)),
+        new(make_rows, 1, 0, 3, 3, observation=lambda rows: np.zeros((rows, 3, 1), np.float32)),
+        new(make_rows, 2, 0, 0, 3, observation=lambda rows: ["x"] * rows),
+        dataclasses.replace(new(make_rows, 2, 0, 0, 3), action=np.zeros((3, 2), np.float32)),
+        dataclasses.replace(new(make_rows, 2, 0, 0, 3), extras={"logp": np.zeros(3, np.float32)}),
+        dataclasses.replace(new(make_rows, 2, 0, 0, 3), reward=np.zeros((3, 2))),
+    ]
+    good = new(make_rows, 2, 0, 0, 3)
+    refused = memory.append(buffer(*wrong, good))
+    assert [id(chunk) for chunk, _ in refused] == [id(chunk) for chunk in wrong]
+    reasons = [str(reason) for _, reason in refused]
+    assert "observation of a sample is float32[5], and others' is float32[3]" in reasons[0]
+    assert "see that they use the same environment" in reasons[0]
+    assert "observation is no array of numbers" in reasons[2]
+    assert "action of a sample is" in reasons[3]
+    assert "extras of a sample is logp" in reasons[4]
+    assert "reward of a sample is float64[2]" in reasons[5]
+    assert memory.batch()[0].shape == (4, 3)
+    assert memory.round is not None
+    assert memory.round.brought == 4
+
+
+def test_what_nothing_can_be_trained_on_ends_the_run_that_begins_with_it(memory: RoundMemory, make_rows: Rows) -> None:
+    with pytest.raises(SampleRefusedError, match="observation is no array of numbers"):
+        memory.append(buffer(new(make_rows, 1, 0, 0, 3, observation=lambda rows: ["x"] * rows)))
     with pytest.raises(ValueError, match="no transition"):
         memory.batch()
-    memory.round.poll([(A, "a")], 0.0, lambda stream, what: False)  # type: ignore[union-attr]
-    memory.append(buffer(new(make_rows, 1, 1, 0, 3, version=(1, 3), observation=lambda rows: ["x"] * rows)))
-    with pytest.raises(SampleRefusedError, match="observation is no array of numbers"):
-        memory.batch()
 
 
-def test_what_changes_within_a_stream_or_is_no_number_is_refused_as_well(memory: RoundMemory, make_rows: Rows) -> None:
-    memory.append(buffer(new(make_rows, 1, 0, 0, 3)))
-    memory.append(buffer(new(make_rows, 1, 0, 3, 3, observation=lambda rows: np.zeros((rows, 3, 1), np.float32))))
-    with pytest.raises(SampleRefusedError, match="the samples of one round differ"):
-        memory.batch()
+def test_a_reset_alone_says_nothing_of_actions(memory: RoundMemory, make_rows: Rows) -> None:
+    alone = new(make_rows, 1, 0, 0, 1)
+    assert not alone.action_present.any()
+    strange = dataclasses.replace(alone, action=np.zeros((1, 9), np.int8))
+    assert memory.append(buffer(strange, new(make_rows, 1, 0, 1, 2), new(make_rows, 2, 0, 0, 3))) == []
+    assert memory.batch()[1].shape == (4, 1)
 
 
 @pytest.mark.parametrize("reward", [np.zeros((3, 2)), np.zeros(3, complex)])
 def test_a_reward_is_one_number(memory: RoundMemory, make_rows: Rows, reward: Any) -> None:
-    memory.append(buffer(dataclasses.replace(new(make_rows, 1, 0, 0, 3), reward=reward)))
     with pytest.raises(SampleRefusedError, match="the reward of a sample is"):
-        memory.batch()
+        memory.append(buffer(dataclasses.replace(new(make_rows, 1, 0, 0, 3), reward=reward)))

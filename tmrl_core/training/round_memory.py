@@ -21,6 +21,9 @@ PLACES = "places"
 """Extra of a batch: [T, 3] int64 stream, episode and step of each row. Steps of an episode that are in step and not of
 one round go on from each other."""
 
+Layout = tuple[tuple[str, "np.dtype[Any] | None", tuple[int, ...]], ...]
+"""(path, dtype, shape of a row) of each leaf of a column."""
+
 
 class RoundMemory(EpisodeStatistics):
     """Holds the samples of one round, and the last row of each stream.
@@ -30,7 +33,7 @@ class RoundMemory(EpisodeStatistics):
         clock: seconds.
     """
 
-    transient = frozenset({"device", "round", "last_rows", "_clock", "episodes"})
+    transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "episodes"})
     """A round that was not finished is collected anew."""
 
     def __init__(self, device: torch.device | str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,6 +44,8 @@ class RoundMemory(EpisodeStatistics):
         self.episodes: list[tuple[float, int]] = []
         """(return, length) of the training episodes that have ended in this round."""
         self._clock = clock
+        self._layouts: dict[str, Layout] = {}
+        """Of what this process has taken; the first decides."""
 
     def begin(self, round_: Round) -> None:
         """Another round begins."""
@@ -48,10 +53,25 @@ class RoundMemory(EpisodeStatistics):
         self.episodes = []
 
     def append(self, buffer: Buffer) -> Refusals:
-        """Take over what the round wants of a buffer; the rest is discarded and counted there."""
+        """Take over what the round wants of a buffer; the rest is discarded and counted there.
+
+        Returns:
+            Chunks whose samples look different from those taken before, which are not taken, with the reason.
+
+        Raises:
+            SampleRefusedError: nothing was taken before, and these samples are no arrays of numbers.
+        """
         self.note_statistics(buffer)
         now = self._clock()
+        refusals: Refusals = []
         for chunk in buffer.chunks:
+            try:
+                self._check(chunk)
+            except SampleRefusedError as exc:
+                if not self._layouts:
+                    raise  # of this environment nothing can be trained on
+                refusals.append((chunk, exc))
+                continue
             piece = self.last_rows.join(chunk)
             if self.round is not None:
                 self.round.take(piece, now)
@@ -61,7 +81,23 @@ class RoundMemory(EpisodeStatistics):
                 for record in buffer.episodes
                 if record.mode == "train" and record.end != "aborted" and record.version == self.round.version
             ]
-        return []
+        return refusals
+
+    def _check(self, chunk: Chunk) -> None:
+        """See that samples are such as those before: all of a round make one batch.
+
+        Raises:
+            SampleRefusedError: they are not.
+        """
+        found = _layouts(chunk)
+        for name, layout in found.items():
+            known = self._layouts.get(name, layout)
+            if layout != known:
+                raise SampleRefusedError(
+                    f"the {name} of a sample is {_described(layout)}, and others' is {_described(known)}. Lockstep "
+                    "needs the same shapes and dtypes from all workers; see that they use the same environment."
+                )
+        self._layouts = {**found, **self._layouts}
 
     def __len__(self) -> int:
         """Return how many transitions the round holds."""
@@ -138,6 +174,32 @@ class RoundMemory(EpisodeStatistics):
             joined = np.concatenate([columns[index][1][at] for columns, at in zip(flat, rows, strict=True)])
             tensors.append(torch.from_numpy(joined.astype(stored_dtype(dtype, True))).to(self.device or "cpu"))
         return tensors
+
+
+def _layouts(chunk: Chunk) -> dict[str, Layout]:
+    """What a chunk's rows look like, by the names of its columns; without actions, those say nothing of what they are.
+
+    Raises:
+        SampleRefusedError: what can never be trained on: no arrays of numbers.
+    """
+    found = {"observation": _layout_of(_flat(chunk, "observation"))}
+    reward = np.asarray(chunk.reward)
+    if reward.ndim != 1 or reward.dtype.kind not in "biuf":
+        raise SampleRefusedError(f"the reward of a sample is {reward.dtype}{list(reward.shape[1:])}, not one number")
+    if chunk.action_present.any():
+        found["action"] = _layout_of(_flat(chunk, "action"))
+        found["extras"] = tuple((name, None, ()) for name in sorted(chunk.extras))
+        for name, tree in chunk.extras.items():
+            found[f"extra {name}"] = _layout_of(_flat_tree(tree, f"extra {name}"))
+    return found
+
+
+def _layout_of(leaves: Sequence[tuple[str, Array]]) -> Layout:
+    return tuple((path, column.dtype, column.shape[1:]) for path, column in leaves)
+
+
+def _described(layout: Layout) -> str:
+    return ", ".join(f"{path} {dtype or ''}{list(shape) if dtype else ''}".strip() for path, dtype, shape in layout)
 
 
 def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
