@@ -48,12 +48,19 @@ def test_a_yaml_scalar_means_what_it_looks_like(text: str, value: Any) -> None:
     assert type(found) is type(value)
 
 
-@given(st.one_of(st.text(st.characters(codec="utf-8")), st.from_regex(r"[-+.]?[0-9_]{1,3}[.eExX0-9_+-]{0,5}")))
+@given(
+    st.one_of(
+        st.text(st.characters(codec="utf-8")),
+        st.text("\x85\u2028\u2029\ufeff\r\n\t a:-#'\""),
+        st.from_regex(r"[-+.]?[0-9_]{1,3}[.eExX0-9_+-]{0,5}"),
+    )
+)
 @example("1e999")
 @example("1_000")
 @example("0x1f")
 @example("no")
 @example("")
+@example("\x85z")
 def test_a_text_stays_one_when_it_is_written_and_read(text: str) -> None:
     values = {"key": [text], "also": {text: 1e5, "not a text": 1e-6}}
     assert parse_yaml(format_yaml(values), "x") == values

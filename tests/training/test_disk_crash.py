@@ -261,6 +261,20 @@ def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, m
         make(tmp_path)
 
 
+@pytest.mark.parametrize("steps", [b"\x81\x00", b"\x92\xc0"], ids=["a mapping", "no number"])
+def test_steps_that_no_memory_writes_are_the_documented_error(tmp_path: Path, make_rows: Any, steps: bytes) -> None:
+    memory = make(tmp_path)
+    memory.append_chunk(make_rows(1, 0, 0, 21))
+    memory.commit({})
+    memory.close()
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    assert b"\xa5steps\x92\x01" in data
+    path.write_bytes(mend(data.replace(b"\xa5steps\x92\x01", b"\xa5steps" + steps)))
+    with pytest.raises(StorageError, match="transitions of impossible steps"):
+        make(tmp_path)
+
+
 def test_older_files_are_checked_with_the_appends_that_follow_and_damaged_rows_let_go(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,7 +98,13 @@ for _tag, _pattern, _first in (
 class _Dumper(yaml.SafeDumper):
     """Puts a text in quotes where `_Loader` would take it for something else, as 1e5, and where YAML 1.1 would."""
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Rare ends of lines are written as escapes: within other quotes they would be read as a space."""
+        style = '"' if any(end in data for end in "\x85\u2028\u2029\ufeff") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 for _first, _patterns in _Loader.yaml_implicit_resolvers.items():
     for _tag, _pattern in _patterns:
         _Dumper.add_implicit_resolver(_tag, _pattern, [_first])

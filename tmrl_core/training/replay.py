@@ -196,7 +196,8 @@ class ReplayMemory(Appending):
         self._check_stacks(disk)
         self._written = disk.readable
         if disk.readable:
-            self._check_steps(disk.states.values.get("steps", [1, self.gamma]), f"{disk.folder} holds", ConfigError)
+            steps = disk.states.values.get("steps", [1, self.gamma])
+            self._check_steps(steps, f"{disk.folder} holds", ConfigError, StorageError)
             if self._priorities is not None:
                 self._priorities.add(disk.readable - len(disk), disk.readable)
             self._note_versions(disk.readable - len(disk))
@@ -222,9 +223,11 @@ class ReplayMemory(Appending):
             for stream, episode, step, tree in tails
         }
 
-    def _check_steps(self, steps: Any, what: str, error: type[Exception]) -> None:
+    def _check_steps(self, steps: Any, what: str, error: type[Exception], damaged: type[Exception]) -> None:
         """Transitions of other lengths, or of another discount, cannot be added to."""
-        found = [*steps]
+        found = [*steps] if isinstance(steps, Sequence) else []
+        if [type(value) for value in found] not in ([int, float], [int, int]):
+            raise damaged(f"{what} transitions of impossible steps and discount: {steps!r:.100}")
         if found[0] != self.n_step or (self.n_step > 1 and found[1] != self.gamma):
             raise error(
                 f"{what} transitions of {found[0]} steps (gamma {found[1]}), and memory.n_step is {self.n_step} (gamma "
@@ -296,7 +299,7 @@ class ReplayMemory(Appending):
             raise ValueError(
                 f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
             )
-        self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError)
+        self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError, ValueError)
         self._stop_ahead()
         same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
         if self._priorities is not None:
