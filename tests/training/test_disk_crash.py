@@ -275,6 +275,19 @@ def test_steps_that_no_memory_writes_are_the_documented_error(tmp_path: Path, ma
         make(tmp_path)
 
 
+def test_rows_that_nothing_describes_are_the_documented_error(tmp_path: Path) -> None:
+    memory = make(tmp_path)
+    memory.commit({b"s" * 16: (1, 20)})
+    memory.close()
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    assert data.count(rows_note(0, 0, b"")) >= 1
+    at = data.rindex(rows_note(0, 0, b""))
+    path.write_bytes(mend(data[:at] + rows_note(0, 7, b"") + data[at + 12 :]))
+    with pytest.raises(StorageError, match="holds 7 rows, and its head does not say what they look like"):
+        make(tmp_path)
+
+
 def test_older_files_are_checked_with_the_appends_that_follow_and_damaged_rows_let_go(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
