@@ -76,7 +76,16 @@ def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(text, 16) if text.startswith("0x") else int(text)
 
 
+def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
+    raise yaml.constructor.ConstructorError(
+        None, None, f"{node.tag.rsplit(':')[-1]} is no kind of value that a configuration has", node.start_mark
+    )
+
+
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+for _tag in ("binary", "omap", "pairs", "set", "timestamp"):
+    # Neither JSON nor what a run writes down has such values.
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _refuse_tag)
 
 # A table of its own: PyYAML keeps it on the class, and the base class's is YAML 1.1.
 _Loader.yaml_implicit_resolvers = {}
