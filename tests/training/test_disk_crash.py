@@ -248,12 +248,18 @@ def test_files_of_any_bytes_open_or_are_the_documented_error(
     memory.close()
 
 
-def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, make_rows: Any) -> None:
-    memory = make(tmp_path)
+def one_file(folder: Path, make_rows: Any) -> Path:
+    """The only file of a memory that was closed with 20 transitions."""
+    memory = make(folder)
     memory.append_chunk(make_rows(1, 0, 0, 21))
     memory.commit({})
     memory.close()
-    (path,) = segments(tmp_path)
+    (path,) = segments(folder)
+    return path
+
+
+def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, make_rows: Any) -> None:
+    path = one_file(tmp_path, make_rows)
     data = path.read_bytes()
     assert data.count(rows_note(0, 20, b"")) == 1
     path.write_bytes(mend(data.replace(rows_note(0, 20, b""), rows_note(1 << 61, 20, b""))))
@@ -263,11 +269,7 @@ def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, m
 
 @pytest.mark.parametrize("steps", [b"\x81\x00", b"\x92\xc0"], ids=["a mapping", "no number"])
 def test_steps_that_no_memory_writes_are_the_documented_error(tmp_path: Path, make_rows: Any, steps: bytes) -> None:
-    memory = make(tmp_path)
-    memory.append_chunk(make_rows(1, 0, 0, 21))
-    memory.commit({})
-    memory.close()
-    (path,) = segments(tmp_path)
+    path = one_file(tmp_path, make_rows)
     data = path.read_bytes()
     assert b"\xa5steps\x92\x01" in data
     path.write_bytes(mend(data.replace(b"\xa5steps\x92\x01", b"\xa5steps" + steps)))
