@@ -18,6 +18,7 @@ from tmrl_core import training
 from tmrl_core.errors import ConfigError
 from tmrl_core.training import compiled
 from tmrl_core.training.bad_updates import SKIPPED
+from tmrl_core.training.decompositions import product
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.transitions import transitions_of
 
@@ -139,9 +140,9 @@ def test_what_is_compiled_is_given_each_tensor_once() -> None:
 def test_a_small_product_is_written_out(shape: tuple[int, int, int], transposed: bool) -> None:
     m, k, n = shape
     a, b = torch.randn(m, k), torch.randn(n, k).t() if transposed else torch.randn(k, n)
-    torch.testing.assert_close(compiled._product(a, b), a @ b)
+    torch.testing.assert_close(product(a, b), a @ b)
     a, b = torch.stack([a, a + 1.0]), torch.stack([b.t(), b.t() + 1.0]).transpose(1, 2)
-    torch.testing.assert_close(compiled._product(a, b), torch.bmm(a, b))
+    torch.testing.assert_close(product(a, b), torch.bmm(a, b))
 
 
 def test_a_new_learning_rate_is_learned_with() -> None:

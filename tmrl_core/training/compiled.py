@@ -18,7 +18,6 @@ for rounding, and a run that goes on from a checkpoint goes on bit for bit.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import stat
 import sys
@@ -34,6 +33,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tmrl_core.training.bad_updates import SKIPPED
+from tmrl_core.training.decompositions import DECOMPOSITIONS
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.functional_graph import make_functional
 from tmrl_core.training.replayed import Recorder, Replayed, record_cuda
@@ -199,7 +199,9 @@ def _note(update: Callable[..., list[Tensor]], leaves: Sequence[Tensor]) -> torc
     """The operations of an update. Nothing is computed."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(update, decomposition_table=_DECOMPOSED, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    graph = make_fx(update, decomposition_table=DECOMPOSITIONS, tracing_mode="fake", _allow_non_fake_inputs=True)(
+        *leaves
+    )
     for node in reversed(graph.graph.nodes):
         if node.op == "call_function" and str(node.target).startswith("profiler."):
             graph.graph.erase_node(node)
@@ -234,98 +236,6 @@ def _lift(graph: torch.fx.GraphModule, inputs: int) -> list[Tensor]:
         delattr(graph, name)
     graph.recompile()
     return kept
-
-
-# --- operations on many tensors, as operations on each, which the compiler can join with their neighbours -------------
-
-
-def _adam(decoupled: bool) -> Callable[..., None]:
-    def step(
-        params: list[Tensor],
-        grads: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        max_squares: list[Tensor],
-        steps: list[Tensor],
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        maximize: bool,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-    ) -> None:
-        """One step of Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1), or AdamW (arXiv:1711.05101, algorithm 2)."""
-        if amsgrad or maximize or grad_scale is not None or found_inf is not None:
-            raise NotImplementedError("this variant of Adam is not compiled")
-        # All parameters of a group have made as many steps.
-        # Powers as exponentials: the compiler keeps these, and would compute a power anew for every few numbers.
-        step_size = lr / (1.0 - torch.exp(steps[0] * math.log(beta1)))
-        root_scale = (1.0 - torch.exp(steps[0] * math.log(beta2))).sqrt()
-        for p, gradient, mean, square in zip(params, grads, means, squares, strict=True):
-            if weight_decay and decoupled:
-                p.mul_(1.0 - lr * weight_decay)
-            g = gradient.add(p, alpha=weight_decay) if weight_decay and not decoupled else gradient
-            mean.lerp_(g, 1.0 - beta1)
-            square.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
-            p.sub_(step_size * mean / (square.sqrt() / root_scale + eps))
-
-    return step
-
-
-SMALL = 8
-"""Products with a side no longer than this are sums that the compiler joins with what is before and after them."""
-
-
-def _product(a: Tensor, b: Tensor) -> Any:
-    """[..., M, N] of [..., M, K] and [..., K, N]: written out where a side is short, which libraries are slow at."""
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    if k <= SMALL:
-        if b.stride(-1) != 1 and n > SMALL:
-            # As a layer's transposed weight: rows that lie together first, or the loop takes one number at a time.
-            b = torch.stack([b[..., i, :] for i in range(k)], dim=-2)
-        total = a[..., :, :1] * b[..., :1, :]
-        for i in range(1, k):
-            total = total + a[..., :, i : i + 1] * b[..., i : i + 1, :]
-        return total
-    if n <= SMALL:
-        return torch.stack([(a * b[..., None, :, j]).sum(-1) for j in range(n)], dim=-1)
-    if m <= SMALL:
-        return torch.stack([(a[..., i, :, None] * b).sum(-2) for i in range(m)], dim=-2)
-    return NotImplemented
-
-
-def _product_and_bias(product: Any) -> Callable[..., Any]:
-    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-        # Added by what follows, instead of being copied to where the product goes first.
-        return product(a, b) + bias if alpha == beta == 1 else NotImplemented
-
-    return add
-
-
-def _add_each(tensors: list[Tensor], value: float) -> None:
-    for tensor in tensors:
-        tensor.add_(value)
-
-
-def _lerp_each(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    for tensor, end in zip(tensors, ends, strict=True):
-        tensor.lerp_(end, weight)
-
-
-_DECOMPOSED: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._fused_adam_.default: _adam(decoupled=False),
-    torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
-    torch.ops.aten._foreach_add_.Scalar: _add_each,
-    torch.ops.aten._foreach_lerp_.Scalar: _lerp_each,
-    torch.ops.aten.mm.default: _product,
-    torch.ops.aten.bmm.default: _product,
-    torch.ops.aten.addmm.default: _product_and_bias(torch.mm),
-    torch.ops.aten.baddbmm.default: _product_and_bias(torch.bmm),
-}
 
 
 class Compiler:

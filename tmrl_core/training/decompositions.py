@@ -1,0 +1,102 @@
+"""What the compiler is given instead of some of torch's operations: such as it can join with their neighbours.
+
+Operations on many tensors become operations on each, and products with a short side become sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _adam(decoupled: bool) -> Callable[..., None]:
+    def step(
+        params: list[Tensor],
+        grads: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        max_squares: list[Tensor],
+        steps: list[Tensor],
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """One step of Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1), or AdamW (arXiv:1711.05101, algorithm 2)."""
+        if amsgrad or maximize or grad_scale is not None or found_inf is not None:
+            raise NotImplementedError("this variant of Adam is not compiled")
+        # All parameters of a group have made as many steps.
+        # Powers as exponentials: the compiler keeps these, and would compute a power anew for every few numbers.
+        step_size = lr / (1.0 - torch.exp(steps[0] * math.log(beta1)))
+        root_scale = (1.0 - torch.exp(steps[0] * math.log(beta2))).sqrt()
+        for p, gradient, mean, square in zip(params, grads, means, squares, strict=True):
+            if weight_decay and decoupled:
+                p.mul_(1.0 - lr * weight_decay)
+            g = gradient.add(p, alpha=weight_decay) if weight_decay and not decoupled else gradient
+            mean.lerp_(g, 1.0 - beta1)
+            square.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
+            p.sub_(step_size * mean / (square.sqrt() / root_scale + eps))
+
+    return step
+
+
+SMALL = 8
+"""Products with a side no longer than this are sums that the compiler joins with what is before and after them."""
+
+
+def product(a: Tensor, b: Tensor) -> Any:
+    """[..., M, N] of [..., M, K] and [..., K, N]: written out where a side is short, which libraries are slow at."""
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if k <= SMALL:
+        if b.stride(-1) != 1 and n > SMALL:
+            # As a layer's transposed weight: rows that lie together first, or the loop takes one number at a time.
+            b = torch.stack([b[..., i, :] for i in range(k)], dim=-2)
+        total = a[..., :, :1] * b[..., :1, :]
+        for i in range(1, k):
+            total = total + a[..., :, i : i + 1] * b[..., i : i + 1, :]
+        return total
+    if n <= SMALL:
+        return torch.stack([(a * b[..., None, :, j]).sum(-1) for j in range(n)], dim=-1)
+    if m <= SMALL:
+        return torch.stack([(a[..., i, :, None] * b).sum(-2) for i in range(m)], dim=-2)
+    return NotImplemented
+
+
+def _product_and_bias(multiply: Any) -> Callable[..., Any]:
+    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+        # Added by what follows, instead of being copied to where the product goes first.
+        return multiply(a, b) + bias if alpha == beta == 1 else NotImplemented
+
+    return add
+
+
+def _add_each(tensors: list[Tensor], value: float) -> None:
+    for tensor in tensors:
+        tensor.add_(value)
+
+
+def _lerp_each(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    for tensor, end in zip(tensors, ends, strict=True):
+        tensor.lerp_(end, weight)
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._fused_adam_.default: _adam(decoupled=False),
+    torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
+    torch.ops.aten._foreach_add_.Scalar: _add_each,
+    torch.ops.aten._foreach_lerp_.Scalar: _lerp_each,
+    torch.ops.aten.mm.default: product,
+    torch.ops.aten.bmm.default: product,
+    torch.ops.aten.addmm.default: _product_and_bias(torch.mm),
+    torch.ops.aten.baddbmm.default: _product_and_bias(torch.bmm),
+}
