@@ -516,6 +516,14 @@ class TrainerSection(Section, frozen=True, kw_only=True):
             "gradients was NaN or infinite. What they were to learn from is described in `<run>/bad_updates/`."
         ),
     ] = 10
+    check_spaces: Annotated[
+        bool,
+        doc(
+            "Refuse samples whose structure and shapes are not those of the environment's spaces, or whose discrete "
+            "values are not theirs. Not looked at: what a preprocessor or compressor of the worker changes, and what a "
+            "memory of your own takes."
+        ),
+    ] = True
     profiling: Annotated[bool, doc("Report where an epoch's time went.")] = False
     agent_scheduler: Annotated[Reference | None, doc("Callable `(agent, epoch)`, called at each epoch's start.")] = None
     model_path: Annotated[Text | None, doc("File of the trainer's current weights. null: `<run>/policy.tmod`.")] = None

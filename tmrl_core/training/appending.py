@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from tmrl_core.errors import SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.declared import DeclaredSamples
 from tmrl_core.training.disk_rows import DiskRows
 from tmrl_core.training.drawing import Drawing
 from tmrl_core.training.joining import Joined, Tail, join_pairs, tail_of_pairs
@@ -27,7 +28,9 @@ class Appending(Drawing):
         deferred: see `ReplayMemory`.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"deferred"})
+    transient: ClassVar[frozenset[str]] = frozenset({"deferred", "declared"})
+    declared: DeclaredSamples | None = None
+    """How samples have to look before any has come; None: nobody knows."""
 
     def __init__(
         self, memory_size: int, n_step: int, gamma: float, downcast_float64: bool, crc_debug: bool, *drawing: Any
@@ -65,11 +68,17 @@ class Appending(Drawing):
         """Make and store the transitions that end in `chunk`; return how many there are.
 
         Raises:
-            SampleRefusedError: structure, dtypes or shapes differ from what the memory holds. Nothing was stored, and
-                the stream's open episode is not joined across the refused rows.
+            SampleRefusedError: structure, dtypes or shapes differ from what the memory holds, or from what is declared.
+                Nothing was stored, and the stream's open episode is not joined across the refused rows.
             ValueError: with `crc_debug`, a transition differs from the worker's original.
             StorageError: it cannot be written to the disk. Nothing was stored.
         """
+        if self.declared is not None and chunk.rows:
+            try:
+                self.declared.check(chunk)
+            except SampleRefusedError:
+                self.forget_stream(chunk.stream)
+                raise
         self._stop_ahead()
         before = self._written, self._tails.get(chunk.stream)
         try:

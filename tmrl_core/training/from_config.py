@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
-from tmrl_core.config.algorithms import action_space_problem, algorithm_of, policy_problem, stacks_problem
+from tmrl_core.config.algorithms import action_space_problem, algorithm_of, memory_of, policy_problem, stacks_problem
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
@@ -144,6 +144,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
         **_bad_updates(config, loop),
         **_limiter(config),
+        **_declared(config, loop),
         **_lockstep(config),
     )
 
@@ -158,6 +159,25 @@ def _bad_updates(config: Config, loop: Any) -> dict[str, Any]:
         "max_bad_updates": config.trainer.max_bad_updates,
         "bad_updates_folder": config.run_folder / "bad_updates",
     }
+
+
+def _declared(config: Config, loop: Any) -> dict[str, Any]:
+    """What reaches the memory as the environment and the policy declare it, for a loop that has it checked."""
+    try:
+        accepted = inspect.signature(loop).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if not config.trainer.check_spaces or not any(p.name == "declared" or p.kind is p.VAR_KEYWORD for p in accepted):
+        return {}
+    if config.worker.collection == "lockstep":
+        known = {"extras"}
+    elif memory_of(config.memory.cls) is not None:
+        known = set()
+    else:
+        return {}  # a memory of one's own may change what it is given
+    if config.worker.sample_compressor is None:
+        known |= {"action"} if config.worker.obs_preprocessor is not None else {"observation", "action"}
+    return {"declared": frozenset(known)}
 
 
 def _limiter(config: Config) -> dict[str, Any]:

@@ -8,13 +8,14 @@ import logging
 import math
 import pstats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.messages import Progress
 from tmrl_core.training.bad_updates import BadUpdates, indices_of
+from tmrl_core.training.declared import expect
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.limiter import SamplesPerInsert
 from tmrl_core.training.round_statistics import RoundStatistics
@@ -77,6 +78,9 @@ class TrainingOffline:
         samples_per_insert: transitions that are drawn for each sample received, after the first `start_training`: while
             more were drawn, training waits, and while fewer were, arrived samples wait. None: no limit.
         error_buffer: transitions drawn that this may be off by, either way; None: see `SamplesPerInsert`.
+        declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
+            environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
+            compressor changes.
 
     Raises:
         ConfigError: `samples_per_insert` and `error_buffer` cannot be held.
@@ -109,6 +113,7 @@ class TrainingOffline:
         bad_updates_folder: str | Path | None = None,
         samples_per_insert: float | None = None,
         error_buffer: float | None = None,
+        declared: Collection[str] = (),
     ) -> None:
         self.env_cls = env_cls
         self.memory_cls = memory_cls
@@ -168,6 +173,7 @@ class TrainingOffline:
             samples_per_insert, max(1, start_training), error_buffer, getattr(self.memory, "batch_size", 1)
         )
         self.agent = training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
+        expect(self.memory, self.agent, (observation_space, action_space), declared)
         self.follow_memory()
 
     def follow_memory(self) -> None:

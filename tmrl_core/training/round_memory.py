@@ -11,6 +11,7 @@ import torch
 
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.declared import DeclaredSamples
 from tmrl_core.training.layout import Array, flatten, rebuild, stored_dtype, template
 from tmrl_core.training.lockstep_round import LastRows, Piece, Round
 from tmrl_core.training.memory import EpisodeStatistics, Refusals
@@ -33,8 +34,10 @@ class RoundMemory(EpisodeStatistics):
         clock: seconds.
     """
 
-    transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "episodes"})
+    transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "episodes", "declared"})
     """A round that was not finished is collected anew."""
+    declared: DeclaredSamples | None = None
+    """How samples have to look before any has come; None: nobody knows."""
 
     def __init__(self, device: torch.device | str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -59,7 +62,8 @@ class RoundMemory(EpisodeStatistics):
             Chunks whose samples look different from those taken before, which are not taken, with the reason.
 
         Raises:
-            SampleRefusedError: nothing was taken before, and these samples are no arrays of numbers.
+            SampleRefusedError: nothing was taken before, nobody knows how samples have to look, and these are no arrays
+                of numbers.
         """
         self.note_statistics(buffer)
         now = self._clock()
@@ -68,7 +72,7 @@ class RoundMemory(EpisodeStatistics):
             try:
                 self._check(chunk)
             except SampleRefusedError as exc:
-                if not self._layouts:
+                if not self._layouts and self.declared is None:
                     raise  # of this environment nothing can be trained on
                 refusals.append((chunk, exc))
                 continue
@@ -89,6 +93,8 @@ class RoundMemory(EpisodeStatistics):
         Raises:
             SampleRefusedError: they are not.
         """
+        if self.declared is not None:
+            self.declared.check(chunk)
         found = _layouts(chunk)
         for name, layout in found.items():
             known = self._layouts.get(name, layout)

@@ -1,0 +1,157 @@
+"""What an environment declares of its samples, held against samples that have come from somewhere else.
+
+The first samples in a memory decide what samples look like, and a network takes only what it was made for. Where
+nothing changes samples between the environment and the memory, its spaces say how they look before any has come. Not
+their dtypes: environments that send other numbers than they declare are common, and are trained on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tmrl_core.errors import ConfigError, SampleRefusedError
+from tmrl_core.samples import Chunk
+
+WHAT = frozenset({"observation", "action", "extras"})
+"""What can be held against what is declared."""
+ADVICE = (
+    "Workers and trainer need the same environment; where it sends something else than its spaces say, mend them, or "
+    "set trainer.check_spaces: false."
+)
+
+
+def expect(memory: Any, agent: Any, declared_spaces: tuple[Any, Any], what: Collection[str]) -> None:
+    """Have a columnar memory take only what is declared; memories of another kind take what they like.
+
+    Args:
+        memory: any.
+        agent: whose policy workers act with.
+        declared_spaces: of observations and actions.
+        what: of `WHAT`; nothing: the memory is left as it is.
+
+    Raises:
+        ConfigError: `what` names something else.
+    """
+    odd = set(what) - WHAT
+    if odd:
+        raise ConfigError(f"declared: found {_names(odd)}, allowed: {_names(WHAT)}")
+    if what and hasattr(memory, "declared"):
+        # A policy that says nothing of its extras may bring some all the same.
+        extras: Mapping[str, Any] = {}
+        if "extras" in what:
+            extras = getattr(agent.get_actor(), "reset_extras", dict)()
+        memory.declared = DeclaredSamples(*declared_spaces, what, extras or None)
+
+
+class DeclaredSamples:
+    """How samples have to look.
+
+    Args:
+        observation_space, action_space: of the environment. Parts that are no Box, Discrete, MultiBinary or
+            MultiDiscrete, nor a Dict or Tuple of these, may be anything.
+        what: of `WHAT`, what comes as it is declared; the rest may be anything.
+        extras: one value of each extra column that the policy brings; for "extras".
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        what: Collection[str] = WHAT,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._observation = observation_space if "observation" in what else None
+        self._action = action_space if "action" in what else None
+        self._extras: dict[str, tuple[int, ...]] | None = None
+        if "extras" in what and extras is not None:
+            self._extras = {name: np.shape(value) for name, value in extras.items()}
+
+    def check(self, chunk: Chunk) -> None:
+        """See that samples look so; actions and extras where there are any.
+
+        Raises:
+            SampleRefusedError: they do not; with the part of them, how it looks and how it has to.
+        """
+        if self._observation is not None:
+            _check(self._observation, chunk.observation, "the observation", None)
+        present = chunk.action_present
+        if not present.any():
+            return
+        if self._action is not None:
+            _check(self._action, chunk.action, "the action", None if present.all() else present)
+        if self._extras is not None:
+            self._check_extras(self._extras, chunk.extras)
+
+    def _check_extras(self, declared: Mapping[str, tuple[int, ...]], extras: Mapping[str, Any]) -> None:
+        if extras.keys() != declared.keys():
+            raise SampleRefusedError(
+                f"samples bring the extras {_names(extras)}, and the policy's are {_names(declared)}. Workers and "
+                "trainer need the same actor.cls."
+            )
+        for name, shape in declared.items():
+            if not isinstance(extras[name], np.ndarray) or extras[name].shape[1:] != shape:
+                raise SampleRefusedError(
+                    f"the extra {name} is {_found(extras[name])}, and the policy's is of the shape {list(shape)}. "
+                    "Workers and trainer need the same actor.cls."
+                )
+
+
+def _check(space: Any, tree: Any, what: str, rows: Any) -> None:
+    """See that columns are as a space says.
+
+    Args:
+        space: of one row.
+        tree: the columns.
+        what: names them, for the error.
+        rows: [rows] bool, which of them count; None: all.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
+            found = f"a dict of {_names(tree)}" if isinstance(tree, dict) else _found(tree)
+            _refuse(what, found, f"a dict of {_names(space.spaces)}")
+        for key, part in space.spaces.items():
+            _check(part, tree[key], f"{what}/{key}", rows)
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
+            _refuse(what, _found(tree), f"a tuple of {len(space.spaces)}")
+        for index, part in enumerate(space.spaces):
+            _check(part, tree[index], f"{what}/{index}", rows)
+    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
+        if not isinstance(tree, np.ndarray) or tree.shape[1:] != space.shape or tree.dtype.kind not in "biuf":
+            _refuse(what, _found(tree), f"{np.dtype(space.dtype)}{[*(space.shape or ())]}")
+        _check_values(space, tree if rows is None else tree[rows], what)
+
+
+def _check_values(space: Any, column: Any, what: str) -> None:
+    """Integers that choose one of so many are used as indices."""
+    if isinstance(space, spaces.Discrete):
+        first, count = np.asarray(space.start), np.asarray(space.n)
+    elif isinstance(space, spaces.MultiDiscrete):
+        first, count = np.asarray(space.start), space.nvec
+    else:
+        return
+    with np.errstate(invalid="ignore"):
+        fits = (column >= first) & (column <= first + count - 1)  # not the other way round: NaN is refused too
+    if not fits.all():
+        _refuse(what, f"{column[~fits][0]}", str(space))
+
+
+def _refuse(what: str, found: str, declared: str) -> None:
+    raise SampleRefusedError(f"{what} of samples is {found}, and the environment declares {declared}. {ADVICE}")
+
+
+def _found(tree: Any) -> str:
+    if isinstance(tree, np.ndarray):
+        return f"{tree.dtype}{list(tree.shape[1:])}"
+    if isinstance(tree, dict):
+        return f"a dict of {_names(tree)}"
+    return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "no array"
+
+
+def _names(keys: Any) -> str:
+    names = ", ".join(sorted(str(key) for key in keys))
+    return names if len(names) <= 200 else f"{names[:200]}..."
