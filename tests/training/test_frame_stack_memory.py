@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(same, left, right))
     return bool(np.array_equal(np.asarray(left), np.asarray(right)))
+
+
+def seen(transition: Any) -> tuple[bytes, bytes, float]:
+    before, _, rew, after, *_ = transition
+    return before["image"].tobytes(), after["image"].tobytes(), float(rew)
 
 
 @pytest.fixture(params=["ram", "disk"])
@@ -178,3 +184,56 @@ def test_what_is_no_stack_is_refused(make: Any, make_rows: Any) -> None:
 def test_a_stack_has_at_least_two_frames() -> None:
     with pytest.raises(ConfigError, match="at least 2"):
         FrameStackMemory(frame_stack=1)
+
+
+def test_what_is_refused_takes_no_frame_of_what_is_held(make: Any, make_rows: Any) -> None:
+    memory, plain = make(memory_size=30), ReplayMemory(memory_size=30)
+    chunks = play(make_rows, seed=3, steps=60, streams=1)
+    for number, chunk in enumerate(chunks):
+        memory.append_chunk(chunk)
+        plain.append_chunk(chunk)
+        for wrong in (
+            replace(chunk, reward=np.zeros((chunk.rows, 2)), stream=bytes([7]) * 16),
+            replace(
+                chunk, action=np.zeros((chunk.rows, 3), np.float32), action_present=np.ones(chunk.rows, bool),
+                stream=bytes([8]) * 16,
+            ),
+        ):  # fmt: skip
+            if number > 3:
+                with pytest.raises(SampleRefusedError):
+                    memory.append_chunk(wrong)
+        memory.commit()
+    assert len(memory) == len(plain)
+    for item in range(len(plain)):
+        assert same(memory.get_transition(item), plain.get_transition(item))
+
+
+def test_long_steps_of_silent_streams_come_back_exactly(make: Any, make_rows: Any) -> None:
+    """Their last rows are stored again at once, all of them."""
+    plain = ReplayMemory(memory_size=1000, n_step=12)
+    memory = make(memory_size=40, n_step=12)
+    held = set()
+    for number, chunk in enumerate(play(make_rows, seed=5, steps=60, streams=6)):
+        memory.append_chunk(chunk)
+        before = len(plain)
+        plain.append_chunk(chunk)
+        held |= {seen(plain.get_transition(item)) for item in range(before, len(plain))}
+        if number % 5 == 0:
+            assert {seen(memory.get_transition(item)) for item in range(len(memory))} <= held
+    assert len(memory) > 20
+
+
+def test_a_batch_drawn_before_the_frames_have_gone_is_not_drawn_again_from_a_checkpoint(make_rows: Any) -> None:
+    memory = FrameStackMemory(memory_size=4, frame_stack=K, batch_size=2, seed=0)
+    memory.append_chunk(make_rows(1, 0, 0, 2, observation=lambda rows: np.zeros((rows, K, 2), np.uint8)))
+    memory.sample()
+    generator = np.random.default_rng(0)
+    for number in range(40):  # first observations only: their frames take the place of all others
+        stacks = generator.integers(0, 256, (1, K, 2)).astype(np.uint8)
+        memory.append_chunk(make_rows(2, number, 0, 1, observation=lambda _, stacks=stacks: stacks))
+    assert len(memory) == 0
+    other = FrameStackMemory(memory_size=4, frame_stack=K, batch_size=2, seed=1)
+    other.load_state_dict(memory.state_dict(), [ring[:0] for ring in memory.row_arrays])
+    for one in (memory, other):
+        one.append_chunk(make_rows(3, 0, 0, 3, observation=lambda rows: np.ones((rows, K, 2), np.uint8)))
+    assert same(memory.sample(), other.sample())

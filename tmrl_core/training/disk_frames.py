@@ -72,14 +72,15 @@ class DiskFrames(Frames):
         stack: frames in an observation.
         leaf: a stack of them.
         files: where they lie.
+        tail_rows: see `frames_held`.
 
     Attributes:
         stop: number after the last one that is in the files.
         frame_bytes: of one, in a file.
     """
 
-    def __init__(self, capacity: int, stack: int, leaf: Leaf, files: MappedFiles) -> None:
-        super().__init__(frames_held(capacity, stack), leaf.shape[1:], leaf.dtype)
+    def __init__(self, capacity: int, stack: int, leaf: Leaf, files: MappedFiles, tail_rows: int = 1) -> None:
+        super().__init__(frames_held(capacity, stack, tail_rows), leaf.shape[1:], leaf.dtype)
         self._files = files
         self._table = RowTable()
         self._used_bytes = leaf.width // stack * leaf.dtype.itemsize

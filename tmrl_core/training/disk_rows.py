@@ -64,6 +64,7 @@ class DiskRows(Rows):
         folder: made if it is not there; what it holds is taken over.
         sync: what a commit survives: "os" the end of this process, "fsync" that of the machine.
         calls: how files are written.
+        tail_rows: see `tmrl_core.training.frames.frames_held`.
 
     Raises:
         FolderLockedError: another process uses the folder.
@@ -82,10 +83,17 @@ class DiskRows(Rows):
     """
 
     def __init__(
-        self, capacity: int, folder: Path, sync: Literal["os", "fsync"] = "os", *, calls: FileCalls = OS
+        self,
+        capacity: int,
+        folder: Path,
+        sync: Literal["os", "fsync"] = "os",
+        *,
+        calls: FileCalls = OS,
+        tail_rows: int = 1,
     ) -> None:
         super().__init__(capacity)
         self.folder = folder
+        self._tail_rows = tail_rows
         self.states = StreamStates()
         self.lost_rows = 0
         self._began: int | None = None
@@ -234,7 +242,8 @@ class DiskRows(Rows):
         if self.stacks is None:
             self.stacks = stacks
             self.frames = [
-                DiskFrames(self.capacity, stacks.stack, leaf, self._files) for leaf in stacks.stacks.values()
+                DiskFrames(self.capacity, stacks.stack, leaf, self._files, self._tail_rows)
+                for leaf in stacks.stacks.values()
             ]
         elif stacks != self.stacks:
             raise ValueError("its frames are not those of the others")

@@ -61,15 +61,12 @@ class FrameStackMemory(ReplayMemory):
     def _append_chunk(self, chunk: Chunk) -> int:
         if chunk.rows == 0:
             return super()._append_chunk(chunk)
-        spec = tree_spec(chunk.observation, "the observation", self.downcast_float64)
-        if self._observation is None:
-            self._begin(spec)
-        if spec != self._observation:
+        try:
+            self._check_whole(chunk)
+        except SampleRefusedError:
+            self._touched.add(chunk.stream)
             self._tails.pop(chunk.stream, None)
-            raise SampleRefusedError(
-                f"the observation of {chunk.rows} samples is {spec}, but this memory holds {self._observation}. "
-                "Workers and trainer need the same environment, preprocessor and compressor."
-            )
+            raise
         at_once = min(store.at_once for store in self._stores.values())
         count = 0
         for start in range(0, chunk.rows, at_once):
@@ -78,6 +75,24 @@ class FrameStackMemory(ReplayMemory):
             if self._disk is None:
                 self._drop_without_frames()  # also where it made no transition: its frames have overwritten others
         return count
+
+    def _check_whole(self, chunk: Chunk) -> None:
+        """See that all of a chunk can be stored, before frames of its first part take the place of others.
+
+        Raises:
+            SampleRefusedError: it cannot.
+        """
+        spec = tree_spec(chunk.observation, "the observation", self.downcast_float64)
+        action = self._action_spec(chunk)
+        if self._observation is None:
+            self._begin(spec)
+        if spec != self._observation:
+            raise SampleRefusedError(
+                f"the observation of {chunk.rows} samples is {spec}, but this memory holds {self._observation}. "
+                "Workers and trainer need the same environment, preprocessor and compressor."
+            )
+        # What rows hold of an observation is not what came.
+        self._check(spec if self._rows.layout is None else self._rows.layout.observation, action, chunk)
 
     def _begin(self, spec: TreeSpec) -> None:
         stacks = StackFormat(self.frame_stack, spec)
@@ -93,8 +108,8 @@ class FrameStackMemory(ReplayMemory):
             if self._disk is not None:
                 held = self._disk.frames[number]
             else:
-                held = RamFrames(self.memory_size, self.frame_stack, leaf.shape[1:], leaf.dtype)
-            self._stores[i] = FrameStore(self.memory_size, self.frame_stack, held)
+                held = RamFrames(self.memory_size, self.frame_stack, leaf.shape[1:], leaf.dtype, self.n_step)
+            self._stores[i] = FrameStore(self.memory_size, self.frame_stack, held, self.n_step)
         self._observation = spec
 
     def _numbered(self, chunk: Chunk) -> Chunk:
@@ -147,6 +162,7 @@ class FrameStackMemory(ReplayMemory):
         oldest = max((store.first_row(before, stop) for store in self._stores.values()), default=before)
         if oldest > before:
             rows.oldest = oldest
+            self._forget_block()
             if self._priorities is not None:
                 self._priorities.remove(before, oldest)
 

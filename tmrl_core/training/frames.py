@@ -26,13 +26,21 @@ def _at_once(capacity: int, stack: int) -> int:
     return max(1, capacity // (64 * stack))
 
 
-def _reach(capacity: int, stack: int) -> int:
-    return max(2 * stack, capacity // 64)
+def _reach(capacity: int, stack: int, tail_rows: int) -> int:
+    # What is stored again of a stream that was silent for long can be referred to at once.
+    return max((tail_rows + 1) * stack, capacity // 64)
 
 
-def frames_held(capacity: int, stack: int) -> int:
-    """How many frames a memory of so many transitions holds."""
-    return capacity + capacity // 64 + _reach(capacity, stack) + (_at_once(capacity, stack) + 1) * stack
+def frames_held(capacity: int, stack: int, tail_rows: int = 1) -> int:
+    """How many frames a memory of so many transitions holds.
+
+    Args:
+        capacity: transitions.
+        stack: frames in an observation.
+        tail_rows: most observations of a stream that wait for those that follow.
+    """
+    beyond = _reach(capacity, stack, tail_rows) + (_at_once(capacity, stack) + tail_rows) * stack
+    return capacity + capacity // 64 + beyond
 
 
 class Frames(ABC):
@@ -80,13 +88,16 @@ class RamFrames(Frames):
         stack: frames in an observation.
         shape: of a frame.
         dtype: of a frame.
+        tail_rows: see `frames_held`.
 
     Raises:
         ConfigError: there is no room for so many.
     """
 
-    def __init__(self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        super().__init__(frames_held(capacity, stack), shape, dtype)
+    def __init__(
+        self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype[Any], tail_rows: int = 1
+    ) -> None:
+        super().__init__(frames_held(capacity, stack, tail_rows), shape, dtype)
         try:
             self.ring: Array = np.empty((self.size, *shape), dtype)
         except MemoryError as exc:
@@ -129,6 +140,7 @@ class FrameStore:
         capacity: transitions that the memory holds.
         stack: frames in an observation (k).
         frames: where they lie.
+        tail_rows: see `frames_held`.
 
     Attributes:
         held: see `frames`.
@@ -136,11 +148,11 @@ class FrameStore:
         reach: a new transition refers to no frame older than so many before the newest.
     """
 
-    def __init__(self, capacity: int, stack: int, frames: Frames) -> None:
+    def __init__(self, capacity: int, stack: int, frames: Frames, tail_rows: int = 1) -> None:
         self.stack = stack
         self.held = frames
         self.at_once = _at_once(capacity, stack)
-        self.reach = _reach(capacity, stack)
+        self.reach = _reach(capacity, stack, tail_rows)
         self._needs = np.zeros(capacity, np.int64)
         """Per transition (index modulo capacity) a number below which it needs no frame; it never falls."""
 

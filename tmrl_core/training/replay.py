@@ -130,7 +130,7 @@ class ReplayMemory(Appending):
         if storage == "disk":
             if folder is None:
                 raise ConfigError("a memory with storage: disk needs a folder; set memory.folder")
-            self._rows = self._disk = DiskRows(self.memory_size, Path(folder), sync)
+            self._rows = self._disk = DiskRows(self.memory_size, Path(folder), sync, tail_rows=self.n_step)
             try:
                 self._take_over(self._disk)
             except BaseException:
