@@ -119,3 +119,9 @@ def test_the_device_is_remembered() -> None:
     assert str(actor.device) == "meta"
     assert actor.to(torch.float64).layer.weight.dtype == torch.float64
     assert str(actor.device) == "meta"
+
+
+def test_it_knows_its_device_when_what_it_is_part_of_is_moved() -> None:
+    model = torch.nn.Sequential(Probe())
+    model.to("meta")
+    assert str(model[0].device) == "meta"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -104,6 +105,14 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
         if device is not None:
             moved.device = device
+        return moved
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        # A module that this one is part of moves it without calling its `to`.
+        moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        first = next(itertools.chain(moved.parameters(), moved.buffers()), None)
+        if first is not None:
+            moved.device = first.device
         return moved
 
     def to_device(self, device: Any) -> Self:
