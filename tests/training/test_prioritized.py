@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -248,4 +249,33 @@ def test_the_preprocessor_s_batches_have_extras_too(make: Any, make_rows: Any) -
     memory = make(n_step=2, sample_preprocessor=lambda *values: values)
     memory.append_chunk(make_rows(1, 0, 0, 5, end="terminated"))
     assert set(memory.sample()[6]) == {"discount", "indices", "weights"}
+    memory.close()
+
+
+def test_priorities_of_transitions_that_the_disk_has_lost_are_let_go(tmp_path: Path, make_rows: Any) -> None:
+    """After the machine has gone down, a checkpoint may know of more than the disk holds."""
+
+    def make(name: str) -> ReplayMemory:
+        return ReplayMemory(
+            memory_size=50, batch_size=8, seed=1, priority={}, storage="disk", folder=tmp_path / name
+        )  # fmt: skip
+
+    memory = make("whole")
+    memory.append_chunk(make_rows(1, 0, 0, 11))
+    memory.update_priorities(np.arange(10), np.arange(1.0, 11.0))
+    memory.close()
+    shutil.copytree(tmp_path / "whole", tmp_path / "lost")
+    memory = make("whole")
+    memory.append_chunk(make_rows(1, 0, 11, 9))
+    state = memory.state_dict()
+    memory.close()
+    memory = make("lost")
+    memory.load_state_dict(state)
+    for rows in (0, 5):
+        if rows:
+            assert memory.append_chunk(make_rows(1, 0, 11, rows)) == rows
+        for _ in range(20):
+            batch = memory.sample()
+            assert batch[6]["indices"].max() < 10 + rows
+            assert (batch[3][:, 2] == batch[6]["indices"] + 1).all()
     memory.close()

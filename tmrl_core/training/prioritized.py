@@ -132,23 +132,27 @@ class Priorities:
         indices = np.arange(self._stop - held, self._stop)
         return {"stop": self._stop, "values": self.of(indices), "batches": self.batches, "highest": self.highest}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], stop: int | None = None) -> None:
         """Undo `state_dict`; transitions that are newer keep what they have.
+
+        Args:
+            state: what `state_dict` returned.
+            stop: transitions from this one on are not in the memory, whatever the state says of them; None: all are.
 
         Raises:
             ValueError: it holds what cannot be.
         """
-        stop, values = int(state["stop"]), np.asarray(state["values"], np.float64)
+        saved, values = int(state["stop"]), np.asarray(state["values"], np.float64)
         if (
             values.ndim != 1
-            or len(values) > min(stop, self.capacity)
+            or len(values) > min(saved, self.capacity)
             or not (np.isfinite(values) & (values >= 0)).all()
         ):
             raise ValueError("the priorities of a checkpoint are not what they can be")
-        self._stop = max(self._stop, stop)
+        self._stop = max(self._stop, saved if stop is None else min(saved, stop))
         self._removed = self._removed or not values.all()
-        indices = np.arange(stop - len(values), stop)
-        kept = indices >= self._stop - self.capacity
+        indices = np.arange(saved - len(values), saved)
+        kept = (indices >= self._stop - self.capacity) & (indices < self._stop)
         if kept.any():
             self._tree.set(indices[kept] % self.capacity, values[kept])
         self.batches, self.highest = int(state["batches"]), float(state["highest"])

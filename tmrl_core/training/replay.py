@@ -306,7 +306,7 @@ class ReplayMemory(Appending):
             first, stop = self._rows.readable - len(self), self._rows.readable
             self._priorities.add(first, stop)
             if state.get("priorities") is not None:
-                self._priorities.load_state_dict(state["priorities"])
+                self._priorities.load_state_dict(state["priorities"], stop)
                 lost = max(0, stop - self.memory_size)
                 if lost < first and not same:
                     self._priorities.remove(lost, first)
