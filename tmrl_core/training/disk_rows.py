@@ -407,14 +407,15 @@ class DiskRows(Rows):
 
     def index_of(self, draw: int) -> int:
         """As in `RamRows`; where rows were lost, counted from the oldest."""
-        return int(self._indices(np.array([draw]))[0])
+        return int(self.indices_of(np.array([draw]))[0])
 
     def draws_of(self, indices: Array) -> Array:
         """As in `RamRows`; where rows were lost, counted from the oldest."""
         draws: Array = indices - self.oldest
         return draws if self.readable - self.oldest < self.capacity else indices % self.capacity
 
-    def _indices(self, draws: Array) -> Array:
+    def indices_of(self, draws: Array) -> Array:
+        """As in `RamRows`; where rows were lost, counted from the oldest."""
         if self.readable - self.oldest < self.capacity:
             return self.oldest + draws
         newest = self.readable - 1
@@ -424,7 +425,7 @@ class DiskRows(Rows):
     def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
         """One gather for each file that a draw fell into."""
         assert self._format is not None
-        *groups, versions = self._format.columns(self._rows_at(self._indices(draws)))
+        *groups, versions = self._format.columns(self._rows_at(self.indices_of(draws)))
         return [torch.from_numpy(column) for column in groups], versions[:looked_at, 1]
 
     def _rows_at(self, indices: Array) -> Array:

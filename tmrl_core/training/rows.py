@@ -114,6 +114,10 @@ class Rows(ABC):
     def index_of(self, draw: int) -> int:
         """The absolute index of the row that `gather` takes for a draw."""
 
+    def indices_of(self, draws: Array) -> Array:
+        """`index_of` of each."""
+        return np.array([self.index_of(int(draw)) for draw in draws], np.int64)
+
     @abstractmethod
     def draws_of(self, indices: Array) -> Array:
         """The draws for which `gather` takes the rows of these absolute indices, which can all be read."""
@@ -216,6 +220,12 @@ class RamRows(Rows):
             return self.oldest + draw
         newest = self.readable - 1
         return newest - (newest - draw) % self.capacity
+
+    def indices_of(self, draws: Array) -> Array:
+        """`index_of` of each."""
+        newest = self.readable - 1
+        indices: Array = self.oldest + draws if self._fewer else newest - (newest - draws) % self.capacity
+        return indices
 
     @property
     def _fewer(self) -> bool:
