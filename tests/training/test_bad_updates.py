@@ -15,6 +15,7 @@ import torch
 from tmrl_core import training
 from tmrl_core.errors import BadUpdatesError
 from tmrl_core.samples import Buffer
+from tmrl_core.training import bad_updates
 from tmrl_core.training.bad_updates import SKIPPED, BadUpdates, bad_columns
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.interface import LocalInterface
@@ -192,3 +193,22 @@ def test_a_run_goes_on_after_a_few(make_rows: Any, tmp_path: Path) -> None:
     assert 0 < row["updates_skipped"] < 20
     assert row["updates"] == 60
     assert all(math.isfinite(row[name]) for name in ("loss_critic", "loss_actor"))
+
+
+def test_large_batches_do_not_wait_long_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Good:
+        """A flag on a device: nothing is wrong."""
+
+        device = torch.device("meta")
+        reads = 0
+
+        def __bool__(self) -> bool:
+            Good.reads += 1
+            return False
+
+    rows = tuple(batch())
+    monkeypatch.setattr(bad_updates, "MAX_HELD_BYTES", 3 * sum(column.nbytes for column in rows) - 1)
+    bad = BadUpdates(3, None)
+    for update in range(7):
+        bad.note(update, {SKIPPED: Good()}, (*rows, {"weights": torch.zeros(0)}), Fixed())
+    assert Good.reads == 6

@@ -18,6 +18,8 @@ finite. Absent, or not true: it was made."""
 
 LOOK_EVERY = 64
 """Updates between two looks at what a device has found; each look makes the processor wait for the device."""
+MAX_HELD_BYTES = 1 << 28
+"""It is looked earlier where the batches of these updates, which are kept until then, are larger than that."""
 MAX_FILES = 20
 """Descriptions that are kept of one run; more would say the same."""
 
@@ -37,6 +39,7 @@ class BadUpdates:
         self.folder = Path(folder) if folder is not None else None
         self.in_row = 0
         self._unread: list[tuple[int, Any, Any, Any]] = []
+        self._held_bytes = 0
         self._written = 0
 
     def note(self, update: int, metrics: dict[str, Any], batch: Any, memory: Any, indices: Any = None) -> int:
@@ -59,16 +62,22 @@ class BadUpdates:
         if skipped is None:
             self.in_row = 0
             return 0
-        self._unread.append((update, skipped, batch, indices or indices_of(memory, batch)))
+        if indices is None:
+            indices = indices_of(memory, batch)
+        self._unread.append((update, skipped, batch, indices))
+        self._held_bytes += _bytes_of(batch)
         at_once = not hasattr(skipped, "device") or skipped.device.type == "cpu"
-        return self.look() if at_once or len(self._unread) >= LOOK_EVERY else 0
+        full = len(self._unread) >= LOOK_EVERY or self._held_bytes > MAX_HELD_BYTES
+        return self.look() if at_once or full else 0
 
     def look(self) -> int:
         """Read what has not been looked at; returns and raises as `note`."""
         found = 0
         unread, self._unread = self._unread, []
-        for update, skipped, batch, indices in unread:
-            if not bool(skipped):
+        self._held_bytes = 0
+        flags = _values([skipped for _, skipped, _, _ in unread])
+        for skipped, (update, _, batch, indices) in zip(flags, unread, strict=True):
+            if not skipped:
                 self.in_row = 0
                 continue
             found += 1
@@ -91,12 +100,31 @@ class BadUpdates:
         if self.folder is None or self._written >= MAX_FILES:
             return
         self._written += 1
-        description = {"update": update, "transitions": indices, "not_finite": where}
+        transitions = None if indices is None else [int(index) for index in indices]
+        description = {"update": update, "transitions": transitions, "not_finite": where}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / f"update_{update}.json").write_text(json.dumps(description, indent=1) + "\n")
         except OSError as exc:
             logger.warning("a skipped update cannot be described in %s: %s", self.folder, exc)
+
+
+def _values(flags: list[Any]) -> list[bool]:
+    """As truth values; those on a device come with one transfer."""
+    if len(flags) < 2 or not all(hasattr(flag, "detach") for flag in flags):
+        return [bool(flag) for flag in flags]
+    import torch
+
+    values: list[bool] = torch.stack(flags).tolist()
+    return values
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value.values()))
+    if isinstance(value, (tuple, list)):
+        return sum(map(_bytes_of, value))
+    return int(getattr(value, "nbytes", 0))
 
 
 def indices_of(memory: Any, batch: Any) -> Any:

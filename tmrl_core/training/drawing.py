@@ -119,6 +119,12 @@ class Drawing(EpisodeStatistics):
         return self._fresh.count(self._rows.readable - len(self), self._rows.readable)
 
     @property
+    def drawn_ahead(self) -> int:
+        """Batches that are drawn already and come next, whatever else happens but for an append."""
+        block = self._block
+        return 0 if block is None or self._priorities is not None else len(block.batches) - block.position
+
+    @property
     def prefetch(self) -> int:
         """Blocks that are prepared ahead."""
         return self._ahead.depth
@@ -177,14 +183,14 @@ class Drawing(EpisodeStatistics):
         block.position += 1
         return block.batches[block.position - 1]
 
-    def indices_of(self, batch: Any) -> list[int] | None:
+    def indices_of(self, batch: Any) -> Array | None:
         """Absolute indices of the transitions of a batch that was just drawn; None: it is not known any more."""
         block = self._block
         for position, known in enumerate(block.batches if block is not None else ()):
             if known is batch:
                 assert block is not None
                 draws = block.draws[position * self.batch_size : (position + 1) * self.batch_size]
-                return [int(self._rows.index_of(int(draw))) for draw in draws]
+                return self._rows.indices_of(draws)
         return None
 
     def _forget_block(self) -> None:
