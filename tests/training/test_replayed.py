@@ -14,10 +14,10 @@ from tests.training.test_compiled import assert_alike, batch, interpreted, make,
 from tmrl_core.training import compiled
 from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.finite import kept_tensors
-from tmrl_core.training.replayed import Replayed
+from tmrl_core.training.replayed import Replayed, Work
 
 
-def record_here(work: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def record_here(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """What a CUDA graph does, by doing the work again: results lie where they lay when it was recorded."""
     results = [result.clone() for result in work()]
 
@@ -35,7 +35,7 @@ def make_replayed(name: str, record: Any = record_here) -> Any:
 
 
 def recordings(agent: Any) -> list[Replayed | None]:
-    return [graph._replayed for graph, _ in agent.compiler._graphs.values()]
+    return [graph.replayed for graph, _ in agent.compiler._graphs.values()]
 
 
 @pytest.mark.parametrize("name", ["sac", "redq", "td3", "dqn"])
@@ -74,15 +74,15 @@ def test_recording_changes_nothing() -> None:
     assert torch.equal(kept[0] * 2, second[2])
 
 
-def stale(work: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def stale(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """Takes numbers for constants that are none: its results are those of when it was recorded."""
     results = [result.clone() for result in work()]
     return lambda: None, results
 
 
-def other_numbers(work: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def other_numbers(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """Draws the right random numbers, and then some more."""
-    replay, results = record_here(work)
+    replay, results = record_here(work, device)
 
     def replay_and_draw() -> None:
         replay()
@@ -91,7 +91,7 @@ def other_numbers(work: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], No
     return replay_and_draw, results
 
 
-def impossible(work: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def impossible(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     work()
     raise RuntimeError("operation not permitted when stream is capturing\nand so on")
 
@@ -129,3 +129,41 @@ def test_on_a_cpu_nothing_is_recorded() -> None:
     agent = make("sac", True)
     train(agent, False, 3)
     assert recordings(agent) == [None]
+
+
+def test_a_recording_reads_batches_whose_columns_lie_in_wider_rows() -> None:
+    rows = torch.arange(12.0).view(3, 4)
+    leaves = [rows[:, 1:3], rows[:, 3]]
+    strides = []
+
+    def run(pair: Tensor, single: Tensor, total: Tensor) -> list[Tensor]:
+        strides.append((pair.stride(), single.stride()))
+        total += pair.sum() + single.sum()
+        return [total.clone()]
+
+    replayed = Replayed(run, leaves, [torch.zeros(())], record_here)
+    assert set(strides) == {((4, 1), (4,))}  # what compiled code was made for
+    assert replayed([2 * leaf for leaf in leaves])[0] == 2 * (66 - 12)
+
+
+def test_where_adam_steps_by_rounding_alone_a_recording_is_used() -> None:
+    """Beside steps of 1e-3 that mean something, one parameter of ten thousand goes the other way."""
+    moved = torch.full((10_000,), 1e-3)
+    runs: list[int] = []
+
+    def run(leaf: Tensor, kept: Tensor) -> list[Tensor]:
+        runs.append(1)
+        step = moved.clone()
+        step[len(runs)] *= -1.0
+        kept += step * leaf
+        return [leaf.sum()]
+
+    assert Replayed(run, [torch.ones(1)], [torch.zeros(10_000)], record_here)
+
+    def other(leaf: Tensor, kept: Tensor) -> list[Tensor]:
+        runs.append(1)
+        kept += moved * leaf * (1.0 if len(runs) % 2 else 1.2)
+        return [leaf.sum()]
+
+    with pytest.raises(RuntimeError, match="something else"):
+        Replayed(other, [torch.ones(1)], [torch.zeros(10_000)], record_here)

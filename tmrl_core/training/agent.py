@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -40,6 +41,18 @@ class TrainingAgent(ABC):
             Metrics by name: numbers, or detached scalar tensors, which are read only at a round's end, so that no
             update waits for its device. `tmrl_core.training.bad_updates.SKIPPED` says that none was made.
         """
+
+    def train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:
+        """Several updates, one after the other. An agent for which that costs less than as many calls of `train` says
+        so by overriding this; only then does a loop ask for more than one at once.
+
+        Args:
+            batches: what each learns from.
+
+        Returns:
+            Of each what `train` returns.
+        """
+        return [self.train(batch) for batch in batches]
 
     @abstractmethod
     def get_actor(self) -> Any:

@@ -13,6 +13,9 @@ rates and the like are part of the graph too: when they change, another one is m
 
 Random numbers come from torch's own generator in the same order as without compiling, so that both learn the same but
 for rounding, and a run that goes on from a checkpoint goes on bit for bit.
+
+Asked for several updates, it finds the graph of each first, by what the agent will have counted by then, and then runs
+them: what Python has to do for all of them it does once, and a recording (replayed.py) may be of several.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,11 +40,15 @@ from tmrl_core.training.decompositions import DECOMPOSITIONS
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.functional_graph import make_functional
 from tmrl_core.training.replayed import Recorder, Replayed, record_cuda
+from tmrl_core.training.transitions import Transitions
 
 logger = logging.getLogger(__name__)
 
 MAX_GRAPHS = 6
 """Graphs of one agent; beyond that, learning rates or shapes change too often for compiling to pay."""
+
+AT_ONCE = 8
+"""Updates that are recorded as one."""
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Sequence[Tensor]]]
 """`(graph, example inputs)` makes what runs the graph on such inputs."""
@@ -98,6 +105,12 @@ class Graph:
         leaves: tensors of a batch, as those of all batches to come.
         backend: makes what runs the graph.
         record: makes recordings of what runs it, to be replayed; None: it is run each time.
+
+    Attributes:
+        run: `(*leaves, *kept) -> results`.
+        kept: what it reads of the agent, and changes.
+        results: how many it has, the last of which says whether all numbers were finite.
+        replayed: does the same as `run`; None: there is no recording.
     """
 
     def __init__(
@@ -129,55 +142,58 @@ class Graph:
                 # What is changed without regard to the batch is changed in earnest while it is noted.
                 torch._foreach_copy_(kept, before)
             now = _integers(agent)
-            self._counted = {name: value - counters.get(name, 0) for name, value in now.items()}
+            counted = {name: value - counters.get(name, 0) for name, value in now.items()}
+            self._counted = [(name, count) for name, count in counted.items() if count]
             for name, value in counters.items():
                 setattr(agent, name, value)
             for optimizer in optimizers_of(agent):
                 # What was noted has left gradients that are no numbers.
                 optimizer.zero_grad()
         self._agent = agent
-        self._kept = [*values, *_lift(graph, len(leaves) + len(values))]
+        self.kept = [*values, *_lift(graph, len(leaves) + len(values))]
         inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        make_functional(graph, dict(zip(inputs[len(leaves) :], self._kept, strict=True)))
-        self._run = backend(graph, [*leaves, *self._kept])
-        self._replayed = None if record is None else self._recorded(leaves, record)
+        make_functional(graph, dict(zip(inputs[len(leaves) :], self.kept, strict=True)))
+        self.results = len(next(node for node in graph.graph.nodes if node.op == "output").args[0])
+        self.run = backend(graph, [*leaves, *self.kept])
+        self.replayed = None if record is None else _recorded([self], leaves, record)
 
-    def _recorded(self, leaves: Sequence[Tensor], record: Recorder) -> Replayed | None:
-        try:
-            return Replayed(self._run, leaves, self._kept, record)
-        except Exception as exc:
-            # As compiling, this fails in many ways, none of which is a reason not to train.
-            why = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-            logger.warning("updates are not replayed as a CUDA graph, which changes nothing but their speed: %s", why)
-            return None
+    def count(self) -> None:
+        """Count on what the agent counts, as this update does."""
+        for name, count in self._counted:
+            setattr(self._agent, name, getattr(self._agent, name) + count)
 
-    def __call__(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-        """One update: its results, and whether all numbers were finite; if not, nothing has changed."""
-        with torch.no_grad():
-            if self._replayed is not None:
-                *results, finite = self._replayed(leaves)
-            else:
-                *results, finite = self._run(*leaves, *self._kept)
-        for name, count in self._counted.items():
-            if count:
-                setattr(self._agent, name, getattr(self._agent, name) + count)
-        return results, finite
+    def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One update, for which no gradients may be noted: its results, and last whether all numbers were finite; if
+        not, nothing has changed."""
+        if self.replayed is not None:
+            return self.replayed(leaves)
+        return self.run(*leaves, *self.kept)
+
+
+def _recorded(graphs: Sequence[Graph], leaves: Sequence[Tensor], record: Recorder) -> Replayed | None:
+    """The updates of these graphs recorded, one after the other; `leaves`: the first batch's, the second's, ..."""
+    width = len(leaves) // len(graphs)
+    kept = list({(t.data_ptr(), t.shape): t for graph in graphs for t in graph.kept}.values())
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        return [
+            result
+            for number, graph in enumerate(graphs)
+            for result in graph.run(*tensors[number * width : (number + 1) * width], *graph.kept)
+        ]
+
+    try:
+        return Replayed(run, leaves, kept, record)
+    except Exception as exc:
+        # As compiling, this fails in many ways, none of which is a reason not to train.
+        why = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+        logger.warning("updates are not replayed as a CUDA graph, which changes nothing but their speed: %s", why)
+        return None
 
 
 def optimizers_of(agent: Any) -> list[torch.optim.Optimizer]:
     """The optimizers among an agent's attributes."""
     return [value for value in vars(agent).values() if isinstance(value, torch.optim.Optimizer)]
-
-
-def key_of(agent: Any, kind: Hashable, leaves: Sequence[Any]) -> Hashable:
-    """What a graph depends on, besides the agent's code: equal keys, the same graph."""
-    settings = tuple(
-        tuple((name, value if isinstance(value, Hashable) else str(value)) for name, value in group.items())
-        for optimizer in optimizers_of(agent)
-        for group in ({k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups)
-    )
-    batch = tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves)
-    return kind, settings, batch, torch.get_num_threads()
 
 
 def _integers(agent: Any) -> dict[str, int]:
@@ -238,6 +254,39 @@ def _lift(graph: torch.fx.GraphModule, inputs: int) -> list[Tensor]:
     return kept
 
 
+class _Settings:
+    """What optimizers are set to, as a part of the keys of graphs: whoever asks for each update asks often.
+
+    Args:
+        optimizers: whose parameter groups count.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._seen = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
+        self.key: Hashable = tuple(
+            tuple((name, value if isinstance(value, Hashable) else str(value)) for name, value in seen.items())
+            for seen in self._seen
+        )
+
+    def still(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Whether they are set to that now."""
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        return len(groups) == len(self._seen) and all(
+            len(group) == len(seen) + 1
+            and all((now := group.get(name)) is value or now == value for name, value in seen.items())
+            for group, seen in zip(groups, self._seen, strict=True)
+        )
+
+
+class _Update(NamedTuple):
+    """An update that can be made."""
+
+    graph: Graph
+    names: Sequence[str]
+    leaves: list[Tensor]
+
+
 class Compiler:
     """Keeps an agent's graphs, and makes them when they are wanted.
 
@@ -260,44 +309,95 @@ class Compiler:
         self._record = record or (record_cuda if agent.device.type == "cuda" else None)
         self._clock = clock
         self._graphs: dict[Hashable, tuple[Graph, list[str]]] = {}
+        self._runs: dict[tuple[int, ...], Replayed | None] = {}
+        """Recordings of `AT_ONCE` updates, by their graphs."""
         self._states: list[Any] = []
+        self._settings = _Settings([])
         self._primed: set[Hashable] = set()
         self.gave_up = False
         """True: compiling failed, or does not pay; updates are run without it."""
 
-    def update(self, kind: Hashable, transitions: Any) -> tuple[dict[str, Any], Tensor | None] | None:
-        """One compiled update: metrics, as `FiniteUpdates.run` returns them, and the rows' errors.
+    def updates(self, batches: Sequence[Transitions]) -> list[tuple[dict[str, Any], Tensor | None]]:
+        """Compiled updates with these batches, from the first on, as far as they can be made so.
 
         Returns:
-            None: it has to be run without compiling.
+            Of each its metrics, as `FiniteUpdates.run` returns them, and the rows' errors. Where it is fewer than there
+            are batches, the next has to be run without compiling.
         """
-        states = [optimizer.state for optimizer in optimizers_of(self._agent)]
-        if self.gave_up:
-            return None
-        if kind not in self._primed and not all(states):
-            self._primed.add(kind)  # optimizers make what they keep in their first step
-            return None
+        found: list[_Update] = []
+        ready = self._look()
+        for transitions in batches:
+            update = self._update_of(transitions, ready)
+            if update is None:
+                if not found and not ready:
+                    # It is run without, and optimizers make what they keep in their first step.
+                    self._primed.add(self._agent.update_kind())
+                break
+            # What the next one's kind depends on; the graphs themselves know no Python.
+            update.graph.count()
+            found.append(update)
+        with torch.no_grad():
+            return [
+                _outcome(update.names, results) for update, results in zip(found, self._results(found), strict=True)
+            ]
+
+    def _look(self) -> bool:
+        """See what graphs depend on besides a batch. False: there are optimizers that have not made a step."""
+        optimizers = optimizers_of(self._agent)
+        states = [optimizer.state for optimizer in optimizers]
         if len(states) != len(self._states) or any(a is not b for a, b in zip(states, self._states, strict=True)):
             # A checkpoint was loaded: graphs hold the tensors of before.
             self._graphs.clear()
+            self._runs.clear()
             self._states = states
-        leaves, spec = pytree.tree_flatten(tuple(transitions))
-        key = key_of(self._agent, kind, leaves), spec
-        found = self._graphs.get(key)
-        if found is None:
-            found = self._make(key, leaves, spec, type(transitions))
-            if found is None:
-                return None
-        graph, names = found
-        results, finite = graph([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-        metrics: dict[str, Any] = dict(zip(names, results, strict=False))
-        if finite.device.type != "cpu":
-            metrics[SKIPPED] = ~finite
-        elif not finite:
-            return {SKIPPED: True}, None
-        return metrics, results[-1] if len(results) > len(names) else None
+        if not self._settings.still(optimizers):
+            self._settings = _Settings(optimizers)
+        return all(states)
 
-    def _make(self, key: Hashable, leaves: list[Any], spec: Any, kind: Any) -> tuple[Graph, list[str]] | None:
+    def _results(self, updates: Sequence[_Update]) -> Iterator[Sequence[Tensor]]:
+        """Make updates that are known to be possible."""
+        position = 0
+        while position < len(updates):
+            several = updates[position : position + AT_ONCE]
+            replayed = self._replayed(several) if self._record is not None and len(several) == AT_ONCE else None
+            if replayed is None:
+                yield several[0].graph(several[0].leaves)
+                position += 1
+                continue
+            results = replayed([leaf for update in several for leaf in update.leaves])
+            for update in several:
+                count = update.graph.results
+                yield results[:count]
+                results = results[count:]
+            position += AT_ONCE
+
+    def _update_of(self, transitions: Transitions, ready: bool) -> _Update | None:
+        """The agent's next update; None: it has to be run without compiling."""
+        if self.gave_up:
+            return None
+        kind = self._agent.update_kind()
+        if not ready and kind not in self._primed:
+            return None
+        leaves, spec = _flat(transitions)
+        batch = tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves)
+        key = kind, self._settings.key, batch, torch.get_num_threads(), spec
+        found = self._graphs.get(key) or self._make(key, leaves, spec)
+        if found is None:
+            return None
+        return _Update(*found, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+
+    def _replayed(self, updates: Sequence[_Update]) -> Replayed | None:
+        """What makes these updates with one call; None: they are made one by one."""
+        assert self._record is not None
+        graphs = [update.graph for update in updates]
+        key = tuple(id(graph) for graph in graphs)
+        if key not in self._runs:
+            if len(self._runs) >= MAX_GRAPHS or any(graph.replayed is None for graph in graphs):
+                return None
+            self._runs[key] = _recorded(graphs, [leaf for update in updates for leaf in update.leaves], self._record)
+        return self._runs[key]
+
+    def _make(self, key: Hashable, leaves: list[Any], spec: Any) -> tuple[Graph, list[str]] | None:
         if len(self._graphs) >= MAX_GRAPHS:
             self._give_up(f"it needed more than {MAX_GRAPHS} graphs, as learning rates or shapes keep changing")
             return None
@@ -308,7 +408,7 @@ class Compiler:
             given = iter(tensors)
             filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             agent.td_error_B = None
-            metrics = agent.update_here(kind(*pytree.tree_unflatten(filled, spec)))
+            metrics = agent.update_here(_unflat(filled, spec))
             names[:] = metrics
             results = [value.detach() for value in metrics.values()]
             return results if agent.td_error_B is None else [*results, agent.td_error_B]
@@ -333,4 +433,28 @@ class Compiler:
     def _give_up(self, why: str) -> None:
         self.gave_up = True
         self._graphs.clear()
+        self._runs.clear()
         logger.warning("updates are not compiled, which changes nothing but their speed: %s", why)
+
+
+def _flat(transitions: Transitions) -> tuple[list[Any], Any]:
+    """The leaves of a batch, and what they are put together by; None where no space is nested, which is told faster."""
+    leaves = list(transitions)
+    if isinstance(transitions.obs, Tensor) and isinstance(transitions.next_obs, Tensor):
+        return leaves, None
+    return pytree.tree_flatten(tuple(leaves))
+
+
+def _unflat(leaves: list[Any], spec: Any) -> Transitions:
+    return Transitions(*(leaves if spec is None else pytree.tree_unflatten(leaves, spec)))
+
+
+def _outcome(names: Sequence[str], results: Sequence[Tensor]) -> tuple[dict[str, Any], Tensor | None]:
+    """An update's metrics, and its rows' errors where they are among its results."""
+    *results, finite = results
+    metrics: dict[str, Any] = dict(zip(names, results, strict=False))
+    if finite.device.type != "cpu":
+        metrics[SKIPPED] = ~finite
+    elif not finite:
+        return {SKIPPED: True}, None
+    return metrics, results[-1] if len(results) > len(names) else None

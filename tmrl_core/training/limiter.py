@@ -97,8 +97,11 @@ class SamplesPerInsert:
         return (drawn - band.drawn) - due
 
     def may_draw(self, stored: int, drawn: int) -> bool:
-        """Whether a batch may be drawn now."""
-        return not self.lack(stored, drawn)
+        """Whether a batch may be drawn then."""
+        band = self._band
+        if band is None:
+            return True
+        return stored >= self.min_size and self._ahead(band, stored, drawn + self.batch_size) <= band.error_buffer
 
     def may_store(self, stored: int, drawn: int) -> bool:
         """Whether more may be stored now."""
@@ -109,9 +112,7 @@ class SamplesPerInsert:
         """What drawing waits for, in words; empty when it may go on."""
         band = self._band
         self._seen = (stored, drawn)
-        if band is None:
-            return ""
-        if stored >= self.min_size and self._ahead(band, stored, drawn + self.batch_size) <= band.error_buffer:
+        if band is None or self.may_draw(stored, drawn):
             return ""
         return (
             f"{drawn - band.drawn} transitions drawn of {stored - band.stored} samples is above "

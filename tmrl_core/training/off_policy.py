@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -89,23 +89,35 @@ class OffPolicyAgent(TrainingAgent):
 
     def train(self, batch: Any) -> dict[str, Any]:
         """One update; none, where a number in it is not finite, see `bad_updates.SKIPPED`."""
-        transitions = transitions_of(batch, self.gamma)
-        self.updates_asked += 1
-        done = self._compiled(transitions)
-        if done is not None:
-            return done
-        return self._finite.run(lambda: self.update_here(transitions), tree_leaves(tuple(transitions)))
+        return self._train_steps([batch])[0]
 
-    def _compiled(self, transitions: Transitions) -> dict[str, Any] | None:
-        """A compiled update's metrics; None: it has to be run without compiling."""
-        wanted = self.compile is True or (self.compile == "auto" and self.updates_asked > COMPILE_AFTER)
+    def train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:
+        """As `train` with each of them; compiled updates cost less so."""
+        if type(self).train is not OffPolicyAgent.train:
+            return super().train_steps(batches)
+        return self._train_steps(batches)
+
+    def _train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:
+        todo = [transitions_of(batch, self.gamma) for batch in batches]
+        done: list[dict[str, Any]] = []
+        while len(done) < len(todo):
+            rest = todo[len(done) :]
+            made = self.compiler.updates(rest) if self._compiles else []
+            if made:
+                self.updates_asked += len(made)
+                done += [metrics for metrics, _ in made]
+                self.td_error_B = made[-1][1]
+            else:
+                self.updates_asked += 1
+                done.append(self._finite.run(partial(self.update_here, rest[0]), tree_leaves(tuple(rest[0]))))
+        return done
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether the next update is to be a compiled one."""
+        wanted = self.compile is True or (self.compile == "auto" and self.updates_asked >= COMPILE_AFTER)
         # A subclass that computes something else has to say itself which kinds of updates it makes.
-        if wanted and "update_kind" in vars(type(self)):
-            compiled = self.compiler.update(self.update_kind(), transitions)
-            if compiled is not None:
-                metrics, self.td_error_B = compiled
-                return metrics
-        return None
+        return wanted and "update_kind" in vars(type(self))
 
     def update_here(self, transitions: Transitions) -> dict[str, Tensor]:
         """`update`, in the precision that was chosen, without compiling."""

@@ -8,12 +8,14 @@ import logging
 import math
 import pstats
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.messages import Progress
+from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.bad_updates import BadUpdates, indices_of
 from tmrl_core.training.declared import expect
 from tmrl_core.training.interface import TrainingInterface
@@ -28,6 +30,10 @@ NOT_KEPT_S = 30.0
 
 REASON_LENGTH = 300
 """So much is said of why samples were refused."""
+
+AT_ONCE_S = 0.05
+"""About as long in seconds as updates that are made at once may take: meanwhile nothing is looked at."""
+MAX_AT_ONCE = 16
 
 _SETTINGS = (
     "env_cls",
@@ -87,7 +93,17 @@ class TrainingOffline:
     """
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"published", "statistics", "_waits_for", "_not_kept", "_not_kept_said", "_refused", "_bad", *_SETTINGS}
+        {
+            "published",
+            "statistics",
+            "_waits_for",
+            "_not_kept",
+            "_not_kept_said",
+            "_refused",
+            "_bad",
+            "_at_once",
+            *_SETTINGS,
+        }
     )
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
@@ -157,6 +173,8 @@ class TrainingOffline:
         self._not_kept_said = -math.inf
         self._refused: tuple[int, str] = (0, "")
         """How many samples the memory has refused in this process, and why the last."""
+        self._at_once = 1
+        """So many updates take about `AT_ONCE_S`."""
         self.statistics = RoundStatistics()
         self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
@@ -174,6 +192,9 @@ class TrainingOffline:
         )
         self.agent = training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
         expect(self.memory, self.agent, (observation_space, action_space), declared)
+        own = getattr(type(self.agent), "train_steps", TrainingAgent.train_steps)
+        self._several = own is not TrainingAgent.train_steps
+        """Whether the agent gains by several updates at once."""
         self.follow_memory()
 
     def follow_memory(self) -> None:
@@ -309,22 +330,13 @@ class TrainingOffline:
                 # An epoch that was ended early goes on with fewer updates than the memory yields; never with more.
                 batches = iter(self.memory)
                 continue
-            sampled = time.perf_counter()
+            statistics.sampling_s += time.perf_counter() - before
             indices: Any = None
             if self.total_updates % self.update_buffer_interval == 0:
                 # What is appended may take the place of what was drawn.
                 indices = indices_of(self.memory, batch)
                 self._look_for_samples(interface)
-            train = time.perf_counter()
-            metrics = self.agent.train(batch)
-            self._tell_memory(batch)
-            after = time.perf_counter()
-            self.total_updates += 1
-            self.updates_skipped += self._bad.note(self.total_updates, metrics, batch, self.memory, indices)
-            statistics.add(metrics)
-            statistics.sampling_s += sampled - before
-            statistics.training_s += after - train
-            self.step += 1
+            self._update([batch, *self._further(batches)], indices)
             if self.total_updates % self.update_model_interval == 0:
                 self._publish(interface)
                 interface.report(self._progress())
@@ -332,6 +344,45 @@ class TrainingOffline:
                 break
         self.updates_skipped += self._bad.look()
         return self.step >= self.steps
+
+    def _further(self, batches: Iterator[Any]) -> list[Any]:
+        """Batches of updates that are made together with the next one, as nothing else is due before the last of them.
+
+        They are drawn already, so that what is drawn does not depend on how many updates are made at once.
+        """
+        before = time.perf_counter()
+        most = min(
+            self._at_once if self._several else 1,
+            self.steps - self.step,
+            self.update_model_interval - self.total_updates % self.update_model_interval,
+            self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
+            1 + getattr(self.memory, "drawn_ahead", 0),
+        )
+        if most < 2 or self._may_not_draw(most - 1):
+            return []
+        further = list(islice(batches, most - 1))
+        self.statistics.sampling_s += time.perf_counter() - before
+        return further
+
+    def _update(self, batches: list[Any], indices: Any) -> None:
+        """Updates with these batches; `indices` are those of the first one's transitions, if they are known already."""
+        before = time.perf_counter()
+        if len(batches) == 1:
+            made = [self.agent.train(batches[0])]
+            self._tell_memory(batches[0])
+        else:
+            made = self.agent.train_steps(batches)
+        training_s = time.perf_counter() - before
+        self.statistics.training_s += training_s
+        self._at_once = max(1, min(MAX_AT_ONCE, int(AT_ONCE_S * len(batches) / max(training_s, 1e-6))))
+        self.step += len(batches)
+        self.total_updates += len(batches)
+        first = self.total_updates - len(batches) + 1
+        for update, (metrics, batch) in enumerate(zip(made, batches, strict=True), first):
+            self.updates_skipped += self._bad.note(
+                update, metrics, batch, self.memory, indices if update == first else None
+            )
+            self.statistics.add(metrics)
 
     def _tell_memory(self, batch: Any) -> None:
         """A memory that draws by priorities learns what its transitions have surprised by."""
@@ -403,6 +454,13 @@ class TrainingOffline:
         """What training waits for, in words; empty when it may go on."""
         lack = self._lacking()
         return f"{lack}, and the replay memory cannot be written: {self._not_kept}" if lack and self._not_kept else lack
+
+    def _may_not_draw(self, updates: int) -> bool:
+        """Whether training would have to wait after so many more updates with the samples that there are."""
+        total = self.total_updates + updates
+        return total / self.total_samples > self.max_training_steps_per_env_step or not self.limiter.may_draw(
+            self.total_samples, total * self.limiter.batch_size
+        )
 
     def _lacking(self) -> str:
         if self.total_samples == 0:

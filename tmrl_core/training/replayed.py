@@ -18,25 +18,43 @@ import torch
 from torch import Tensor
 
 Run = Callable[..., Sequence[Tensor]]
-Recorder = Callable[[Callable[[], Sequence[Tensor]]], "tuple[Callable[[], None], Sequence[Tensor]]"]
-"""Takes work for a device; returns what has it done, each time it is called, and where the results will be then."""
+Work = Callable[[], Sequence[Tensor]]
+Recorder = Callable[[Work, torch.device], "tuple[Callable[[], None], Sequence[Tensor]]"]
+"""Takes work for a device, and which; returns what has it done again, and where its results are then."""
 
 WARM_UPS = 2
 """Runs before recording, in which libraries set up what they may not while they are recorded."""
-RTOL, ATOL = 1e-3, 1e-5
-"""What with and without a recording may differ by: products may add in another order."""
+SHARE = 0.05
+"""What with and without a recording may differ by, as a part of what an update changes: products may add in another
+order, and where a gradient is next to nothing Adam makes a step of whichever sign that leaves."""
+RTOL, ATOL = 1e-2, 1e-4
+"""Of results."""
 
 
-def record_cuda(work: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def record_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """A `Recorder` for CUDA devices.
 
     Raises:
         RuntimeError: the work does something that cannot be recorded, as waiting for the device.
+
+    Source: docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA graphs".
     """
-    graph = torch.cuda.CUDAGraph()
-    # A thread that prepares batches goes on meanwhile: what it does is its own.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = work()
+    with torch.cuda.device(device):
+        current = torch.cuda.current_stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        try:
+            # On the stream of the recording, as libraries keep working memory for each.
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                work()
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # A thread that prepares batches goes on meanwhile: what it does is its own.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                results = work()
+        finally:
+            # A recording that fails leaves its own stream in place, which nothing orders with the other threads' work.
+            torch.cuda.set_stream(current)
     return graph.replay, results
 
 
@@ -56,7 +74,7 @@ class Replayed:
     def __init__(
         self, run: Run, leaves: Sequence[Tensor], kept: Sequence[Tensor], record: Recorder = record_cuda
     ) -> None:
-        self._leaves = [leaf.clone() for leaf in leaves]
+        self._leaves = [_alike_in_memory(leaf) for leaf in leaves]
         device = self._leaves[0].device
         before = [tensor.clone() for tensor in kept]
         random = _random_state(device)
@@ -73,14 +91,15 @@ class Replayed:
                 for _ in range(WARM_UPS):
                     work()
                 begin_again()
-                self._replay, self._results = record(work)
+                self._replay, self._results = record(work, device)
                 begin_again()
-                expected = [*(result.clone() for result in work()), *(tensor.clone() for tensor in kept)]
+                results = [result.clone() for result in work()]
+                expected = [tensor.clone() for tensor in kept]
                 drawn = _random_state(device)
                 begin_again()
                 self._replay()
-                found = [*self._results, *kept]
-                if not all(_alike(a, b) for a, b in zip(found, expected, strict=True)):
+                same_results = all(_alike(a, b) for a, b in zip(self._results, results, strict=True))
+                if not (same_results and all(map(_changed_alike, kept, expected, before))):
                     raise RuntimeError("a recorded update does something else than the update")
                 if not torch.equal(_random_state(device), drawn):
                     raise RuntimeError("a recorded update draws other random numbers than the update")
@@ -106,10 +125,22 @@ def _copies(results: Sequence[Tensor]) -> list[Tensor]:
     return [copy.clone() if copy is result else copy for copy, result in zip(copies, results, strict=True)]
 
 
+def _alike_in_memory(leaf: Tensor) -> Tensor:
+    """A copy with the same strides, which compiled code relies upon; `clone` would close the gaps between columns."""
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
+
+
 def _alike(found: Tensor, expected: Tensor) -> bool:
     if not expected.is_floating_point():
         return torch.equal(found, expected)
     return torch.allclose(found, expected, rtol=RTOL, atol=ATOL, equal_nan=True)
+
+
+def _changed_alike(found: Tensor, expected: Tensor, before: Tensor) -> bool:
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    rounding = 1e-6 * expected.norm()
+    return bool((found - expected).norm() <= SHARE * (expected - before).norm() + rounding)
 
 
 def _random_state(device: torch.device) -> Tensor:
