@@ -233,6 +233,13 @@ def test_the_loop_does_the_same_however_many_updates_it_makes_at_once(
         assert all(row[name] == pytest.approx(expected[name], nan_ok=True) for name in row if not name.endswith(clocks))
 
 
+def test_where_the_ratio_allows_a_few_these_are_made_at_once(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looped, _ = run(make_rows, monkeypatch, 16, max_training_steps_per_env_step=0.2, update_buffer_interval=1000)
+    # Thirty samples allow six updates and, strictly, one more; the first of blocks is of one batch.
+    assert max(looped.agent.groups) == 4
+    assert looped.total_updates / looped.total_samples <= 0.2 + 1 / looped.total_samples
+
+
 def test_priorities_are_told_after_each_update(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def prioritized(nb_steps: int, device: Any) -> ReplayMemory:
         return ReplayMemory(device, nb_steps, memory_size=10_000, batch_size=4, seed=3, priority={})

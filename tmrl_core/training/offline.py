@@ -358,7 +358,9 @@ class TrainingOffline:
             self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
             1 + getattr(self.memory, "drawn_ahead", 0),
         )
-        if most < 2 or self._may_not_draw(most - 1):
+        while most > 1 and self._may_not_draw(most - 1):
+            most //= 2
+        if most < 2:
             return []
         further = list(islice(batches, most - 1))
         self.statistics.sampling_s += time.perf_counter() - before
