@@ -22,7 +22,7 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.samples import Buffer, Chunk, Segment
-from tmrl_core.training import DQNAgent, ReplayMemory, SacAgent, TD3Agent, offline
+from tmrl_core.training import DQNAgent, ReplayMemory, SacAgent, TD3Agent, TrainingOffline, at_once
 from tmrl_core.training.interface import LocalInterface
 
 OBSERVATIONS = spaces.Box(-8, 8, (4,), np.float32)
@@ -63,7 +63,7 @@ class Loop:
     def __init__(self, case: str, device: str, compiled: bool) -> None:
         agent, actions, hidden_sizes, batch_size = CASES[case]
         torch.manual_seed(0)
-        self.training = offline.TrainingOffline(
+        self.training = TrainingOffline(
             (OBSERVATIONS, actions),
             lambda nb_steps, device: ReplayMemory(device, nb_steps, memory_size=ROWS, batch_size=batch_size, seed=0),
             lambda **arguments: agent(**arguments, hidden_sizes=hidden_sizes, compile=compiled),
@@ -76,9 +76,9 @@ class Loop:
         self.interface = LocalInterface()
         self.interface.put(samples(isinstance(actions, spaces.Discrete)))
 
-    def rounds(self, count: int, at_once: int) -> tuple[float, float]:
+    def rounds(self, count: int, most: int) -> tuple[float, float]:
         """Seconds, and seconds of processor time, of an update."""
-        offline.MAX_AT_ONCE = at_once
+        at_once.MAX_AT_ONCE = most
         started, used = time.perf_counter(), time.process_time()
         for _ in range(count):
             self.training.run_iteration(self.interface)
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--at-once", type=int, default=offline.MAX_AT_ONCE)
+    parser.add_argument("--at-once", type=int, default=at_once.MAX_AT_ONCE)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-compile", action="store_true")
@@ -112,8 +112,8 @@ def main() -> None:
         loop.rounds(1, options.at_once)  # what is compiled is compiled now
         found: dict[int, list[tuple[float, float]]] = {1: [], options.at_once: []}
         for _ in range(options.repetitions):
-            for at_once, times in found.items():
-                times.append(loop.rounds(options.rounds, at_once))
+            for most, times in found.items():
+                times.append(loop.rounds(options.rounds, most))
         cells, used = [], []
         for times in found.values():
             rates = [1.0 / wall for wall, _ in times]

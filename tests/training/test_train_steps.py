@@ -12,8 +12,9 @@ import torch
 from tests.training.test_compiled import ACTIONS, AGENTS, OBSERVATIONS, batch, make
 from tests.training.test_offline import Fed
 from tests.training.test_replayed import make_replayed, other_numbers, record_here, stale
-from tmrl_core.training import ReplayMemory, compiled, off_policy, offline
+from tmrl_core.training import ReplayMemory, at_once, compiled, off_policy
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.at_once import UpdatesAtOnce
 from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.offline import TrainingOffline
@@ -178,10 +179,10 @@ class Watched(SacAgent):
 
 
 def run(
-    make_rows: Any, monkeypatch: pytest.MonkeyPatch, at_once: int, memory: Any = None, **settings: Any
+    make_rows: Any, monkeypatch: pytest.MonkeyPatch, most: int, memory: Any = None, **settings: Any
 ) -> tuple[Any, Fed]:
-    monkeypatch.setattr(offline, "MAX_AT_ONCE", at_once)
-    monkeypatch.setattr(offline, "AT_ONCE_S", 1e9)
+    monkeypatch.setattr(at_once, "MAX_AT_ONCE", most)
+    monkeypatch.setattr(at_once, "AT_ONCE_S", 1e9)
     torch.manual_seed(0)
     interface = Fed(make_rows, 30)
     defaults: dict[str, Any] = {
@@ -250,12 +251,12 @@ def test_priorities_are_told_after_each_update(make_rows: Any, monkeypatch: pyte
 
 def test_updates_that_take_long_are_made_one_by_one(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looped, _ = run(make_rows, monkeypatch, 16)
-    monkeypatch.setattr(offline, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(at_once, "AT_ONCE_S", 0.0)
     looped.agent.groups.clear()
     looped.epochs = 2
     interface = Fed(make_rows, 30)
     interface.agent = looped.agent
-    looped._at_once = 1
+    looped._at_once = UpdatesAtOnce(looped.agent)
     looped.run_epoch(interface)
     assert set(looped.agent.groups) == {1}
 
@@ -270,18 +271,17 @@ def test_an_agent_that_does_not_gain_by_it_is_asked_one_by_one() -> None:
 
     agent = Plain(OBSERVATIONS, ACTIONS, "cpu")
     assert agent.train_steps([1, 2]) == [{"loss": 1.0}, {"loss": 2.0}]
-    looped = TrainingOffline(
-        (OBSERVATIONS, ACTIONS), lambda nb_steps, device: ReplayMemory(device, nb_steps), lambda **spaces: agent
-    )
-    assert not looped._several
+    asked = UpdatesAtOnce(agent)
+    asked.note(1, 1e-5)
+    assert asked.most(ReplayMemory()) == 1
 
 
 def test_what_was_skipped_among_several_is_described_by_its_own_transitions(
     make_rows: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     described = []
-    for at_once in (1, 16):
-        folder = tmp_path / str(at_once)
+    for most in (1, 16):
+        folder = tmp_path / str(most)
 
         def poisoned(nb_steps: int, device: Any) -> ReplayMemory:
             memory = ReplayMemory(device, nb_steps, memory_size=10_000, batch_size=2, seed=3)
@@ -290,7 +290,7 @@ def test_what_was_skipped_among_several_is_described_by_its_own_transitions(
             memory.append_chunk(rows)
             return memory
 
-        looped, _ = run(make_rows, monkeypatch, at_once, poisoned, bad_updates_folder=folder, max_bad_updates=1000)
+        looped, _ = run(make_rows, monkeypatch, most, poisoned, bad_updates_folder=folder, max_bad_updates=1000)
         described.append({path.name: path.read_text() for path in folder.glob("*.json")})
         assert looped.updates_skipped == len(described[-1]) > 1
     assert described[0] == described[1]

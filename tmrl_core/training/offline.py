@@ -15,25 +15,19 @@ from typing import Any, ClassVar
 
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.messages import Progress
-from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.at_once import UpdatesAtOnce
 from tmrl_core.training.bad_updates import BadUpdates, indices_of
 from tmrl_core.training.declared import expect
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.limiter import SamplesPerInsert
 from tmrl_core.training.round_statistics import RoundStatistics
 from tmrl_core.training.stale_samples import without_stale
+from tmrl_core.training.unwritten import Unwritten
 
 logger = logging.getLogger(__name__)
 
-NOT_KEPT_S = 30.0
-"""Seconds between two lines in the log that say that samples cannot be written to the disk."""
-
 REASON_LENGTH = 300
 """So much is said of why samples were refused."""
-
-AT_ONCE_S = 0.05
-"""About as long in seconds as updates that are made at once may take: meanwhile nothing is looked at."""
-MAX_AT_ONCE = 16
 
 _SETTINGS = (
     "env_cls",
@@ -93,17 +87,7 @@ class TrainingOffline:
     """
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {
-            "published",
-            "statistics",
-            "_waits_for",
-            "_not_kept",
-            "_not_kept_said",
-            "_refused",
-            "_bad",
-            "_at_once",
-            *_SETTINGS,
-        }
+        {"published", "statistics", "_waits_for", "_unwritten", "_refused", "_bad", "_at_once", *_SETTINGS}
     )
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
@@ -168,13 +152,9 @@ class TrainingOffline:
         """Where each worker's stream of samples stands: what this memory holds and what it does not."""
         self.published = False
         self._waits_for = ""
-        self._not_kept = ""
-        """Why samples that have arrived cannot be written to the disk, and so are not acknowledged."""
-        self._not_kept_said = -math.inf
+        self._unwritten = Unwritten()
         self._refused: tuple[int, str] = (0, "")
         """How many samples the memory has refused in this process, and why the last."""
-        self._at_once = 1
-        """So many updates take about `AT_ONCE_S`."""
         self.statistics = RoundStatistics()
         self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
@@ -192,9 +172,7 @@ class TrainingOffline:
         )
         self.agent = training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
         expect(self.memory, self.agent, (observation_space, action_space), declared)
-        own = getattr(type(self.agent), "train_steps", TrainingAgent.train_steps)
-        self._several = own is not TrainingAgent.train_steps
-        """Whether the agent gains by several updates at once."""
+        self._at_once = UpdatesAtOnce(self.agent)
         self.follow_memory()
 
     def follow_memory(self) -> None:
@@ -346,17 +324,13 @@ class TrainingOffline:
         return self.step >= self.steps
 
     def _further(self, batches: Iterator[Any]) -> list[Any]:
-        """Batches of updates that are made together with the next one, as nothing else is due before the last of them.
-
-        They are drawn already, so that what is drawn does not depend on how many updates are made at once.
-        """
+        """Batches of updates that are made together with the next: nothing else is due before the last of them."""
         before = time.perf_counter()
         most = min(
-            self._at_once if self._several else 1,
+            self._at_once.most(self.memory),
             self.steps - self.step,
             self.update_model_interval - self.total_updates % self.update_model_interval,
             self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
-            1 + getattr(self.memory, "drawn_ahead", 0),
         )
         while most > 1 and self._may_not_draw(most - 1):
             most //= 2
@@ -376,7 +350,7 @@ class TrainingOffline:
             made = self.agent.train_steps(batches)
         training_s = time.perf_counter() - before
         self.statistics.training_s += training_s
-        self._at_once = max(1, min(MAX_AT_ONCE, int(AT_ONCE_S * len(batches) / max(training_s, 1e-6))))
+        self._at_once.note(len(batches), training_s)
         self.step += len(batches)
         self.total_updates += len(batches)
         first = self.total_updates - len(batches) + 1
@@ -408,7 +382,7 @@ class TrainingOffline:
         try:
             buffer = interface.retrieve_buffer()
         except StorageError as exc:
-            self._say_not_kept(exc)
+            self._unwritten.note(exc)
             return
         if len(buffer) or buffer.episodes:
             kept, originals, stale = without_stale(
@@ -433,29 +407,16 @@ class TrainingOffline:
         try:
             interface.commit()
         except StorageError as exc:
-            self._say_not_kept(exc)
+            self._unwritten.note(exc)
             return False
-        if self._not_kept:
-            logger.warning("the replay memory can be written again")
-            self._not_kept = ""
+        self._unwritten.over()
         return True
-
-    def _say_not_kept(self, exc: StorageError) -> None:
-        self._not_kept = str(exc)
-        now = time.monotonic()
-        if now - self._not_kept_said >= NOT_KEPT_S:
-            self._not_kept_said = now
-            logger.error(
-                "samples cannot be kept: %s. They are not acknowledged, so their workers keep them; no more are taken "
-                "until they can be written, which is tried again and again. Training goes on with what there is, as "
-                "far as its ratio allows.",
-                str(exc).rstrip("."),
-            )
 
     def _lack(self) -> str:
         """What training waits for, in words; empty when it may go on."""
         lack = self._lacking()
-        return f"{lack}, and the replay memory cannot be written: {self._not_kept}" if lack and self._not_kept else lack
+        why = self._unwritten.why
+        return f"{lack}, and the replay memory cannot be written: {why}" if lack and why else lack
 
     def _may_not_draw(self, updates: int) -> bool:
         """Whether training would have to wait after so many more updates with the samples that there are."""
