@@ -5,6 +5,7 @@ These tests know nothing of streams, of pinned memory and of CUDA graphs, and ne
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.ppo import PPOAgent
 from tmrl_core.training.round_memory import ENDS, PLACES
 from tmrl_core.training.sac import SacAgent
+from tmrl_core.training.state import capture, global_random_state, restore, set_global_random_state
 from tmrl_core.training.transitions import Transitions
 
 B = 16
@@ -299,6 +301,41 @@ def test_a_checkpoint_is_of_no_device(
         results.append([rows[0]["loss_critic"], *(on_cpu(t) for t in kept_tensors(one.agent))])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+class Remembers(SacAgent):
+    """Keeps something that its constructor does not make."""
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        self.remembered = transitions.reward_B.mean()
+        return super().update(transitions)
+
+
+@pytest.mark.parametrize(("first", "then"), [(CUDA, CUDA), (CUDA, "cpu")])
+def test_what_has_no_place_yet_goes_to_the_device_of_the_run(first: str, then: str, device: PretendedCuda) -> None:
+    saved = Remembers(VECTOR, ACTIONS, first, **SMALL)
+    saved.train(batch((VECTOR, ACTIONS), first, 0, False))
+    state = capture(saved)
+    agent = Remembers(VECTOR, ACTIONS, then, **SMALL)
+    restore(agent, json.loads(json.dumps(state.tree).replace(CUDA, "cuda:7")), state.arrays)
+    assert isinstance(agent.remembered, OnDevice) == (then != "cpu")
+    assert float(agent.remembered) == float(saved.remembered)
+    agent.train(batch((VECTOR, ACTIONS), then, 1, False))
+
+
+def test_random_states_of_as_many_devices_as_there_are_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with three devices, and one with two; without a driver for either."""
+    states = {number: torch.tensor([number, 0], dtype=torch.uint8) for number in range(3)}
+    assert global_random_state()["cuda"] == [], "CUDA is not set up by looking"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(states.values()))
+    saved = global_random_state()
+    set_: dict[int, Tensor] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, number: set_.update({number: state}))
+    set_global_random_state(saved)
+    assert {number: state.tolist() for number, state in set_.items()} == {0: [0, 0], 1: [1, 0]}
 
 
 # --- PPO --------------------------------------------------------------------------------------------------------------

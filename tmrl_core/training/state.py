@@ -264,7 +264,8 @@ def global_random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        # Where CUDA was not used its generators have drawn nothing, and asking for them would set it up.
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
     }
 
 
@@ -273,17 +274,21 @@ def set_global_random_state(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([item.cpu() for item in state["cuda"]])
+    if state["cuda"] and torch.cuda.is_available():
+        # Another machine may have fewer devices, or more.
+        for number, item in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(item.cpu(), number)
 
 
 # --- back -------------------------------------------------------------------------------------------------------------
 
 
 class _Restore:
-    def __init__(self, arrays: Mapping[str, Array], rows: Sequence[Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Array], rows: Sequence[Array], device: torch.device | None = None) -> None:
         self._arrays = arrays
         self._rows = rows
+        self._device = device or torch.device("cpu")
+        """Where what was on a device goes, if it has no place already: not where it was, which need not be there."""
         self._done: dict[str, Any] = {}
 
     def decoded(self, node: Node) -> Any:
@@ -383,7 +388,10 @@ class _Restore:
             with torch.no_grad():
                 existing.copy_(tensor)
             return existing
-        device = existing.device if isinstance(existing, torch.Tensor) else _usable(node["device"])
+        kept_on_cpu = torch.device(node["device"]).type == "cpu"
+        device = torch.device("cpu") if kept_on_cpu else self._device
+        if isinstance(existing, torch.Tensor):
+            device = existing.device
         return tensor.to(device).requires_grad_(node["grad"])
 
     def _put_numbers(self, existing: Any, node: Node, path: str) -> list[Any]:
@@ -445,7 +453,12 @@ class _Restore:
         return existing
 
     def _put_stateful(self, existing: Any, node: Node, path: str) -> Any:
+        device = self._device
+        if isinstance(existing, (torch.nn.Module, torch.optim.Optimizer)):
+            # They send it where their own tensors are; twice on a device it might not find room.
+            self._device = torch.device("cpu")
         state = self.put(None, node["v"], f"{path} state")
+        self._device = device
         if hasattr(existing, "row_arrays"):
             existing.load_state_dict(state, self._rows)
         else:
@@ -477,8 +490,9 @@ def _shown(shape: tuple[int, ...] | None) -> str:
     return "not there" if shape is None else str(list(shape))
 
 
-def _usable(device: str) -> torch.device:
-    return torch.device(device if not device.startswith("cuda") or torch.cuda.is_available() else "cpu")
+def _device_of(training: Any) -> torch.device | None:
+    device = getattr(getattr(training, "agent", training), "device", None)
+    return torch.device(device) if isinstance(device, (str, torch.device)) else None
 
 
 def restore(training: Any, tree: Node, arrays: Mapping[str, Array], rows: Sequence[Array] = ()) -> None:
@@ -493,7 +507,7 @@ def restore(training: Any, tree: Node, arrays: Mapping[str, Array], rows: Sequen
     Raises:
         CheckpointError: it does not fit; all that does not is named, and nothing was changed.
     """
-    walk = _Restore(arrays, rows)
+    walk = _Restore(arrays, rows, _device_of(training))
     misfits = list(walk.misfits(training, tree["training"], ""))
     if misfits:
         raise CheckpointError("the checkpoint belongs to another configuration: " + "; ".join(misfits[:8]))
