@@ -135,3 +135,38 @@ def test_observations_without_stacks_are_refused_before_anything_starts() -> Non
             match=r"stacks of 4 frames .* no part of the environment's observation space Box\(.*Take memory\.cls: ",
         ):
             roles.check_spaces(from_values({"memory": memory, "agent": {"cls": agent}}))
+
+
+def test_the_cpu_is_there_without_torch() -> None:
+    roles.check_device(None, "trainer.device")
+    roles.check_device("cpu", "worker.device")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:one", "meta", "vulkan"])
+def test_what_is_no_device_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^trainer\.device: found '{device}', allowed: a device of this machine"):
+        roles.check_device(device, "trainer.device")
+
+
+@pytest.mark.parametrize(
+    ("built", "count", "device", "message"),
+    [
+        (False, 0, "cuda", r"'cuda', allowed on this machine: cpu\. Torch .* is built without CUDA"),
+        (True, 0, "cuda:0", r"'cuda:0', allowed on this machine: cpu\. Torch finds no CUDA device: .*nvidia-smi"),
+        (True, 2, "cuda:2", r"'cuda:2', allowed on this machine: cpu, cuda:0, cuda:1$"),
+        (True, 2, "cuda:1", None),
+        (True, 1, "cuda", None),
+    ],
+)
+def test_a_cuda_device_is_looked_for_without_setting_it_up(
+    built: bool, count: int, device: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    if message is None:
+        roles.check_device(device, "trainer.device")
+    else:
+        with pytest.raises(ConfigError, match=message):
+            roles.check_device(device, "trainer.device")
+    assert not torch.cuda.is_initialized()

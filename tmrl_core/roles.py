@@ -98,6 +98,8 @@ def make_worker(
 def check_device(device: str | None, key: str) -> None:
     """See that there is such a device; None and `cpu` always are.
 
+    Nothing is set up on a CUDA device: who looks here may be another process than the one that computes there.
+
     Raises:
         ConfigError: there is not.
         MissingExtraError: torch is not installed.
@@ -109,10 +111,28 @@ def check_device(device: str | None, key: str) -> None:
     except ModuleNotFoundError as exc:
         raise MissingExtraError("torch", "trainer", f"{key} = {device}") from exc
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as exc:
+        wanted = torch.device(device)
+        if wanted.type != "cuda":
+            torch.ones(1, device=wanted).sum().item()
+            return
+    except (RuntimeError, AssertionError, NotImplementedError) as exc:
         reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
         raise ConfigError(f"{key}: found {device!r}, allowed: a device of this machine, such as cpu: {reason}") from exc
+    built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    count = torch.cuda.device_count() if built else 0
+    if (wanted.index or 0) < count:
+        return
+    if count:
+        allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise ConfigError(f"{key}: found {device!r}, allowed on this machine: {allowed}")
+    raise ConfigError(
+        f"{key}: found {device!r}, allowed on this machine: cpu. "
+        + (
+            "Torch finds no CUDA device: see whether nvidia-smi lists one, and what CUDA_VISIBLE_DEVICES says."
+            if built
+            else f"Torch {torch.__version__} is built without CUDA; where there is a GPU, install another build of it."
+        )
+    )
 
 
 def saved_policy(config: Config) -> Path:

@@ -157,3 +157,9 @@ def test_lockstep_settings_reach_the_loop() -> None:
 def test_an_on_policy_agent_is_refused_outside_lockstep() -> None:
     with pytest.raises(ConfigError, match=r"worker\.collection: asynchronous .* agent\.cls: .*PPOAgent.*lockstep"):
         training_from_config(config(**{**LOCKSTEP, "worker": {}}))
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:99", "no such"])
+def test_a_device_that_does_not_compute_is_refused_before_anything_is_made(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"^trainer.device: torch cannot compute on '{device}', take another, or cpu"):
+        prepare_torch(config(trainer={"device": device}))

@@ -20,15 +20,26 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_torch(config: Config) -> None:
-    """Have torch compute with as many threads as the configuration says.
+    """Have torch compute with as many threads as the configuration says, and see that it can on its device.
 
     Raises:
+        ConfigError: it cannot.
         MissingExtraError: torch is not installed.
     """
     try:
         import torch
     except ModuleNotFoundError as exc:
         raise MissingExtraError("torch", "trainer", "the Trainer") from exc
+    device = config.trainer.device
+    if device not in (None, "cpu"):
+        try:
+            # A device that is there may be one that this build of torch has no code for, or another process's alone.
+            torch.ones(1, device=device).sum().item()
+        except (RuntimeError, AssertionError, NotImplementedError) as exc:
+            reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
+            raise ConfigError(
+                f"trainer.device: torch cannot compute on {device!r}, take another, or cpu: {reason}"
+            ) from exc
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     logger.info(
