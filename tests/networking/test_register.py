@@ -58,6 +58,12 @@ def test_why_a_link_was_lost_is_said() -> None:
     assert older.closing
 
 
+def test_how_long_an_idle_link_stood_that_is_ended_here_is_said() -> None:
+    house = House()
+    house.let_in().refuse("certificate", "its certificate was revoked.", NOW + 42)
+    assert house.said[-1].endswith("left after 42 s: its certificate was revoked")
+
+
 def test_the_servers_own_end_is_said_for_what_it_is() -> None:
     house = House()
     connection = house.let_in()

@@ -237,8 +237,10 @@ class Connection:
             self.closing = True
             self.wake()
 
-    def refuse(self, code: str, reason: str) -> None:
-        """Tell the other side why, then no more."""
+    def refuse(self, code: str, reason: str, now: float | None = None) -> None:
+        """Tell the other side why, then no more; `now` is given where it is no answer to what has just come."""
+        if now is not None:
+            self._now = now
         if not self.closing:
             self._control.clear()
             self.unread_bytes = 0

@@ -267,12 +267,12 @@ class RelayConnection(Connection):
             self._parting = "this Server ends"
         super().close()
 
-    def refuse(self, code: str, reason: str) -> None:
+    def refuse(self, code: str, reason: str, now: float | None = None) -> None:
         """Tell the other side why, then no more."""
         if code == "misuse" and not self.closing:
             self.relay.protocol_errors += 1
             self.relay.on_refused(self.identity.address, reason)
-        super().refuse(code, reason)
+        super().refuse(code, reason, now)
         self.leave()
 
     def _fail(self, reason: object) -> None:

@@ -124,7 +124,7 @@ class TlsTransport(Transport):
             if objection is not None:
                 identity = connection.identity
                 self.on_refused(identity.address, f"{identity.name or 'it'} was told: {objection[1]}")
-                connection.refuse(*objection)
+                connection.refuse(*objection, now=driver.loop.time())
 
     def renewed_token(self) -> str | None:
         """Look at a client's credentials again, before it dials: the token to show from now on; None: as before."""
