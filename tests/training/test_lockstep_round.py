@@ -287,7 +287,9 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
             assert crowd.now - began < 3000, "the round stands still"
         assert versions(round_) == {(1, number)}
         if crowd.episodes:
-            ends = sum(int((piece.chunk.terminated | piece.chunk.truncated).sum()) for piece in round_.pieces)
+            ends = sum(
+                int(((piece.chunk.terminated | piece.chunk.truncated) & piece.follows).sum()) for piece in round_.pieces
+            )
             assert ends == amount
         else:
             assert steps(round_) == amount
@@ -307,3 +309,19 @@ def test_segments_of_several_versions_in_one_chunk_are_told_apart(make_rows: Row
     take(round_, rows, chunk)
     assert (round_.brought, round_.late) == (3, 3)
     assert [piece.before is not None for piece in round_.pieces] == [True]
+
+
+def test_an_episode_of_which_no_transition_has_come_is_collected_again(make_rows: Rows) -> None:
+    round_, rows = make(2, episodes=True), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 7, 1, version=(1, 7), end="terminated"))  # the rest was lost
+    take(round_, rows, make_rows(2, 0, 0, 1, version=(1, 7), end="truncated"))  # a reset that ends at once
+    assert (round_.brought, round_.complete) == (0, False)
+    said = Collect(4, (1, 7), episodes=1).done
+    asked = dict(round_.poll(HERE, 0.1, lambda stream, what: what.done == said))
+    assert asked == {stream: Collect(4, (1, 7), episodes=2) for stream in (A, B)}
+    for stream in (1, 2):
+        take(round_, rows, make_rows(stream, 1, 0, 2, version=(1, 7), end="terminated"))
+    complete: bool = round_.complete
+    assert complete
+    assert sum(sum(piece.follows) for piece in round_.pieces) == 2

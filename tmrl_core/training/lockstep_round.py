@@ -198,7 +198,10 @@ class Round:
             if not share.lacking:
                 return row
             if self.in_episodes:
-                share.brought += bool(piece.chunk.terminated[row] or piece.chunk.truncated[row])
+                # An end that follows nothing is all that has come of its episode, which is to be collected again: a
+                # round of such ones would hold no transition.
+                ended = piece.chunk.terminated[row] or piece.chunk.truncated[row]
+                share.brought += bool(ended and piece.follows[row])
             else:
                 share.brought += piece.follows[row]
         return stop
