@@ -21,6 +21,7 @@ from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.decompositions import product
 from tmrl_core.training.finite import kept_tensors
 from tmrl_core.training.transitions import transitions_of
+from tmrl_core.training.update_graph import Backend, Graph
 
 OBSERVATIONS = gym.spaces.Box(-8, 8, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-2, 2, (1,), np.float32)
@@ -61,7 +62,7 @@ def train(agent: Any, discrete: bool, updates: int, *, seed: int = 0, extras: bo
     return [agent.train(batch(generator, discrete, extras=extras)) for _ in range(updates)]
 
 
-def make(name: str, wanted: bool, backend: compiled.Backend = interpreted) -> Any:
+def make(name: str, wanted: bool, backend: Backend = interpreted) -> Any:
     torch.manual_seed(1)
     agent = AGENTS[name]()
     agent.compute_with(wanted)
@@ -111,7 +112,7 @@ def test_noting_an_update_changes_nothing() -> None:
     def update(*tensors: Tensor) -> list[Tensor]:
         return list(agent.update_here(transitions_of(tensors, 0.99)).values())
 
-    assert compiled.Graph(agent, update, batch(torch.Generator(), False), interpreted)
+    assert Graph(agent, update, batch(torch.Generator(), False), interpreted)
     assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
     assert torch.equal(torch.get_rng_state(), random)
     assert agent.updates == count
