@@ -364,6 +364,35 @@ def test_what_an_environment_returned_wrongly_is_said_with_what_is_wanted(
         make(env, constant_actor, max_failures=0).collect_train_episode()
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_environment_of_the_older_kind_is_told_what_step_returns_now(
+    wrapped: bool, counting_env: Any, constant_actor: Any
+) -> None:
+    class Done(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            obs, rew, terminated, truncated, info = self.env.step(action)
+            return obs, rew, terminated or truncated, info
+
+    env: Any = Done(counting_env())
+    if wrapped:
+        env = gymnasium.wrappers.TimeLimit(env, 9)
+    with pytest.raises(
+        EnvironmentFailedError, match=r"got 4\).*step returns five: obs, reward, terminated, truncated, info"
+    ):
+        make(env, constant_actor, max_failures=0).collect_train_episode()
+
+
+def test_an_environment_of_the_older_kind_is_told_what_reset_returns_now(
+    counting_env: Any, constant_actor: Any
+) -> None:
+    class Bare(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def reset(self, **kwargs: Any) -> Any:
+            return self.env.reset(**kwargs)[0]
+
+    with pytest.raises(EnvironmentFailedError, match=r"reset returned a ndarray; wanted: obs, info"):
+        make(Bare(counting_env()), constant_actor, max_failures=0).collect_train_episode()
+
+
 def test_an_episode_in_order_forgives_earlier_failures(counting_env: Any, constant_actor: Any) -> None:
     env = counting_env(length=2, script={(episode, 1): RuntimeError("shaky") for episode in range(0, 8, 2)})
     worker = make(env, constant_actor, max_failures=1)

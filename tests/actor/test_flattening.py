@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -87,10 +88,20 @@ def test_what_does_not_fit_the_space_is_refused(space: Any, obs: Any, message: s
     ("space", "message"),
     [
         (spaces.Discrete(2), "Box of floats"),
-        (spaces.Box(-np.inf, np.inf, (2,), np.float32), "finite bounds"),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), "finite bounds.*TransformAction"),
         (spaces.Box(np.array([0.0, 1.0]), np.array([1.0, 1.0]), dtype=np.float64), "low < high"),
     ],
 )
 def test_an_action_space_that_cannot_be_filled_is_refused(space: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         action_bounds("Policy", space)
+
+
+def test_the_wrapper_that_the_refusal_of_endless_bounds_names_bounds_them() -> None:
+    class Endless(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(-1, 1, (1,), np.float32)
+        action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    bounded = spaces.Box(-3, 3, (2,), np.float32)
+    env = gymnasium.wrappers.TransformAction(Endless(), lambda action: action, bounded)
+    assert action_bounds("Policy", env.action_space).high.tolist() == [3, 3]

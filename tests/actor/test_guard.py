@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import make_check, reward_problem
+from tmrl_core.actor.guard import make_check, reset_problem, reward_problem, unpacking_hint
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2])))})
@@ -56,3 +56,21 @@ def test_numbers_are_rewards(reward: Any) -> None:
 @pytest.mark.parametrize("reward", [float("nan"), np.float32(np.inf), None, "1", np.zeros(2)])
 def test_other_things_are_not(reward: Any) -> None:
     assert "the reward is" in (reward_problem(reward) or "")
+
+
+def test_a_reset_returns_an_observation_and_a_dict() -> None:
+    assert reset_problem((np.zeros(2), {})) is None
+    for result in (np.zeros(2), (1, 2, 3), None, {"obs": 1, "info": 2}):
+        assert "wanted: obs, info" in (reset_problem(result) or "")
+
+
+def test_only_results_that_could_not_be_unpacked_have_a_hint() -> None:
+    def fault(values: Any) -> Exception:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            _, _, _, _, _ = values
+        return caught.value
+
+    for values in ((1, 2, 3, 4), (1, 2, 3, 4, 5, 6), None):
+        assert "step returns five" in unpacking_hint(fault(values))
+    assert unpacking_hint(ValueError("joint 5 is out of its range")) == ""
+    assert unpacking_hint(OSError("too many values to unpack (expected 5)")) == ""

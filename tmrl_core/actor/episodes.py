@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import make_check, reward_problem
+from tmrl_core.actor.guard import make_check, reset_problem, reward_problem, unpacking_hint
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.pacing import Slices
 from tmrl_core.errors import EnvironmentFailedError
@@ -207,7 +207,11 @@ class EpisodePlayer:
         seed, self._next_seed = self._next_seed, None
         try:
             default_action = getattr(self.env.unwrapped, "default_action", None)
-            obs, info = self.env.reset() if seed is None else self.env.reset(seed=seed)
+            result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
+            problem = reset_problem(result)
+            if problem is not None:
+                raise EnvironmentFailedError(problem)
+            obs, info = result
             problem = self._check(obs)
             if problem is not None:
                 raise EnvironmentFailedError(f"{problem}, after a reset")
@@ -497,20 +501,20 @@ class EpisodePlayer:
             episode.open = False
         # Found here, in what it returned, it has no traceback but ours; else the user's, once and not at every try.
         found_here = isinstance(fault, EnvironmentFailedError)
+        failure = str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}"
         if self._failures_in_a_row > self.max_failures:
             advice = "see what its reset and step return" if found_here else "mend it"
             raise EnvironmentFailedError(
                 f"the environment failed {self._failures_in_a_row} times in a row, worker.max_failures is "
-                f"{self.max_failures}. The last failure: {'' if found_here else f'{type(fault).__name__}: '}{fault}. "
+                f"{self.max_failures}. The last failure: {failure}. "
                 f"Nothing can be learned from it: {advice}, or raise worker.max_failures where it recovers by itself."
             ) from fault
         logger.error(
-            "the environment failed (%d in a row, at most %d): %s%s; %d samples of the episode that were not yet "
+            "the environment failed (%d in a row, at most %d): %s; %d samples of the episode that were not yet "
             "sent are dropped, a fresh reset follows",
             self._failures_in_a_row,
             self.max_failures,
-            "" if found_here else f"{type(fault).__name__}: ",
-            fault,
+            failure,
             dropped,
             exc_info=None if found_here or self._failures_in_a_row > 1 else _users_part(fault),
         )

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
+from tmrl_core.actor.spaces import is_box_of_floats, refusal
 from tmrl_core.errors import ConfigError
 
 Kind = Literal["values", "one_hot", "one_hots"]
@@ -157,14 +158,15 @@ def action_bounds(owner: str, space: Any) -> ActionBounds:
     Raises:
         ConfigError: it is no Box of floats with finite bounds, low below high.
     """
-    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ConfigError(f"{owner} acts in a Box of floats, the environment's action space is {space}.")
+    if not is_box_of_floats(space):
+        raise refusal(owner, "acts in a Box of floats", space)
     low = space.low.astype(np.float64).ravel()
     high = space.high.astype(np.float64).ravel()
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ConfigError(
             f"{owner} needs finite bounds for each element of the action, the action space is {space}. "
-            "Bound it with a wrapper such as gymnasium.wrappers.RescaleAction in environment.cls."
+            "Bound it in the environment: gymnasium.wrappers.TransformAction(env, lambda action: action, a Box of "
+            "finite bounds), in a callable that environment.cls names."
         )
     if not (low < high).all():
         raise ConfigError(f"{owner} needs low < high for each element of the action, the action space is {space}.")

@@ -106,3 +106,21 @@ def reward_problem(reward: Any) -> Problem:
     except (TypeError, ValueError):
         return f"the reward is {reward!r} of type {type(reward).__name__}, a number is wanted"
     return None if finite else f"the reward is {float(reward)}, a finite number is wanted"
+
+
+def reset_problem(result: Any) -> Problem:
+    """What is wrong with what a reset returned, its parts aside, or None."""
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return None
+    found = f"{len(result)} things" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+    return f"the environment's reset returned {found}; wanted: obs, info (an observation and a dict)"
+
+
+def unpacking_hint(fault: Exception) -> str:
+    """What a step returns, where the fault is of unpacking something else; otherwise an empty text."""
+    text = str(fault)
+    if isinstance(fault, (TypeError, ValueError)) and (
+        "values to unpack (expected 5" in text or text.startswith("cannot unpack non-iterable")
+    ):
+        return " (Gymnasium's step returns five: obs, reward, terminated, truncated, info)"
+    return ""

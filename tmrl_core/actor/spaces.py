@@ -1,4 +1,4 @@
-"""Action spaces as on-policy policies see them: a few numbered actions, or a Box that clips."""
+"""Action spaces as policies see them: a few numbered actions, or a Box that clips; and who acts in which."""
 
 from __future__ import annotations
 
@@ -28,6 +28,34 @@ class DiscreteActions:
         return np.int64(index + self.start)
 
 
+def is_box_of_floats(space: Any) -> bool:
+    """Whether a space is a Box of floats, of whatever bounds."""
+    return isinstance(space, spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
+
+
+def refusal(owner: str, wanted: str, space: Any) -> ConfigError:
+    """That a policy does not act in the environment's action space, with who does.
+
+    Args:
+        owner: name of the policy.
+        wanted: what it does, such as `acts in a Box of floats`.
+        space: the environment's action space.
+    """
+    if isinstance(space, spaces.Discrete):
+        advice = "For it take actor.cls: QValueMLPActor or CategoricalMLPActor of tmrl_core.actor, with its agent."
+    elif is_box_of_floats(space):
+        advice = (
+            "For it take actor.cls: SquashedGaussianMLPActor, DeterministicMLPActor or GaussianMLPActor of "
+            "tmrl_core.actor, with its agent."
+        )
+    else:
+        advice = (
+            "No policy here acts in it: make it a Box of floats or a Discrete space in the environment (such as with "
+            "gymnasium.wrappers.TransformAction), or name a policy and an agent of your own in actor.cls and agent.cls."
+        )
+    return ConfigError(f"{owner} {wanted}, the environment's action space is {space}. {advice}")
+
+
 def discrete_actions(owner: str, space: Any) -> DiscreteActions:
     """The actions of a space that a categorical policy can choose from.
 
@@ -35,7 +63,7 @@ def discrete_actions(owner: str, space: Any) -> DiscreteActions:
         ConfigError: it is not Discrete.
     """
     if not isinstance(space, spaces.Discrete):
-        raise ConfigError(f"{owner} chooses from a Discrete space, the environment's action space is {space}.")
+        raise refusal(owner, "chooses from a Discrete space", space)
     return DiscreteActions(int(space.n), int(space.start))
 
 
@@ -71,7 +99,7 @@ def box_bounds(owner: str, space: Any) -> BoxBounds:
     Raises:
         ConfigError: it is no Box of floats.
     """
-    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ConfigError(f"{owner} acts in a Box of floats, the environment's action space is {space}.")
+    if not is_box_of_floats(space):
+        raise refusal(owner, "acts in a Box of floats", space)
     low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
     return BoxBounds(low, high, space.shape, np.dtype(space.dtype))
