@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 import tmrl_core.actor
 from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor, choose_actor, numpy_twin
+from tmrl_core.errors import ConfigError, WeightsError
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
 ACT = spaces.Box(-1, 1, (1,), np.float32)
@@ -135,3 +136,41 @@ def test_a_share_of_random_actions_that_is_configured_stays_until_the_trainer_sa
         assert actor.exploration() == {"random": 0.5}
         actor.set_exploration({"random": 0.0})
         assert actor.exploration() == {"random": 0.0}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CategoricalMLPActor", "DeterministicMLPActor", "GaussianMLPActor", "QValueMLPActor",
+        "SquashedGaussianMLPActor",
+    ],
+)  # fmt: skip
+def test_messages_name_the_policy_that_was_configured(name: str) -> None:
+    discrete = name in ("CategoricalMLPActor", "QValueMLPActor")
+    action_space, other = (spaces.Discrete(2), ACT) if discrete else (ACT, spaces.Discrete(2))
+    make = numpy_twin(f"tmrl_core.actor:{name}")
+    assert make is not None
+    with pytest.raises(ConfigError, match=f"^{name} "):
+        make(observation_space=OBS, action_space=other)
+    twin = make(observation_space=OBS, action_space=action_space)
+    with pytest.raises(WeightsError, match=f", {name} reads 'safetensors'"):
+        twin.from_blob("other", b"", "cpu")
+    with pytest.raises(WeightsError, match=f"not for {name}: "):
+        twin.from_bytes(make(observation_space=spaces.Box(-1, 1, (5,)), action_space=action_space).to_bytes(), "cpu")
+
+
+def test_without_torch_an_unknown_keyword_is_named_beside_what_to_install() -> None:
+    script = """
+import sys
+sys.modules["torch"] = None  # importing it raises
+from tmrl_core.actor import choose_actor
+from tmrl_core.errors import ConfigError
+try:
+    choose_actor("tmrl_core.actor:GaussianMLPActor", {"hiden_sizes": [8]})
+except ConfigError as exc:
+    print(exc)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "actor.kwargs: tmrl_core.actor:GaussianMLPActor without torch knows activation, hidden_sizes" in found.stdout
+    assert "not hiden_sizes" in found.stdout
+    assert "pip install" in found.stdout

@@ -27,6 +27,8 @@ class ActorModule(ABC):
 
     weights_format: ClassVar[str] = FILE_FORMAT
     """Tag of the bytes that `to_bytes` returns; actors that share it read each other's weights."""
+    owner: ClassVar[str] = ""
+    """What configurations call this policy, and so do messages; empty: by the name of its class."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
@@ -141,7 +143,7 @@ class ActorModule(ABC):
         """
         if tag != self.weights_format:
             raise WeightsError(
-                f"the weights are of the format {tag!r}, {type(self).__name__} reads {self.weights_format!r}: "
-                "trainer and worker must name the same actor.cls."
+                f"the weights are of the format {tag!r}, {self.owner or type(self).__name__} reads "
+                f"{self.weights_format!r}: trainer and worker must name the same actor.cls."
             )
         return self.from_bytes(data, device)

@@ -117,7 +117,7 @@ class NumpyMLPActor(ActorModule):
             WeightsError: names what does not fit.
         """
         arrays, metadata = decode_arrays(data)
-        owner = type(self).__name__.removeprefix("Numpy")
+        owner = self.owner or type(self).__name__
         check_shapes(owner, self._shapes, {name: array.shape for name, array in arrays.items()}, ADVICE)
         activation = metadata.get("activation", self._activation)
         if activation != self._activation:

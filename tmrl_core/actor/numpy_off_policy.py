@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class NumpyQValueMLPActor(NumpyMLPActor):
         ConfigError: a space or an activation that this policy cannot take.
     """
 
+    owner: ClassVar[str] = "QValueMLPActor"
+
     def __init__(
         self,
         observation_space: Any,
@@ -38,7 +40,7 @@ class NumpyQValueMLPActor(NumpyMLPActor):
         epsilon: float = 1.0,
         seed: int | None = None,
     ) -> None:
-        self._actions = discrete_actions("NumpyQValueMLPActor", action_space)
+        self._actions = discrete_actions(self.owner, action_space)
         count = self._actions.count
         heads = {"value": 1, "advantage": count} if dueling else {"q": count}
         super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed)
@@ -83,6 +85,8 @@ class NumpyDeterministicMLPActor(NumpyMLPActor):
         ConfigError: a space or an activation that this policy cannot take.
     """
 
+    owner: ClassVar[str] = "DeterministicMLPActor"
+
     def __init__(
         self,
         observation_space: Any,
@@ -93,7 +97,7 @@ class NumpyDeterministicMLPActor(NumpyMLPActor):
         random: float = 1.0,
         seed: int | None = None,
     ) -> None:
-        self._bounds = action_bounds("NumpyDeterministicMLPActor", action_space)
+        self._bounds = action_bounds(self.owner, action_space)
         super().__init__(observation_space, action_space, {"mu": self._bounds.size}, hidden_sizes, activation, seed)
         self.noise = float(noise)
         self.random = float(random)

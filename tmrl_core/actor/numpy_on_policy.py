@@ -44,8 +44,6 @@ class NumpyOnPolicyActor(ActorModule):
     """
 
     weights_format: ClassVar[str] = SAFETENSORS_FORMAT
-    owner: ClassVar[str]
-    """Name of the policy with torch."""
     head: ClassVar[str]
     """Name of the last layer."""
 
@@ -182,7 +180,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
         seed: int | None = None,
         normalize_observations: bool = False,
     ) -> None:
-        self._actions = discrete_actions("NumpyCategoricalMLPActor", action_space)
+        self._actions = discrete_actions(self.owner, action_space)
         self._uniform: list[float] = []
         super().__init__(
             observation_space,
@@ -244,7 +242,7 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
         seed: int | None = None,
         normalize_observations: bool = False,
     ) -> None:
-        self._bounds = box_bounds("NumpyGaussianMLPActor", action_space)
+        self._bounds = box_bounds(self.owner, action_space)
         size = self._bounds.size
         super().__init__(
             observation_space,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         ConfigError: a space or an activation that this policy cannot take.
     """
 
+    owner: ClassVar[str] = "SquashedGaussianMLPActor"
+
     def __init__(
         self,
         observation_space: Any,
@@ -50,7 +52,7 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         random: float | None = None,
         seed: int | None = None,
     ) -> None:
-        self._bounds = action_bounds("NumpySquashedGaussianMLPActor", action_space)
+        self._bounds = action_bounds(self.owner, action_space)
         heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
         super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed)
         self._noise: list[float] = []

@@ -13,7 +13,7 @@ from tmrl_core.actor.numpy_off_policy import NumpyDeterministicMLPActor, NumpyQV
 from tmrl_core.actor.numpy_on_policy import NumpyCategoricalMLPActor, NumpyGaussianMLPActor
 from tmrl_core.actor.numpy_policies import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
 from tmrl_core.config import resolve_with
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, MissingExtraError
 
 _POLICIES: list[tuple[str, str, type[ActorModule]]] = [
     ("CategoricalMLPActor", "on_policy_policies", NumpyCategoricalMLPActor),
@@ -104,7 +104,17 @@ def choose_actor(
         # As its twin begins. Of itself it does not, since the one that is trained is never sent any weights.
         kwargs = {**(kwargs or {}), "random": None}
     if isinstance(actor, str):
-        return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
+        try:
+            return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
+        except MissingExtraError as exc:
+            accepted = [] if same is None else list(inspect.signature(same).parameters.keys() - _NO_KEYWORDS)
+            unknown = sorted(keywords.keys() - accepted) if accepted else []
+            if unknown:
+                raise ConfigError(
+                    f"actor.kwargs: {actor} without torch knows {', '.join(sorted(accepted))}, not {', '.join(unknown)}"
+                    f". {exc}"
+                ) from exc
+            raise
     return functools.partial(actor, **kwargs) if kwargs else cast(Callable[..., Any], actor)
 
 
