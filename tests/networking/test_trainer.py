@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -508,6 +509,32 @@ def test_samples_of_another_shape_are_acknowledged_as_refused(
     assert raw_worker.counts.queued_samples == 0
     assert "float32[5]" in caplog.text
     assert "float32[3]" in caplog.text
+
+
+def test_an_evaluation_is_not_asked_of_a_worker_whose_samples_are_refused(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path
+) -> None:
+    """Its environment is another one, or its policy does not take these weights: it may never play."""
+    config = make_config(tmp_path, start_training=12)
+    send(raw_worker, 5)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    good = WorkerLink(LinkSettings(port=server.port, transport="local"), name="good", run="tests", drain_timeout_s=0.1)
+    with contextlib.ExitStack() as closing:
+        closing.callback(good.close)
+        closing.callback(thread.join, 20)
+        closing.callback(trainer.stop)
+        thread.start()
+        while not raw_worker.counts.samples_refused:
+            assert thread.is_alive()
+            raw_worker.wait_change(0.1)
+        good.start()
+        for _ in range(10):
+            send(good, 3)
+        while good.directive.evaluation is None:
+            assert thread.is_alive()
+            good.wait_change(0.1)
+        assert raw_worker.directive.evaluation is None
 
 
 def test_what_was_not_appended_comes_again_to_the_next_trainer(

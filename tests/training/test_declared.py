@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.actor import ActorModule
+from tmrl_core.actor.guard import make_check
 from tmrl_core.config import from_values
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
@@ -66,21 +67,40 @@ def nested(image: Any = None, discrete: Any = 1, counts: Any = (1, 4)) -> Any:
     ("space", "value"),
     [
         (BOX3, np.zeros(3, np.float32)),
-        (BOX3, np.zeros(3, np.float64)),
-        (BOX3, np.zeros(3, np.int64)),
-        (spaces.Box(0, 255, (4, 4), np.uint8), np.zeros((4, 4), np.float32)),
+        (BOX3, np.zeros(3, ">f4")),
+        (spaces.Box(0, 255, (4, 4), np.uint8), np.zeros((4, 4), np.uint8)),
         (spaces.Discrete(3), 2),
-        (spaces.Discrete(3), np.float32(2.0)),
+        (spaces.Discrete(3), np.int32(2)),
         (spaces.Discrete(3, start=5), 7),
         (NESTED, nested()),
-        (NESTED, nested(image=np.zeros((4, 4), np.float64), discrete=-1)),
-        (spaces.Tuple((BOX3, spaces.Text(9))), (np.zeros(3), "anything")),
+        (NESTED, nested(discrete=-1)),
+        (spaces.Tuple((BOX3, spaces.Text(9))), (np.zeros(3, np.float32), "anything")),
         (spaces.Sequence(BOX3), np.zeros((7, 3))),
         (None, np.zeros(8)),
     ],
 )  # fmt: skip
-def test_what_a_space_declares_is_taken_whatever_kind_of_numbers_it_is(space: Any, value: Any, make_rows: Rows) -> None:
+def test_what_a_space_declares_is_taken(space: Any, value: Any, make_rows: Rows) -> None:
     DeclaredSamples(space, BOX1).check(seen(make_rows, value))
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (BOX3, np.zeros(3, np.float64)),
+        (BOX3, np.zeros(3, np.int64)),
+        (spaces.Box(0, 255, (4, 4), np.uint8), np.zeros((4, 4), np.float32)),
+        (spaces.Discrete(3), 2.0),
+        (spaces.MultiBinary(2), np.zeros(2, bool)),
+        (spaces.MultiDiscrete([2, 2]), np.zeros(2, np.int32)),
+    ],
+)
+def test_other_numbers_than_a_worker_takes_from_its_environment_are_refused(
+    space: Any, value: Any, make_rows: Rows
+) -> None:
+    assert make_check(space)(value) is not None
+    with pytest.raises(SampleRefusedError, match="the observation of samples is"):
+        DeclaredSamples(space, BOX1).check(seen(make_rows, value))
+    DeclaredSamples(BOX3, space).check(seen(make_rows, np.zeros(3, np.float32), value))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +115,7 @@ def test_what_a_space_declares_is_taken_whatever_kind_of_numbers_it_is(space: An
         (BOX3, "text", "is no array", "float32[3]"),
         (spaces.Discrete(3), 3, "is 3", "Discrete(3)"),
         (spaces.Discrete(3), -1, "is -1", "Discrete(3)"),
-        (spaces.Discrete(3), float("nan"), "is nan", "Discrete(3)"),
+        (spaces.Discrete(3), float("nan"), "is float64[]", "int64[]"),
         (spaces.Discrete(3), np.uint64(2**64 - 1), "is 18446744073709551615", "Discrete(3)"),
         (NESTED, nested(image=np.zeros((4, 5))), "the observation/image of samples is float64[4, 5]", "uint8[4, 4]"),
         (NESTED, nested(discrete=2), "the observation/more/0 of samples is 2", "Discrete(3, start=-1)"),
@@ -117,7 +137,7 @@ def test_what_differs_is_named_with_what_is_declared(
 
 def test_actions_count_only_where_there_are_some(make_rows: Rows) -> None:
     declared = DeclaredSamples(BOX3, spaces.Discrete(2, start=1))
-    chunk = seen(make_rows, np.zeros(3), np.int64(1))
+    chunk = seen(make_rows, np.zeros(3, np.float32), np.int64(1))
     chunk.action = np.array([0, 1, 2])  # the first is a reset's, which has none
     declared.check(chunk)
     declared.check(dataclasses.replace(chunk, action=(), action_present=np.zeros(3, bool)))
@@ -130,7 +150,7 @@ def test_actions_count_only_where_there_are_some(make_rows: Rows) -> None:
 
 def test_extras_are_those_of_the_policy(make_rows: Rows) -> None:
     declared = DeclaredSamples(BOX3, BOX1, extras={"logp": np.float32(0.0), "drawn": np.zeros(2)})
-    chunk = seen(make_rows, np.zeros(3))
+    chunk = seen(make_rows, np.zeros(3, np.float32))
     good: dict[str, Any] = {"logp": np.zeros(3, np.float32), "drawn": np.zeros((3, 2))}
     declared.check(dataclasses.replace(chunk, extras=good))
     wrong: list[tuple[dict[str, Any], str]] = [

@@ -1,8 +1,9 @@
 """What an environment declares of its samples, held against samples that have come from somewhere else.
 
 The first samples in a memory decide what samples look like, and a network takes only what it was made for. Where
-nothing changes samples between the environment and the memory, its spaces say how they look before any has come. Not
-their dtypes: environments that send other numbers than they declare are common, and are trained on as they are.
+nothing changes samples between the environment and the memory, its spaces say how they look before any has come.
+Workers hold their environment to the dtypes of its observations too (`tmrl_core.actor.guard`), and so does this.
+Actions are a policy's, and may be other numbers than the space has.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class DeclaredSamples:
             SampleRefusedError: they do not; with the part of them, how it looks and how it has to.
         """
         if self._observation is not None:
-            _check(self._observation, chunk.observation, "the observation", None)
+            _check(self._observation, chunk.observation, "the observation", None, exact=True)
         present = chunk.action_present
         if not present.any():
             return
         if self._action is not None:
-            _check(self._action, chunk.action, "the action", None if present.all() else present)
+            _check(self._action, chunk.action, "the action", None if present.all() else present, exact=False)
         if self._extras is not None:
             self._check_extras(self._extras, chunk.extras)
 
@@ -100,7 +101,7 @@ class DeclaredSamples:
                 )
 
 
-def _check(space: Any, tree: Any, what: str, rows: Any) -> None:
+def _check(space: Any, tree: Any, what: str, rows: Any, *, exact: bool) -> None:
     """See that columns are as a space says.
 
     Args:
@@ -108,22 +109,32 @@ def _check(space: Any, tree: Any, what: str, rows: Any) -> None:
         tree: the columns.
         what: names them, for the error.
         rows: [rows] bool, which of them count; None: all.
+        exact: dtypes count too.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
             found = f"a dict of {_names(tree)}" if isinstance(tree, dict) else _found(tree)
             _refuse(what, found, f"a dict of {_names(space.spaces)}")
         for key, part in space.spaces.items():
-            _check(part, tree[key], f"{what}/{key}", rows)
+            _check(part, tree[key], f"{what}/{key}", rows, exact=exact)
     elif isinstance(space, spaces.Tuple):
         if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
             _refuse(what, _found(tree), f"a tuple of {len(space.spaces)}")
         for index, part in enumerate(space.spaces):
-            _check(part, tree[index], f"{what}/{index}", rows)
+            _check(part, tree[index], f"{what}/{index}", rows, exact=exact)
     elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
-        if not isinstance(tree, np.ndarray) or tree.shape[1:] != space.shape or tree.dtype.kind not in "biuf":
+        fits = isinstance(tree, np.ndarray) and tree.shape[1:] == space.shape and _is_of(space, tree.dtype, exact)
+        if not fits:
             _refuse(what, _found(tree), f"{np.dtype(space.dtype)}{[*(space.shape or ())]}")
         _check_values(space, tree if rows is None else tree[rows], what)
+
+
+def _is_of(space: Any, dtype: np.dtype[Any], exact: bool) -> bool:
+    if not exact:
+        return dtype.kind in "biuf"
+    if isinstance(space, spaces.Discrete):
+        return dtype.kind in "iu"  # environments return Python's own integers too
+    return bool(dtype.newbyteorder("=") == space.dtype)
 
 
 def _check_values(space: Any, column: Any, what: str) -> None:

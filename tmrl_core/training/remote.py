@@ -97,6 +97,8 @@ class RemoteInterface(TrainingInterface):
         self._outstanding: list[tuple[Received, Chunk | None, str]] = []
         self._refusals: dict[int, str] = {}
         self._refusals_said: set[tuple[str, str]] = set()
+        self._strange: set[bytes] = set()
+        """Streams whose latest samples were refused."""
         self._revision = 0
         self._evaluations: dict[bytes, Evaluation] = {}
         self._shares: dict[bytes, bytes] = {}
@@ -171,7 +173,9 @@ class RemoteInterface(TrainingInterface):
             if reason:
                 self._say_refused(self.link.worker_name(received.stream), reason)
                 self.link.refuse(received, reason)
+                self._strange.add(received.stream)
             else:
+                self._strange.discard(received.stream)
                 self.link.commit([received])
         self._outstanding = []
         self._refusals = {}
@@ -397,7 +401,10 @@ class RemoteInterface(TrainingInterface):
             self.reached_target = True
 
     def _streams(self) -> list[bytes]:
-        return [member.stream for member in sorted(self.link.members, key=lambda member: member.since_s) if member.live]
+        """Of the workers that are there; last those whose environment or policy may be another one."""
+        live = [member for member in self.link.members if member.live]
+        live.sort(key=lambda member: (member.stream in self._strange, member.since_s))
+        return [member.stream for member in live]
 
     def _tick(self) -> None:
         """What is looked at now and then: who is there, evaluations, the network's numbers."""
@@ -413,6 +420,7 @@ class RemoteInterface(TrainingInterface):
                         self._announced.remove(stream)
                         self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
             self._workers = {stream: member.name for stream, member in members.items()}
+            self._strange &= members.keys()
         if self.evaluator is not None:
             self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())
         now = self._clock()
