@@ -37,6 +37,11 @@ def test_without_samples_the_reason_is_that() -> None:
     assert Outcome(None).sentence().startswith("Done: no evaluation was finished")
 
 
+def test_a_run_that_asked_for_no_evaluation_says_so() -> None:
+    sentence = Outcome(None, evaluates=False).sentence()
+    assert sentence.startswith("Done: the policy was not evaluated (trainer.evaluation.every_updates is 0)")
+
+
 def test_what_the_trainer_lacks_is_known_until_it_trains_again() -> None:
     outcome = Outcome(None)
     outcome.take([record("network", lack="no sample has arrived yet")])

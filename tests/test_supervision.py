@@ -13,7 +13,7 @@ import pytest
 
 from tmrl_core import supervision
 from tmrl_core.config import Config, from_values
-from tmrl_core.errors import TmrlError
+from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.supervision import Child, Processes, Threads, environment, trainer_threads
 
 
@@ -93,7 +93,7 @@ def test_a_child_ends_when_its_supervisor_dies(tmp_path: Path, processes: Proces
 def test_a_server_that_cannot_start_says_why(processes: Processes) -> None:
     processes.server.arguments = ["--server", "--announce", "--set", "server.prot=1"]
     processes.server.start(announces=True)
-    with pytest.raises(TmrlError, match=r"(?s)the server ended with exit status 2; the last lines of .*server\.prot"):
+    with pytest.raises(ConfigError, match=r"(?s)the server ended with exit status 2; the last lines of .*server\.prot"):
         processes.port_of_server(Listener())
 
 
@@ -112,7 +112,7 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
         assert processes.look(listener)  # says that it ended
         assert processes.look(listener)  # starts it again
     ended(worker)
-    with pytest.raises(TmrlError, match=r"(?s)the worker-1 ended with exit status 1.*nonsense"):
+    with pytest.raises(TmrlError, match=r"(?s)^worker-1 ended with exit status 1.*nonsense"):
         processes.look(listener)
     assert worker.restarts == supervision.RESTARTS
     assert len(listener.said) == supervision.RESTARTS
@@ -126,7 +126,8 @@ def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pro
     worker.arguments = ["--worker", "--set", "worker.nmae=x"]
     worker.start()
     ended(worker)
-    with pytest.raises(TmrlError, match=r"(?s)exit status 2.*worker\.nmae"):
+    # The whole then ends as that worker would have ended by itself: with the exit status of a wrong configuration.
+    with pytest.raises(ConfigError, match=r"(?s)^worker-1 ended with exit status 2.*worker\.nmae"):
         processes.look(Listener())
 
 
@@ -134,7 +135,7 @@ def test_a_trainer_that_fails_ends_the_run_with_its_last_words(processes: Proces
     processes.trainer.arguments = ["--trainer", "--set", "trainer.loop=no_such_module:Loop"]
     processes.trainer.start()
     ended(processes.trainer)
-    with pytest.raises(TmrlError, match="the trainer ended with exit status"):
+    with pytest.raises(ConfigError, match="the trainer ended with exit status"):
         processes.look(Listener())
 
 

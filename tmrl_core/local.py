@@ -170,7 +170,10 @@ class View:
         from tmrl_core.metrics import LiveProgress, ProgressDisplay, follow
 
         evaluation = config.trainer.evaluation
-        self.outcome = Outcome(evaluation.target_return)
+        # Where there is a target or a limit, at least the final policy is evaluated.
+        limits = (evaluation.target_return, evaluation.time_limit_s)
+        wanted = evaluation.every_updates > 0 or any(limit is not None for limit in limits)
+        self.outcome = Outcome(evaluation.target_return, evaluates=wanted)
         self.display = ProgressDisplay(
             config.run.name, return_target=evaluation.target_return, time_limit_s=evaluation.time_limit_s
         )

@@ -13,16 +13,20 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.records import MetricRecord
 
+NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates is 0)"
+
 
 class Outcome:
     """Follows a run's records.
 
     Args:
         target_return: mean return of an evaluation that counts as learned; None: the run has no target.
+        evaluates: False: the configuration asks for no evaluation.
     """
 
-    def __init__(self, target_return: float | None) -> None:
+    def __init__(self, target_return: float | None, evaluates: bool = True) -> None:
         self.target_return = target_return
+        self.evaluates = evaluates
         self.reached = False
         self.last: MetricRecord | None = None
         """The latest evaluation."""
@@ -59,7 +63,7 @@ class Outcome:
     def sentence(self) -> str:
         """What was learned, or why that cannot be said."""
         effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {minutes(self.elapsed_s)}"
-        evaluated = "no evaluation was finished"
+        evaluated = "no evaluation was finished" if self.evaluates else NO_EVALUATION
         if self.last is not None:
             mean = self.last.number(names.RETURN_EVALUATION) or 0.0
             episodes = self.last.number(names.EPISODES)

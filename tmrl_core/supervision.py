@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from tmrl_core import roles
 from tmrl_core.config import Config, use, with_changes
 from tmrl_core.ending import WORD
-from tmrl_core.errors import NetworkError, TmrlError
+from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ TRAINER_END_S = 120.0
 """Longest wait for a trainer that was asked to end: it writes a checkpoint."""
 SERVER_END_S = 10.0
 LAST_LINES = 15
+WRONG_CONFIGURATION = 2
+"""Exit status of a role whose command line or configuration is wrong: starting it again would not help."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -113,6 +115,11 @@ class Child:
             )
 
     @property
+    def title(self) -> str:
+        """What it is called in a sentence."""
+        return self.name if self.name.startswith("worker-") else f"the {self.name}"
+
+    @property
     def running(self) -> bool:
         """True: it has been started and not ended."""
         return self.process is not None and self.process.poll() is None
@@ -144,14 +151,15 @@ class Child:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-    def failure(self) -> str:
-        """What it said last."""
+    def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
+        """What it said last, as a `kind` of error; as a ConfigError where its exit status says that it was one."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
         except OSError:
             lines = []
         said = "\n".join(f"    {line}" for line in lines) or "    (it said nothing)"
-        return f"the {self.name} ended with exit status {self.status}; the last lines of {self.log}:\n{said}"
+        text = f"{self.title} ended with exit status {self.status}; the last lines of {self.log}:\n{said}"
+        return ConfigError(text) if self.status == WRONG_CONFIGURATION else kind(text)
 
 
 class Processes(Group):
@@ -205,14 +213,14 @@ class Processes(Group):
                 continue
             if not line:
                 process.wait()
-                raise NetworkError(self.server.failure())
+                raise self.server.failure(NetworkError)
             return int(json.loads(line)["port"])
 
     def look(self, view: Watcher) -> bool:
         """Start crashed workers and the Server again, a few times; see whether training has ended."""
         if self.trainer.status is not None:
             if self.trainer.status != 0:
-                raise TmrlError(self.trainer.failure())
+                raise self.trainer.failure()
             return False
         for child in (self.server, *self.workers):
             self._care(child, view)
@@ -227,10 +235,10 @@ class Processes(Group):
         if status is None or (status == 0 and child is not self.server):
             return
         if child.resting_until == 0.0:
-            if child.restarts >= RESTARTS or status == 2:
-                raise TmrlError(child.failure())
+            if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:
+                raise child.failure()
             child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
-            view.say(f"the {child.name} ended with exit status {status} and is started again; see {child.log}")
+            view.say(f"{child.title} ended with exit status {status} and is started again; see {child.log}")
         elif time.monotonic() >= child.resting_until:
             child.release()
             child.restarts += 1
@@ -252,7 +260,7 @@ class Processes(Group):
             time.sleep(LOOK_S / 4)
         for child in children:
             if child.running:
-                view.say(f"the {child.name} did not end within {wait_s:g} s and is killed")
+                view.say(f"{child.title} did not end within {wait_s:g} s and is killed")
                 child.end_now()
             child.release()
 

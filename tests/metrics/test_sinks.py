@@ -173,6 +173,8 @@ def test_an_event_is_its_message_or_its_values() -> None:
     assert describe(made) == "checkpoint: written (0:01, 1 updates)"
     made = record("event", {"event": "worker_joined", "worker": "robot7"}, step=1, started_s=0.0, now_s=1.0)
     assert describe(made) == "worker_joined: worker robot7 (0:01, 1 updates)"
+    made = record("event", {"event": "phase", "phase": "learning"}, step=1, started_s=0.0, now_s=1.0)
+    assert describe(made) == "phase: learning (0:01, 1 updates)"
 
 
 @pytest.mark.parametrize(

@@ -205,10 +205,13 @@ def describe(record: MetricRecord) -> str:
     values = record.values
     when = f"{clock_text(record.elapsed_s)}, {record.step:,} updates"
     if record.kind == "event":
+        event = record.text(names.EVENT) or "event"
         text = record.text(names.MESSAGE) or ", ".join(
-            f"{name} {number_text(value)}" for name, value in values.items() if name != names.EVENT
+            number_text(value) if name == event else f"{name} {number_text(value)}"  # phase: learning
+            for name, value in values.items()
+            if name != names.EVENT
         )
-        return f"{record.text(names.EVENT) or 'event'}: {text} ({when})"
+        return f"{event}: {text} ({when})"
     if record.kind == "evaluation":
         number = record.text(names.EVALUATION)
         text = f"evaluation {number}".rstrip() + f": mean return {number_text(values.get(names.RETURN_EVALUATION))}"
