@@ -519,9 +519,9 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     check_spaces: Annotated[
         bool,
         doc(
-            "Refuse samples whose structure and shapes are not those of the environment's spaces, or whose discrete "
-            "values are not theirs. Not looked at: what a preprocessor or compressor of the worker changes, and what a "
-            "memory of your own takes."
+            "Refuse samples whose structure, shapes or dtypes of observations are not those of the environment's "
+            "spaces, or whose discrete values are not theirs. Not looked at: what a preprocessor or compressor of the "
+            "worker changes, and what a memory of your own takes."
         ),
     ] = True
     profiling: Annotated[bool, doc("Report where an epoch's time went.")] = False
