@@ -163,3 +163,26 @@ def test_an_on_policy_agent_is_refused_outside_lockstep() -> None:
 def test_a_device_that_does_not_compute_is_refused_before_anything_is_made(device: str) -> None:
     with pytest.raises(ConfigError, match=f"^trainer.device: torch cannot compute on '{device}', take another, or cpu"):
         prepare_torch(config(trainer={"device": device}))
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ({"hidden_sizes": "x"}, r"hidden_sizes: 'x'.*invalid literal"),
+        ({"gamma": 0.9, "hidden_sizes": 5}, "not iterable"),
+    ],
+)
+def test_values_that_no_agent_can_be_made_with_are_the_configurations_fault(agent: Any, words: str) -> None:
+    make = training_from_config(config(agent={"kwargs": agent}, trainer={"device": "cpu"}))
+    with pytest.raises(ConfigError, match=rf"agent\.kwargs: .*SacAgent cannot be made with .*{words}"):
+        make()
+
+
+def test_what_fails_in_an_agent_of_ones_own_is_left_as_it_is() -> None:
+    make = training_from_config(config(agent={"cls": f"{__name__}:fails"}, trainer={"device": "cpu"}))
+    with pytest.raises(TypeError, match="^mine$"):
+        make()
+
+
+def fails(observation_space: Any, action_space: Any, device: Any) -> Any:
+    raise TypeError("mine")

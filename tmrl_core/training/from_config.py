@@ -226,7 +226,7 @@ def make_agent(
 
     Raises:
         ConfigError: it says that it does not, with the pairs that work; or the workers' policy cannot act in it, or the
-            memory not store the observations.
+            memory not store the observations; or one of the project's own cannot be made with these values.
     """
     accepted: frozenset[str] = getattr(agent_cls, "action_spaces", frozenset())
     problem = action_space_problem(config.agent.cls, accepted, action_space)
@@ -236,7 +236,20 @@ def make_agent(
     problem = problem or stacks_problem(config, observation_space)
     if problem is not None:
         raise ConfigError(problem)
-    return agent_cls(observation_space=observation_space, action_space=action_space, **more, **kwargs)
+    try:
+        return agent_cls(observation_space=observation_space, action_space=action_space, **more, **kwargs)
+    except (TypeError, ValueError) as exc:
+        # In code of one's own a traceback says more.
+        if (
+            isinstance(exc, ConfigError)
+            or algorithm_of(config.agent.cls) is None
+            or any(map(callable, kwargs.values()))
+        ):
+            raise
+        given = ", ".join(f"{key}: {value!r:.100}" for key, value in kwargs.items())
+        raise ConfigError(
+            f"agent.kwargs: {config.agent.cls} cannot be made with {{{given}}} (those of actor.kwargs included): {exc}"
+        ) from exc
 
 
 def check_collection(agent_cls: Any, config: Config) -> None:
