@@ -180,7 +180,7 @@ def test_values_that_no_agent_can_be_made_with_are_the_configurations_fault(agen
 
 def test_what_fails_in_an_agent_of_ones_own_is_left_as_it_is() -> None:
     make = training_from_config(config(agent={"cls": f"{__name__}:fails"}, trainer={"device": "cpu"}))
-    with pytest.raises(TypeError, match="^mine$"):
+    with pytest.raises(TypeError, match=r"^mine$"):
         make()
 
 
