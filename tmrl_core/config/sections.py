@@ -495,7 +495,9 @@ class TrainerSection(Section, frozen=True, kw_only=True):
         PositiveSeconds, doc("Longest wait in seconds before it looks again; arriving samples wake it earlier.")
     ] = 1.0
     start_training: Annotated[Count, doc("Samples received before the first update.")] = 1000
-    device: Annotated[Text | None, doc("`cpu`, `cuda`, `cuda:1`. null: cuda where there is one.")] = None
+    device: Annotated[
+        Text | None, doc("`cpu`, `cuda`, `cuda:1`. null: cuda where there is one; in lockstep the CPU.")
+    ] = None
     threads: Annotated[
         Positive | None, doc("Threads that torch computes with. null: torch decides; `--local`: the cores left over.")
     ] = None
