@@ -74,8 +74,8 @@ class PPOActorCritic(torch.nn.Module):
 class PPOAgent(TrainingAgent):
     """Learns from one round of lockstep collection at a time: some epochs of minibatches of it, with clipped ratios.
 
-    It waits for its device: after each minibatch, to see whether the gradient is finite, and with `target_kl` how far the
-    policy has moved; and about its advantages, which are computed on the CPU.
+    It waits for its device: after each minibatch, to see whether the gradient is finite, and with `target_kl` how far
+    the policy has moved; and about its advantages, which are computed on the CPU.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.flattening` says.
