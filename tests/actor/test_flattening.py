@@ -105,3 +105,15 @@ def test_the_wrapper_that_the_refusal_of_endless_bounds_names_bounds_them() -> N
     bounded = spaces.Box(-3, 3, (2,), np.float32)
     env = gymnasium.wrappers.TransformAction(Endless(), lambda action: action, bounded)
     assert action_bounds("Policy", env.action_space).high.tolist() == [3, 3]
+
+
+def test_the_wrapper_that_the_refusal_of_images_names_makes_numbers_of_them() -> None:
+    class Camera(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        action_space = spaces.Discrete(2)
+
+    with pytest.raises(ConfigError, match="TransformObservation"):
+        layout_of(Camera.observation_space)
+    numbers = spaces.Box(0, 1, (8, 8), np.float32)
+    env = gymnasium.wrappers.TransformObservation(Camera(), lambda obs: np.float32(obs.mean(-1) / 255), numbers)
+    assert vector_size(layout_of(env.observation_space)) == 64

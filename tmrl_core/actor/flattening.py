@@ -81,8 +81,9 @@ def _collect(space: Any, path: tuple[Key, ...], leaves: list[Leaf]) -> None:
         if space.dtype == np.uint8 and len(space.shape) >= 2:
             raise ConfigError(
                 f"the observation {_name(path)} is an image of shape {space.shape}. A multi-layer perceptron is not "
-                "made for images: name a policy with convolutions in actor.cls, or reduce the image in "
-                "worker.obs_preprocessor."
+                "made for images: name a policy with convolutions of your own in actor.cls (and agent.kwargs), or make "
+                "numbers of the image in the environment (gymnasium.wrappers.TransformObservation, with an "
+                "observation_space of floats), in a callable that environment.cls names."
             )
         leaves.append(Leaf(path, "values", start, math.prod(space.shape), space.shape))
     elif isinstance(space, spaces.MultiBinary):
