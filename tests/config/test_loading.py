@@ -425,3 +425,17 @@ def test_importing_reads_nothing(tmp_path: Path) -> None:
     code = "import sys; import tmrl_core.config; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_environment_of_ones_own_has_no_keyword_arguments_but_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("environment: {cls: my_package.envs:Robot}", encoding="utf-8")
+    assert load(path, environ={}).environment.kwargs == {}
+    assert load(path, ["environment.kwargs.camera=front"], {}).environment.kwargs == {"camera": "front"}
+    path.write_text("environment: {cls: my_package.envs:Robot, kwargs: {camera: side}}", encoding="utf-8")
+    assert load(path, environ={}).environment.kwargs == {"camera": "side"}
+    path.write_text("{}", encoding="utf-8")
+    assert load(path, ["environment.cls=my_package.envs:Robot"], {}).environment.kwargs == {}
+    assert (
+        load(path, ["environment.cls=tmrl_core.envs:GenericGymEnv"], {}).environment == load(path, [], {}).environment
+    )

@@ -19,11 +19,13 @@ from msgspec import inspect
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.documents import format_yaml, parse_yaml, read_document
 from tmrl_core.config.messages import check_keys, explain, field_type, inner_types, type_info
-from tmrl_core.config.sections import Config
+from tmrl_core.config.sections import Config, EnvironmentSection
 from tmrl_core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+BUILT_IN = EnvironmentSection()
+"""The environment where none is named."""
 PREFIX = "TMRL_CORE_"
 MAX_TOKEN_CHARACTERS = 4_096
 """As long as a message of the protocol takes it."""
@@ -189,9 +191,19 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
     """
     check_keys(values, source)
     try:
-        return msgspec.convert(whole_numbers(values, type_info(Config)), Config)
+        return msgspec.convert(whole_numbers(own_kwargs(values), type_info(Config)), Config)
     except msgspec.ValidationError as exc:
         raise ConfigError(explain(exc, values, source)) from exc
+
+
+def own_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`values` without the built-in environment's keyword arguments where another environment is named."""
+    environment = values.get("environment")
+    if not isinstance(environment, Mapping) or "kwargs" in environment:
+        return values
+    if environment.get("cls", BUILT_IN.cls) == BUILT_IN.cls:
+        return values
+    return {**values, "environment": {**environment, "kwargs": {}}}
 
 
 def whole_numbers(values: Any, kind: Any) -> Any:

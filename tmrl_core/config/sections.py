@@ -64,7 +64,7 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
     cls: Annotated[Reference, doc("Callable that makes the environment, as `package.module:Name`.")] = (
         "tmrl_core.envs:GenericGymEnv"
     )
-    kwargs: Annotated[Kwargs, doc("Its keyword arguments.")] = field(
+    kwargs: Annotated[Kwargs, doc("Its keyword arguments. The default is for the default `cls` only.")] = field(
         default_factory=lambda: {"id": "Pendulum-v1", "to_float32": True}
     )
 
