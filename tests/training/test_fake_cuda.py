@@ -6,6 +6,7 @@ These tests know nothing of streams, of pinned memory and of CUDA graphs, and ne
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,26 @@ def test_a_policy_acts_and_is_published_from_there(name: str, device: PretendedC
     assert all(isinstance(parameter, OnDevice) for parameter in there.parameters())
 
 
+@pytest.mark.parametrize("name", ["sac", "td3", "dqn", "sac, fixed temperature"])
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+def test_an_update_that_is_not_finite_changes_no_bit_there(name: str, first: bool, device: PretendedCuda) -> None:
+    agent = make(name, CUDA)
+    rows = batch(AGENTS[name][1], CUDA, 0, False)
+    if not first:
+        agent.train(rows)
+    before = {id(tensor): on_cpu(tensor).clone() for tensor in kept_tensors(agent)}
+    bad = (*rows[:2], rows[2] * torch.inf, *rows[3:])
+    device.waits.clear()
+    skipped = agent.train(bad)[SKIPPED]
+    assert device.waits == []
+    assert bool(skipped)
+    for tensor in kept_tensors(agent):
+        after = on_cpu(tensor)
+        # What optimizers have made in their first step begins with zeros.
+        assert torch.equal(after, before.get(id(tensor), torch.zeros_like(after)))
+    assert not bool(agent.train(rows)[SKIPPED])
+
+
 class Reads(SacAgent):
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         metrics = super().update(transitions)
@@ -260,20 +281,67 @@ def test_a_run_there_learns_what_one_on_a_cpu_does(prioritized: bool, make_rows:
         torch.testing.assert_close(on_cpu(b), a, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "by priorities"])
-def test_batches_are_sent_without_waiting(prioritized: bool, make_rows: Any, device: PretendedCuda) -> None:
-    run = make_run(CUDA, prioritized)
-    interface = Fed(make_rows)
-    run.update_buffer(interface)
-    device.waits.clear()
-    drawn = [run.memory.sample() for _ in range(5)]
-    for one in drawn:
-        assert all(isinstance(leaf, OnDevice) for leaf in pytree.tree_leaves(one[:6]))
-    assert device.waits == []
-    if prioritized:
-        assert isinstance(drawn[0][6]["weights"], OnDevice)
-        run.memory.update_priorities(drawn[0][6]["indices"], torch.ones(B, device=CUDA))
-        assert len(device.waits) == 1, "the next batch depends on the errors of this one: they are waited for"
+def unchanged(*transition: Any) -> Any:
+    return transition
+
+
+MEMORIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "uniform": (training.ReplayMemory, {}),
+    "prepared ahead": (training.ReplayMemory, {"prefetch": 2}),
+    "by priorities": (training.ReplayMemory, {"priority": {"alpha": 0.6}}),
+    "several steps": (training.ReplayMemory, {"n_step": 3, "gamma": 0.9, "priority": {"batches_at_once": 2}}),
+    "frames": (training.FrameStackMemory, {}),
+    "frames by priorities": (training.FrameStackMemory, {"priority": {"alpha": 0.6}}),
+}
+
+
+def make_memory(name: str, where: str, make_rows: Any, make_buffer: Any) -> Any:
+    """A memory with 59 transitions."""
+    cls, settings = MEMORIES[name]
+    frames = np.random.default_rng(0).integers(0, 256, (60, 6, 6)).astype(np.uint8)
+    stacks = np.stack(
+        [np.concatenate([np.repeat(frames[:1], max(0, 3 - i), 0), frames[max(0, i - 3) : i + 1]]) for i in range(60)]
+    )
+    seen = {"image": stacks, "place": np.arange(60, dtype=np.float32)[:, None]}
+    memory = cls(where, 4, memory_size=1000, batch_size=B, seed=3, **{"prefetch": 0, **settings})
+    observation = (lambda rows: seen) if cls is training.FrameStackMemory else None
+    memory.append(make_buffer([make_rows(1, 1, 0, 60, end="truncated", observation=observation)]))
+    return memory
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_batches_are_those_of_a_cpu_and_are_sent_without_waiting(
+    name: str, make_rows: Any, make_buffer: Any, device: PretendedCuda
+) -> None:
+    here, there = (make_memory(name, where, make_rows, make_buffer) for where in ("cpu", CUDA))
+    prepare, of_thread = there._next_block, PretendedCuda()
+
+    def next_block() -> Any:
+        # What is pretended is so in one thread.
+        if threading.current_thread() is threading.main_thread():
+            return prepare()
+        with of_thread:
+            return prepare()
+
+    there._next_block = next_block
+    try:
+        for _ in range(6):
+            device.waits.clear()
+            expected, found = here.sample(), there.sample()
+            assert device.waits == of_thread.waits == []
+            assert all(isinstance(leaf, OnDevice) for leaf in pytree.tree_leaves(found[:6]))
+            places = {key: value for key, value in found[6].items() if key != "indices"} if len(found) > 6 else {}
+            assert all(isinstance(value, OnDevice) for value in places.values())
+            for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True):
+                assert torch.equal(a, on_cpu(b))
+            if "priority" in MEMORIES[name][1]:
+                device.waits.clear()
+                for memory, one, where in ((here, expected, "cpu"), (there, found, CUDA)):
+                    memory.update_priorities(one[6]["indices"], torch.linspace(0.1, 2, B).to(where))
+                # Once it is sent there, in this test, and once its numbers are read: the next batch depends on them.
+                assert len(device.waits) == 2
+    finally:
+        there._ahead.close()
 
 
 @pytest.mark.parametrize(("first", "then"), [(CUDA, CUDA), (CUDA, "cpu"), ("cpu", CUDA)])
