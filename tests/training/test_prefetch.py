@@ -16,7 +16,7 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.frame_stack_memory import FrameStackMemory
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.offline import TrainingOffline
-from tmrl_core.training.prefetch import Prefetch
+from tmrl_core.training.prefetch import BESIDE, Prefetch
 from tmrl_core.training.replay import ReplayMemory
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
@@ -76,6 +76,19 @@ def test_stopping_waits_for_what_is_being_prepared_and_hands_it_back() -> None:
     at = counter.next
     assert ahead.take(counter) == at, "nothing is prepared after stopping"
     ahead.close()
+
+
+def test_nothing_is_prepared_beside_who_has_the_device_alone() -> None:
+    counter = Counter()
+    ahead: Prefetch[int] = Prefetch(1)
+    with BESIDE:
+        assert ahead.take(counter) == 0
+        assert counter.begun.acquire(timeout=10)
+        assert not counter.begun.acquire(timeout=0.1)
+    assert counter.begun.acquire(timeout=10)
+    assert ahead.take(counter) == 1
+    ahead.close()
+    assert not BESIDE.locked()
 
 
 def test_an_error_reaches_who_takes_and_the_next_can_be_taken() -> None:

@@ -11,12 +11,23 @@ CPU with a core to spare). Batches of small observations cost so little that a C
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+BESIDE = threading.Lock()
+"""Held by a thread of any `Prefetch` while it prepares. Whoever holds it knows that none of them has a device do
+anything: while a CUDA graph is recorded, no other thread may (docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA
+graphs")."""
+
+
+def _beside(prepare: Callable[[], T]) -> T:
+    with BESIDE:
+        return prepare()
 
 
 class Prefetch(Generic[T]):
@@ -46,7 +57,7 @@ class Prefetch(Generic[T]):
             self._executor = ThreadPoolExecutor(1, "prefetch")
         while len(self._queue) < self.depth:
             assert self._executor is not None
-            self._queue.append(self._executor.submit(prepare))
+            self._queue.append(self._executor.submit(_beside, prepare))
         return taken
 
     def stop(self) -> list[T]:
