@@ -113,7 +113,7 @@ def test_a_worker_whose_samples_differ_is_refused_and_the_others_collect_its_sha
         assert rows[0]["redistributed"] > 0
         said = [message for message in caplog.messages if message.startswith("samples refused, of worker robot1")]
         assert len(said) == 1
-        assert "float32[2], and others' is float32[4]" in said[0]
+        assert "float32[2], and the environment declares float32[4]" in said[0]
 
 
 def test_a_checkpoint_acts_and_trains_on_as_the_original(tmp_path: Path) -> None:
