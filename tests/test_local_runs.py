@@ -39,6 +39,9 @@ trainer:
   evaluation: {episodes: 2, every_updates: 100, target_return: TARGET, time_limit_s: 60}
 """
 
+LEARNED_BY = 8_000
+"""Updates within which the default configuration has learned Pendulum by far; it takes two to four thousand."""
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -138,6 +141,7 @@ def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, 
     assert rounds == sorted(set(rounds))
 
 
+@pytest.mark.timeout(700)  # it is updates that count: on a busy machine they take their time
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 def test_the_three_bare_commands_learn_without_any_configuration(start: Start, tmp_path: Path) -> None:
     server = start("--server", "--announce", "--set", "server.port=0")
@@ -150,10 +154,11 @@ def test_the_three_bare_commands_learn_without_any_configuration(start: Start, t
     def learned(record: MetricRecord) -> bool:
         value = record.number("return_train") if record.kind == "episode" else None
         returns.extend([] if value is None else [value])
+        assert record.step < LEARNED_BY, f"after {record.step} updates the latest returns are {returns[-5:]}"
         # Episodes of a policy that knows nothing return about -1300, and hardly ever more than -900.
         return len(returns) >= 5 and sum(returns[-5:]) / 5 > -600
 
-    wait_for(tmp_path, learned, others[1], name="default")
+    wait_for(tmp_path, learned, others[1], name="default", limit_s=600)
     for process in (*others, server):
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=60)
@@ -161,11 +166,16 @@ def test_the_three_bare_commands_learn_without_any_configuration(start: Start, t
 
 
 def wait_for(
-    folder: Path, wanted: Callable[[MetricRecord], bool], process: subprocess.Popen[str], *, name: str = "small"
+    folder: Path,
+    wanted: Callable[[MetricRecord], bool],
+    process: subprocess.Popen[str],
+    *,
+    name: str = "small",
+    limit_s: float = 110.0,
 ) -> None:
     """Until a new record is as wanted; the process that leads to it must not end before."""
     reader = follow(folder / "runs" / name / "metrics.jsonl")
-    deadline = time.monotonic() + 110
+    deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if any(wanted(record) for record in reader.read()):
             return
