@@ -259,7 +259,7 @@ def test_stop_ends_a_trainer_that_waits_for_a_server(tmp_path: Path) -> None:
     trainer = Trainer(server_port=1, config=make_config(tmp_path))
     thread = threading.Thread(target=trainer.run)
     thread.start()
-    while trainer._interface is None:
+    while trainer.interface is None:
         thread.join(0.01)
     trainer.stop()
     thread.join(20)
@@ -358,7 +358,7 @@ def test_the_first_checkpoint_is_written_at_once(tmp_path: Path) -> None:
     trainer = Trainer(server_port=1, config=make_config(tmp_path))
     thread = threading.Thread(target=trainer.run)
     thread.start()
-    while trainer._interface is None:
+    while trainer.interface is None:
         thread.join(0.01)
     assert (tmp_path / "tests" / "checkpoint" / "1" / "manifest.json").exists()
     trainer.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import threading
 import time
@@ -16,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import ConfigError, NetworkError, StorageError
+from tmrl_core.errors import ConfigError, NetworkError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.iterations import Iterations
-from tmrl_core.networking.links import TrainerLink
-from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.transports.select import link_settings
 from tmrl_core.training.agent import actor_of
 from tmrl_core.training.farewell import Farewell
 from tmrl_core.training.from_config import prepare_torch, training_from_config
+from tmrl_core.training.linked import LinkedTraining
+from tmrl_core.training.model_file import ModelFile
 from tmrl_core.training.run_checkpoints import RunCheckpoints
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MODEL_FILE_S = 10.0
-"""Shortest time in seconds between two writings of the current weights while training."""
 FINISHED_S = 5.0
 """Longest wait in seconds for a Server where the checkpoint is of a finished run, so that workers hear of that."""
 
@@ -98,7 +95,7 @@ class Trainer:
             training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
         )
         host = given(server_ip, config.server.host)
-        self._settings = link_settings(
+        settings = link_settings(
             config,
             host="127.0.0.1" if host is None else host,
             port=given(server_port, config.server.port),
@@ -113,7 +110,7 @@ class Trainer:
         )
         self._run_name = given(run_name, config.run.name)
         model = given(model_path, config.trainer_model_path)
-        self.model_path = Path(model) if model is not None else None
+        self._model = ModelFile(Path(model) if model is not None else None)
         checkpoint = given(checkpoint_path, config.checkpoint_path)
         self._checkpoints = RunCheckpoints(
             Path(checkpoint) if checkpoint is not None else None,
@@ -123,14 +120,11 @@ class Trainer:
             load_run_instance_fn,
             None if updater_fn is None else lambda training: updater_fn(training, self.training_cls),
         )
-        self._model_written = -MODEL_FILE_S
         self._checkpoint_told: tuple[int, int] | None = None
-        self._stopping = False
+        self._linked = LinkedTraining(settings, config, self._run_name, self._model.write)
         self._running: threading.Thread | None = None
         self._idle = threading.Event()
         self._idle.set()
-        self._interface: RemoteInterface | None = None
-        self._link: TrainerLink | None = None
         self._iterations = Iterations(self)
         self.training: Any = None
         """The training object, once `run`, `train_iteration` or `restore` has made or loaded it."""
@@ -143,6 +137,15 @@ class Trainer:
     @checkpoint_path.setter
     def checkpoint_path(self, path: Path | None) -> None:
         self._checkpoints.path = path
+
+    @property
+    def model_path(self) -> Path | None:
+        """File of the current weights; None: they are not written."""
+        return self._model.path
+
+    @model_path.setter
+    def model_path(self, path: Path | None) -> None:
+        self._model.path = path
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -184,9 +187,7 @@ class Trainer:
 
     def stop(self) -> None:
         """Have `run` end in order: a checkpoint is written. Safe in signal handlers and from other threads."""
-        self._stopping = True
-        if self._interface is not None:
-            self._interface.stop()
+        self._linked.stop()
 
     def close(self) -> None:
         """End everything: `run` in another thread is stopped and waited for, what is being written is finished."""
@@ -247,15 +248,15 @@ class Trainer:
 
     def finish(self) -> None:
         """After `train_iteration`: tell the workers that the run is over, so that they end, and take what they send."""
-        if self._interface is not None and self.training is not None:
-            Farewell(self.training, self._interface).send_home()
+        if self.interface is not None and self.training is not None:
+            Farewell(self.training, self.interface).send_home()
 
     # What `Iterations` makes these of.
 
     @property
     def interface(self) -> RemoteInterface | None:
         """What the training object sees of the Server, while there is a link."""
-        return self._interface
+        return self._linked.interface
 
     def make_training(self) -> Any:
         """A new training object."""
@@ -277,16 +278,18 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written.
         """
-        self._note_delivery(training, recorder)
+        self._linked.note_delivery(training, recorder)
         self._checkpoints.write_apart(training, path)
 
-    def open_recorder(self, training: Any, closing: contextlib.ExitStack) -> Recorder:
+    def open_recorder(
+        self, training: Any, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
+    ) -> Recorder:
         """Where the run's records go, closed with `closing`."""
         recorder = Recorder(
             open_sinks(
                 self._config.run_folder,
                 tensorboard=self._config.metrics.tensorboard,
-                wandb=None,
+                wandb=wandb,
                 console=self._config.metrics.console,
             ),
             elapsed_s=getattr(training, "elapsed_s", 0.0),
@@ -296,14 +299,14 @@ class Trainer:
 
     def open_interface(self, training: Any, recorder: Recorder) -> RemoteInterface:
         """Dial the Server."""
-        interface = self._connect(training, recorder)
+        interface = self._linked.open(training, recorder)
         interface.event(names.EVENT_START, run_name=self._run_name)
         return interface
 
     def close_interface(self) -> None:
         """Close the link, if there is one."""
-        self._close_link()
-        self._interface = None
+        self._linked.close()
+        self._linked.interface = None
 
     def _close_memory(self, training: Any) -> None:
         """Let another trainer use the folder of a memory on disk; it can still be read."""
@@ -346,20 +349,11 @@ class Trainer:
             )
             self._pass_on_the_end(training)
             return
-        self._write_model(training)
+        self._model.write(training)
         with contextlib.ExitStack() as closing:
-            recorder = Recorder(
-                open_sinks(
-                    self._config.run_folder,
-                    tensorboard=self._config.metrics.tensorboard,
-                    wandb=wandb,
-                    console=self._config.metrics.console,
-                ),
-                elapsed_s=getattr(training, "elapsed_s", 0.0),
-            )
-            closing.callback(recorder.close)
-            interface = self._connect(training, recorder)
-            closing.callback(self._close_link)
+            recorder = self.open_recorder(training, closing, wandb)
+            interface = self._linked.open(training, recorder)
+            closing.callback(self._linked.close)
             self._train(training, interface, recorder)
 
     def _train(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
@@ -376,13 +370,13 @@ class Trainer:
                     self._checkpoint(training, recorder)
             why = self._why(interface)
             if interface.asked_to_stop:
-                self._commit(training, interface)
+                self._linked.commit(training)
             else:
                 if not interface.reached_target:
                     Farewell(training, interface).evaluate()
                 Farewell(training, interface).send_home()
             self._checkpoint(training, recorder, wait=True)
-            self._write_model(training, now=True)
+            self._model.write(training, now=True)
         finally:
             interface.event(names.EVENT_END, why, phase="done")
             logger.info("training has ended: %s", why)
@@ -410,8 +404,8 @@ class Trainer:
         samples = getattr(training, "total_samples", 0)
         with contextlib.ExitStack() as closing:
             recorder = Recorder([])
-            interface = self._connect(training, recorder)
-            closing.callback(self._close_link)
+            interface = self._linked.open(training, recorder)
+            closing.callback(self._linked.close)
             deadline = time.monotonic() + FINISHED_S
             try:
                 while not interface.asked_to_stop and time.monotonic() < deadline:
@@ -426,93 +420,14 @@ class Trainer:
             if getattr(training, "total_samples", 0) != samples:
                 self._checkpoint(training, recorder, wait=True)
 
-    # --- the link -----------------------------------------------------------------------------------------------------
-
-    def _connect(self, training: Any, recorder: Recorder) -> RemoteInterface:
-        from tmrl_core.training.delivery_log import DeliveryLog
-        from tmrl_core.training.evaluation import Evaluator
-        from tmrl_core.training.remote import RemoteInterface
-
-        config = self._config
-        delivery = getattr(training, "delivery", {})
-        link = TrainerLink(
-            self._settings,
-            name="trainer",
-            run=self._run_name,
-            inbox_bytes=config.trainer.inbox_bytes,
-            incarnation=delivery.get("incarnation", 0),
-            counter=getattr(training, "versions_before", delivery.get("counter", 0)),
-            marks=delivery.get("marks", {}),
-            refusals=delivery.get("refusals", {}),
-            gaps=(delivery.get("gap_messages", 0), delivery.get("gap_samples", 0)),
-        )
-        settings = config.trainer.evaluation
-        wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
-        agent = getattr(training, "agent", None)
-        interface = RemoteInterface(
-            link,
-            recorder=recorder,
-            max_message_bytes=config.network.max_message_bytes,
-            target_return=settings.target_return,
-            time_limit_s=settings.time_limit_s,
-            signature={
-                name: repr(getattr(agent, name))
-                for name in ("observation_space", "action_space")
-                if hasattr(agent, name)
-            },
-            on_publish=lambda actor: self._write_model(training),
-        )
-        # A run that goes on is no new one: what is recorded before its first round has the numbers it had.
-        interface.progress = Progress(
-            samples=getattr(training, "total_samples", 0), updates=getattr(training, "total_updates", 0)
-        )
-        if wanted:
-            evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
-            if settings.every_updates:
-                done = getattr(training, "total_updates", 0)
-                evaluator.due_updates = done - done % settings.every_updates + settings.every_updates
-            interface.evaluator = evaluator
-        else:
-            logger.info("no policy is evaluated: trainer.evaluation.every_updates is 0 and there is no time_limit_s")
-        if getattr(getattr(training, "memory", None), "disk", None) is not None:
-            interface.keep = DeliveryLog(training, link).keep
-        self._interface, self._link = interface, link
-        if self._stopping:
-            interface.stop()
-        link.start()
-        return interface
-
-    def _close_link(self) -> None:
-        if self._link is not None:
-            self._link.close()
-
     # --- files --------------------------------------------------------------------------------------------------------
-
-    def _write_model(self, training: Any, now: bool = False) -> None:
-        """Write the current weights, not more often than every few seconds unless `now`."""
-        if self.model_path is None or (not now and time.monotonic() - self._model_written < MODEL_FILE_S):
-            return
-        actor = actor_of(training)
-        if actor is None:
-            return
-        self._model_written = time.monotonic()
-        temporary = self.model_path.with_name(f".{self.model_path.name}.tmp")
-        try:
-            self.model_path.parent.mkdir(parents=True, exist_ok=True)
-            actor.save(temporary)
-            os.replace(temporary, self.model_path)
-        except OSError as exc:
-            logger.warning("the current weights could not be written to %s: %s; training goes on", self.model_path, exc)
 
     def _checkpoint(self, training: Any, recorder: Recorder | None = None, wait: bool = False) -> None:
         if self.checkpoint_path is None:
             return
-        interface = self._interface
-        score = None
-        if interface is not None:
-            latest = interface.evaluator.latest if interface.evaluator is not None else None
-            score = latest.mean if latest is not None else None
-        self._note_delivery(training, recorder)
+        evaluator = self.interface.evaluator if self.interface is not None else None
+        score = evaluator.latest.mean if evaluator is not None and evaluator.latest is not None else None
+        self._linked.note_delivery(training, recorder)
         at = (training.epoch, getattr(training, "total_updates", 0))
 
         def written() -> None:
@@ -521,40 +436,7 @@ class Trainer:
                 self._checkpoint_told = at
                 recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
 
-        first = recorder is None
-        self._checkpoints.write(training, score=score, wait=wait, first=first, on_written=written)
-
-    def _note_delivery(self, training: Any, recorder: Recorder | None) -> None:
-        """What a checkpoint holds besides the training object's own state: where the streams of samples stand."""
-        interface = self._interface
-        if interface is not None:
-            self._commit(training, interface)
-            link = interface.link
-            training.delivery = {
-                "incarnation": link.incarnation,
-                # Where nothing was published yet, the next process begins where this one would have.
-                "counter": max(link.version[1], getattr(training, "delivery", {}).get("counter", 0)),
-                "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
-                "refusals": link.refusals,
-                "gap_messages": link.counts.gap_messages,
-                "gap_samples": link.counts.gap_samples,
-            }
-        if recorder is not None:
-            training.elapsed_s = recorder.elapsed_s
-
-    def _commit(self, training: Any, interface: RemoteInterface) -> None:
-        """Acknowledge what was taken, as far as the memory's disk takes it; what it does not stays with its workers."""
-        commit = getattr(training, "commit", None)
-        if commit is not None:
-            commit(interface)
-            return
-        try:
-            interface.commit()
-        except StorageError as exc:
-            logger.error(
-                "samples cannot be kept: %s. They are not acknowledged, so their workers keep them.",
-                str(exc).rstrip("."),
-            )
+        self._checkpoints.write(training, score=score, wait=wait, first=recorder is None, on_written=written)
 
     def _make(self) -> Any:
         seed = self._config.run.seed
