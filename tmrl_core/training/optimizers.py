@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,8 +66,9 @@ def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | N
 
 
 @contextmanager
-def held(parameters: Sequence[Tensor]) -> Iterator[None]:
+def held(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Within it, gradients go through what these parameters compute, and not into them."""
+    parameters = list(parameters)  # a module's own are an iterator, which is at its end after the first pass
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
