@@ -1,0 +1,73 @@
+"""Deep deterministic policy gradient, as an agent of one's own for tmrl_core."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.training import OffPolicyAgent
+from tmrl_core.training.critics import DeterministicActorCritic
+from tmrl_core.training.losses import critic_loss, deterministic_policy_loss, td_error, td_target
+from tmrl_core.training.off_policy import model_arguments, slow_copy
+from tmrl_core.training.optimizers import held, make_optimizer, minimise
+from tmrl_core.training.transitions import Transitions
+
+
+class DDPGAgent(OffPolicyAgent):
+    """A deterministic policy that follows its critic uphill.
+
+    Source: Lillicrap et al., arXiv:1509.02971, algorithm 1.
+    """
+
+    action_spaces = frozenset({"box"})
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: torch.device | str | None = None,
+        gamma: float = 0.99,
+        polyak: float = 0.995,
+        lr_actor: float = 1e-3,
+        lr_critic: float = 1e-3,
+        exploration_noise: float = 0.1,
+        hidden_sizes: Sequence[int] | None = None,
+        compile: bool | str = "auto",
+    ) -> None:
+        networks = model_arguments({"n": 1}, hidden_sizes=hidden_sizes)
+        super().__init__(observation_space, action_space, device, DeterministicActorCritic, networks, gamma, polyak)
+        self.compute_with(compile)
+        self.exploration_noise = exploration_noise
+        self.updates = 0
+        self.target = slow_copy(self.model)
+        self.optimizer_actor = make_optimizer("adam", list(self.model.actor.parameters()), lr_actor)
+        self.optimizer_critic = make_optimizer("adam", list(self.model.critics.parameters()), lr_critic)
+
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.target, self.model)]
+
+    def get_actor(self) -> Any:
+        actor = self.model.actor
+        actor.set_exploration({"noise": self.exploration_noise, "random": 0.0 if self.updates else 1.0})
+        return actor
+
+    def update_kind(self) -> str:
+        return "each alike"
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        t = transitions
+        self.updates += 1
+        with torch.no_grad():
+            next_q_B = self.target.critics(t.next_obs, self.target.actor(t.next_obs))[0]
+            target_B = td_target(t.reward_B, t.terminated_B, next_q_B, t.discount)
+        q_KB = self.model.critics(t.obs, t.action)
+        loss_critic = critic_loss(q_KB, target_B, t.weight_B)
+        minimise(self.optimizer_critic, loss_critic)
+        if t.weight_B is not None:
+            self.td_error_B = td_error(q_KB, target_B)
+        with held(self.model.critics.parameters()):
+            loss_actor = deterministic_policy_loss(self.model.critics(t.obs, self.model.actor(t.obs))[0])
+            minimise(self.optimizer_actor, loss_actor)
+        self._update_targets()
+        return {"loss_critic": loss_critic.detach(), "loss_actor": loss_actor.detach()}
