@@ -168,14 +168,21 @@ def test_a_device_that_does_not_compute_is_refused_before_anything_is_made(devic
 @pytest.mark.parametrize(
     ("agent", "words"),
     [
-        ({"hidden_sizes": "x"}, r"hidden_sizes: 'x'.*invalid literal"),
-        ({"gamma": 0.9, "hidden_sizes": 5}, "not iterable"),
+        ({"lr_critic": -1.0}, r"lr_critic: -1\.0.*Invalid learning rate"),
+        ({"gamma": 0.9, "betas_critic": []}, "index out of range"),
     ],
 )
 def test_values_that_no_agent_can_be_made_with_are_the_configurations_fault(agent: Any, words: str) -> None:
     make = training_from_config(config(agent={"kwargs": agent}, trainer={"device": "cpu"}))
     with pytest.raises(ConfigError, match=rf"agent\.kwargs: .*SacAgent cannot be made with .*{words}"):
         make()
+
+
+@pytest.mark.parametrize("section", ["agent", "actor"])
+@pytest.mark.parametrize("value", ["x", 5, [0.5]])
+def test_values_of_another_type_are_refused_before_anything_is_made(section: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}\.kwargs\.hidden_sizes: found .*, allowed: Sequence\[int\]"):
+        training_from_config(config(**{section: {"kwargs": {"hidden_sizes": value}}}))
 
 
 def test_what_fails_in_an_agent_of_ones_own_is_left_as_it_is() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tmrl_core.training.memory import (
     compare_with_original,
     last_row_of,
     rows_that_follow,
+    whole_number,
 )
 
 
@@ -225,3 +227,13 @@ def test_rows_follow_as_a_slow_loop_says(data: st.DataObject) -> None:
             place = now
         assert rows_that_follow(chunk, last).tolist() == expected
     assert last_row_of(chunk) == LastRow(int(chunk.episode[-1]), int(chunk.step[-1]))
+
+
+@pytest.mark.parametrize("size", [0, -1, 0.5, math.nan, math.inf, 1e30, True, None, "10", [10]])
+def test_a_size_that_is_none_is_refused(size: Any) -> None:
+    with pytest.raises(ConfigError, match="memory_size must be a whole number of at least 1"):
+        whole_number(size, "memory_size")
+
+
+def test_a_size_may_be_a_whole_float() -> None:
+    assert [whole_number(size, "n") for size in (1, 1e6, np.int64(3), np.float32(4))] == [1, 1_000_000, 3, 4]

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tmrl_core.config.hints import misfits
 from tmrl_core.errors import ConfigError
 
 
@@ -75,6 +76,8 @@ def resolve_with(reference: str, kwargs: Mapping[str, Any], key: str = "") -> An
 def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
     """See that a callable takes these keyword arguments, where Python knows what it takes.
 
+    Of the project's own callables the values are looked at too; what others name is for those who read it.
+
     Raises:
         ConfigError: it does not; names those that it takes.
     """
@@ -87,6 +90,10 @@ def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
     except TypeError as exc:
         name = getattr(found, "__name__", repr(found))
         raise ConfigError(f"{key}: {exc}. {name} takes {', '.join(signature.parameters) or 'none'}.") from exc
+    if str(getattr(found, "__module__", "")).startswith("tmrl_core."):
+        problems = [f"{key}.{problem}" for problem in misfits(found, kwargs)]
+        if problems:
+            raise ConfigError("\n".join(problems))
 
 
 def resolve_optional(reference: str | None, key: str = "") -> Any:
@@ -112,8 +119,13 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
         errors = gymnasium.error
         try:
             return make()
-        except (errors.UnregisteredEnv, errors.DeprecatedEnv, errors.DependencyNotInstalled) as exc:
+        except errors.Error as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
+        except TypeError as exc:
+            # Gymnasium's own words for keyword arguments that an environment does not take.
+            if "unexpected keyword argument" in str(exc) and "raised from the environment creator" in str(exc):
+                raise ConfigError(f"environment.kwargs: {exc}") from exc
+            raise
         except ModuleNotFoundError as exc:
             # Of `module:Name-v0`; what that module itself lacks is for who wrote it, with its traceback.
             module, colon, _ = str(kwargs.get("id", "")).partition(":")

@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
-from tmrl_core.config.algorithms import action_space_problem, algorithm_of, memory_of, policy_problem, stacks_problem
+from tmrl_core.config.algorithms import (
+    action_space_problem,
+    actor_of,
+    algorithm_of,
+    memory_of,
+    policy_problem,
+    stacks_problem,
+)
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
@@ -132,9 +139,9 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     check_collection(agent_cls, config)
     # The agent's policy has to be the one that workers act with: what describes that one describes both.
     accepted = inspect.signature(agent_cls).parameters
-    for key, value in config.actor.kwargs.items():
-        if key in accepted:
-            agent_kwargs.setdefault(key, value)
+    shared = {key: value for key, value in config.actor.kwargs.items() if key in accepted and key not in agent_kwargs}
+    check_kwargs(agent_cls, shared, "actor.kwargs")
+    agent_kwargs |= shared
     loop = resolve(trainer.loop, "trainer.loop")
     return partial(
         loop,
@@ -188,6 +195,7 @@ def _declared(config: Config, loop: Any) -> dict[str, Any]:
         return {}  # a memory of one's own may change what it is given
     if config.worker.sample_compressor is None:
         known |= {"action"} if config.worker.obs_preprocessor is not None else {"observation", "action"}
+        known |= {"dtypes"} if actor_of(config.actor.cls) is not None else set()
     return {"declared": frozenset(known)}
 
 
@@ -238,7 +246,7 @@ def make_agent(
         raise ConfigError(problem)
     try:
         return agent_cls(observation_space=observation_space, action_space=action_space, **more, **kwargs)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, IndexError) as exc:
         # In code of one's own a traceback says more.
         if (
             isinstance(exc, ConfigError)

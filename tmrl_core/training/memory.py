@@ -7,6 +7,7 @@ of columns, `append_buffer`, `get_transition` and `collate`.
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,9 @@ from tmrl_core.training.layout import Array, flatten, stored_dtype
 MAX_STREAMS = 4096
 """Streams whose last row is kept; the longest silent one is forgotten first (its open episode then has a gap)."""
 
+MOST = 1 << 62
+"""Sizes stay within int64, and sums of two of them."""
+
 Refusals = list[tuple[Chunk, SampleRefusedError]]
 
 
@@ -30,12 +34,13 @@ def whole_number(value: float, name: str) -> int:
     """`value` as an int; sizes may be floats such as 1e6.
 
     Raises:
-        ConfigError: it is not whole, or not positive.
+        ConfigError: it is no number, not whole, not positive, or beyond what arrays can be indexed by.
     """
-    number = int(value)
-    if number != value or number < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return number
+    given: Any = value
+    numeric = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if not numeric or not 1 <= given <= MOST or int(given) != given:
+        raise ConfigError(f"{name} must be a whole number of at least 1 (and at most 2^62), got {value!r:.100}")
+    return int(value)
 
 
 @dataclass(frozen=True)

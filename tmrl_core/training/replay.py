@@ -110,7 +110,10 @@ class ReplayMemory(Appending):
         if seed is None:
             seed = int(torch.randint(2**62, ()).item())
         if isinstance(priority, Mapping):
-            priority = Prioritization(**priority)
+            try:
+                priority = Prioritization(**priority)
+            except TypeError as exc:
+                raise ConfigError(f"priority: {exc}") from exc
         super().__init__(
             capacity,
             steps,

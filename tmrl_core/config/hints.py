@@ -1,0 +1,74 @@
+"""Values of keyword arguments, held against the types that a signature names.
+
+Configurations bring numbers, text, lists and tables. A class may name any type; what is not known here fits, so that
+only what cannot be meant is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+def misfits(found: Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each value that is not of the type which a callable names for it.
+
+    Args:
+        found: the callable; what it names is looked up, nothing is called.
+        kwargs: values by name.
+    """
+    maker = found.__init__ if inspect.isclass(found) else found
+    try:
+        hints = typing.get_type_hints(maker)
+        parameters = inspect.signature(found).parameters
+    except (NameError, TypeError, ValueError, AttributeError):
+        return
+    for name, value in kwargs.items():
+        if name in hints and name in parameters and not fits(value, hints[name]):
+            yield f"{name}: found {value!r:.100}, allowed: {parameters[name].annotation}"
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is one of a type; of types that are not known here, all are.
+
+    Whole numbers may be written as 1e6 where an int is meant. No number of any kind is meant by NaN.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if hint in (int, float, bool, str, None, types.NoneType):
+        return _is_plain(value, hint)
+    kind = origin or hint
+    if kind is tuple and arguments and Ellipsis not in arguments:
+        same_length = isinstance(value, list | tuple) and len(value) == len(arguments)
+        return same_length and all(map(fits, value, arguments))
+    if kind in (list, tuple, Sequence):
+        return isinstance(value, list | tuple) and all(fits(one, arg) for one in value for arg in arguments[:1])
+    if kind in (dict, Mapping):
+        return isinstance(value, Mapping)
+    if kind is Callable:
+        return callable(value)
+    if inspect.isclass(kind) and isinstance(value, bool | int | float | str | list):
+        try:
+            return isinstance(value, kind)
+        except TypeError:  # a protocol, of which nothing is known
+            return True
+    return True
+
+
+def _is_plain(value: Any, kind: Any) -> bool:
+    if kind in (None, types.NoneType):
+        return value is None
+    if kind in (bool, str):
+        return isinstance(value, kind)
+    if isinstance(value, bool):
+        return False
+    if kind is int:
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return isinstance(value, int) or (isinstance(value, float) and not math.isnan(value))
