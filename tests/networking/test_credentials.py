@@ -160,6 +160,7 @@ def test_foreign_server(folder: Path, tmp_path: Path) -> None:
     create(tmp_path / "foreign")
     outcome = Outcome(client_context(folder, "worker"), server_context(tmp_path / "foreign")[0])
     assert "another CA" in outcome.client_says()
+    assert "bundle worker --name NAME`, or trainer)" in outcome.client_says()
     assert "the peer does not know the CA of this Server's certificate" in outcome.server_says()
 
 

@@ -72,3 +72,12 @@ def test_a_signal_waits_for_the_childs_orderly_end(number: signal.Signals) -> No
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SCRIPTS.glob("[!_]*.py")))
+def test_asking_a_script_for_help_starts_nothing(name: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPTS / name), "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("usage: ")

@@ -181,7 +181,7 @@ class ServerAccess:
         if not unread:
             self._files.accept()
             self._expiry.again()
-            logger.info("credentials were read again; %d certificates are revoked", len(self._revoked))
+            logger.info("credentials were read again; certificates that are revoked: %d", len(self._revoked))
         elif self._files.failed():
             for line in unread:
                 logger.error("%s", line)

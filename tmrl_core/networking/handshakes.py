@@ -92,7 +92,7 @@ def _explain_server(exc: ssl.SSLCertVerificationError, host: str, name: str) -> 
     if code in _UNKNOWN_ISSUER | _BAD_SIGNATURE:
         return (
             f"the Server at {host} has a certificate of another CA than the one in this machine's credentials. Copy "
-            f"a bundle of that Server's CA here (`{BUNDLE} worker --name NAME`), or check server.host."
+            f"a bundle of that Server's CA here (`{BUNDLE} worker --name NAME`, or trainer), or check server.host."
         )
     if code in _WRONG_PURPOSE:
         return f"what answers at {host} shows a certificate that is not a Server's. Check server.host and server.port."
