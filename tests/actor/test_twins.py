@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 import tmrl_core.actor
 from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor, choose_actor, numpy_twin
+from tmrl_core.config.algorithms import ACTORS
 from tmrl_core.errors import ConfigError, WeightsError
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
@@ -174,3 +175,21 @@ except ConfigError as exc:
     assert "actor.kwargs: tmrl_core.actor:GaussianMLPActor without torch knows activation, hidden_sizes" in found.stdout
     assert "not hiden_sizes" in found.stdout
     assert "pip install" in found.stdout
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("name", sorted(ACTORS))
+def test_policies_act_in_the_dtype_of_their_space(name: str, backend: str) -> None:
+    """The trainer holds samples to that."""
+    allowed = [spaces.Box(-1, 1, (2,), np.float64), ACT] if ACTORS[name] == "box" else [spaces.Discrete(3, start=2)]
+    space: Any
+    for space in allowed:
+        actor = choose_actor(f"tmrl_core.actor:{name}", backend=backend)(observation_space=OBS, action_space=space)
+        for exploration in ({}, {"random": 0.0, "noise": 0.1, "epsilon": 0.0}):
+            actor.set_exploration(exploration)
+            for test in (False, True):
+                action, extras = actor.act_with_extras(np.zeros(3, np.float32), test=test)
+                assert np.asarray(action).dtype == space.dtype
+                looks = {key: (np.shape(value), np.asarray(value).dtype) for key, value in extras.items()}
+                declared = actor.reset_extras().items()
+                assert looks == {key: (np.shape(value), np.asarray(value).dtype) for key, value in declared}

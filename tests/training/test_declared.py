@@ -100,7 +100,7 @@ def test_other_numbers_than_a_worker_takes_from_its_environment_are_refused(
     assert make_check(space)(value) is not None
     with pytest.raises(SampleRefusedError, match="the observation of samples is"):
         DeclaredSamples(space, BOX1).check(seen(make_rows, value))
-    DeclaredSamples(BOX3, space).check(seen(make_rows, np.zeros(3, np.float32), value))
+    DeclaredSamples(BOX3, space, {"action"}).check(seen(make_rows, np.zeros(3, np.float32), value))
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,21 @@ def test_actions_count_only_where_there_are_some(make_rows: Rows) -> None:
         declared.check(dataclasses.replace(chunk, action=()))
 
 
+def test_actions_may_be_held_to_the_dtype_of_their_space(make_rows: Rows) -> None:
+    zeros = np.zeros(3, np.float32)
+    for space, good, bad in (
+        (BOX1, np.zeros(1, np.float32), np.zeros(1, np.int8)),
+        (BOX1, np.zeros(1, ">f4"), np.zeros(1, np.float64)),
+        (spaces.Discrete(2), np.int64(1), np.int32(1)),
+    ):
+        exact = DeclaredSamples(BOX3, space, {"action", "dtypes"})
+        exact.check(seen(make_rows, zeros, good))
+        DeclaredSamples(BOX3, space).check(seen(make_rows, zeros, good))
+        DeclaredSamples(BOX3, space, {"action"}).check(seen(make_rows, zeros, bad))
+        with pytest.raises(SampleRefusedError, match=rf"the action of samples is {bad.dtype}"):
+            exact.check(seen(make_rows, zeros, bad))
+
+
 def test_extras_are_those_of_the_policy(make_rows: Rows) -> None:
     declared = DeclaredSamples(BOX3, BOX1, extras={"logp": np.float32(0.0), "drawn": np.zeros(2)})
     chunk = seen(make_rows, np.zeros(3, np.float32))
@@ -156,12 +171,16 @@ def test_extras_are_those_of_the_policy(make_rows: Rows) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "bring the extras , and the policy's are drawn, logp"),
         ({**good, "more": np.zeros(3)}, "bring the extras drawn, logp, more"),
-        ({**good, "logp": np.zeros((3, 1))}, r"the extra logp is float64\[1\], and the policy's is of the shape \[\]"),
+        ({**good, "logp": np.zeros((3, 1))}, r"the extra logp is float64\[1\], and the policy's is float32\[\]"),
         ({**good, "logp": (np.zeros(3),)}, "the extra logp is a tuple of 1"),
     ]
     for extras, reason in wrong:
         with pytest.raises(SampleRefusedError, match=reason):
             declared.check(dataclasses.replace(chunk, extras=extras))
+    exact = DeclaredSamples(BOX3, BOX1, {"extras", "dtypes"}, {"logp": np.float32(0.0)})
+    exact.check(dataclasses.replace(chunk, extras={"logp": np.zeros(3, np.float32)}))
+    with pytest.raises(SampleRefusedError, match=r"the extra logp is float16\[\], and the policy's is float32\[\]"):
+        exact.check(dataclasses.replace(chunk, extras={"logp": np.zeros(3, np.float16)}))
     DeclaredSamples(BOX3, BOX1, {"action"}, {"logp": 0.0}).check(dataclasses.replace(chunk, observation=np.zeros(3)))
 
 
@@ -308,3 +327,11 @@ def test_actions_are_known_where_observations_are_preprocessed(make_rows: Rows) 
 
 def test_it_can_be_switched_off(make_rows: Rows) -> None:
     assert refuses(make_rows, trainer={"check_spaces": False}) == (False, False)
+
+
+def test_the_dtypes_of_actions_are_known_of_the_projects_own_policies(make_rows: Rows) -> None:
+    chunk = seen(make_rows, np.zeros(3, np.float32), np.zeros(1, np.int8))
+    for actor, refused in (("tmrl_core.actor:SquashedGaussianMLPActor", 1), ("mine:Policy", 0)):
+        agent = {"cls": "tests.training.test_declared:Agent"}
+        config = from_values({"actor": {"cls": actor}, "agent": agent, "trainer": {"device": "cpu"}})
+        assert len(training_from_config(config)().memory.append(buffer(chunk))) == refused

@@ -3,12 +3,12 @@
 The first samples in a memory decide what samples look like, and a network takes only what it was made for. Where
 nothing changes samples between the environment and the memory, its spaces say how they look before any has come.
 Workers hold their environment to the dtypes of its observations too (`tmrl_core.actor.guard`), and so does this.
-Actions are a policy's, and may be other numbers than the space has.
+Actions are a policy's: the project's own act in the space's dtype, others may in any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from gymnasium import spaces
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Chunk
 
-WHAT = frozenset({"observation", "action", "extras"})
-"""What can be held against what is declared."""
+WHAT = frozenset({"observation", "action", "extras", "dtypes"})
+"""What can be held against what is declared; "dtypes" of actions and extras."""
 ADVICE = (
     "Workers and trainer need the same environment; where it sends something else than its spaces say, mend them, or "
     "set trainer.check_spaces: false."
@@ -67,9 +67,10 @@ class DeclaredSamples:
     ) -> None:
         self._observation = observation_space if "observation" in what else None
         self._action = action_space if "action" in what else None
-        self._extras: dict[str, tuple[int, ...]] | None = None
+        self._exact = "dtypes" in what
+        self._extras: dict[str, Any] | None = None
         if "extras" in what and extras is not None:
-            self._extras = {name: np.shape(value) for name, value in extras.items()}
+            self._extras = {name: np.asarray(value) for name, value in extras.items()}
 
     def check(self, chunk: Chunk) -> None:
         """See that samples look so; actions and extras where there are any.
@@ -78,30 +79,33 @@ class DeclaredSamples:
             SampleRefusedError: they do not; with the part of them, how it looks and how it has to.
         """
         if self._observation is not None:
-            _check(self._observation, chunk.observation, "the observation", None, exact=True)
+            _check(self._observation, chunk.observation, "the observation", None, _of_environment)
         present = chunk.action_present
         if not present.any():
             return
         if self._action is not None:
-            _check(self._action, chunk.action, "the action", None if present.all() else present, exact=False)
+            of_action = _of_space if self._exact else _any_number
+            _check(self._action, chunk.action, "the action", None if present.all() else present, of_action)
         if self._extras is not None:
             self._check_extras(self._extras, chunk.extras)
 
-    def _check_extras(self, declared: Mapping[str, tuple[int, ...]], extras: Mapping[str, Any]) -> None:
+    def _check_extras(self, declared: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
         if extras.keys() != declared.keys():
             raise SampleRefusedError(
                 f"samples bring the extras {_names(extras)}, and the policy's are {_names(declared)}. Workers and "
                 "trainer need the same actor.cls."
             )
-        for name, shape in declared.items():
-            if not isinstance(extras[name], np.ndarray) or extras[name].shape[1:] != shape:
+        for name, one in declared.items():
+            found = extras[name]
+            same = isinstance(found, np.ndarray) and found.shape[1:] == one.shape
+            if not same or (self._exact and found.dtype.newbyteorder("=") != one.dtype):
                 raise SampleRefusedError(
-                    f"the extra {name} is {_found(extras[name])}, and the policy's is of the shape {list(shape)}. "
+                    f"the extra {name} is {_found(found)}, and the policy's is {_found(one[None])}. "
                     "Workers and trainer need the same actor.cls."
                 )
 
 
-def _check(space: Any, tree: Any, what: str, rows: Any, *, exact: bool) -> None:
+def _check(space: Any, tree: Any, what: str, rows: Any, fits: Callable[[Any, np.dtype[Any]], bool]) -> None:
     """See that columns are as a space says.
 
     Args:
@@ -109,31 +113,35 @@ def _check(space: Any, tree: Any, what: str, rows: Any, *, exact: bool) -> None:
         tree: the columns.
         what: names them, for the error.
         rows: [rows] bool, which of them count; None: all.
-        exact: dtypes count too.
+        fits: whether a space has this dtype.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
             found = f"a dict of {_names(tree)}" if isinstance(tree, dict) else _found(tree)
             _refuse(what, found, f"a dict of {_names(space.spaces)}")
         for key, part in space.spaces.items():
-            _check(part, tree[key], f"{what}/{key}", rows, exact=exact)
+            _check(part, tree[key], f"{what}/{key}", rows, fits)
     elif isinstance(space, spaces.Tuple):
         if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
             _refuse(what, _found(tree), f"a tuple of {len(space.spaces)}")
         for index, part in enumerate(space.spaces):
-            _check(part, tree[index], f"{what}/{index}", rows, exact=exact)
+            _check(part, tree[index], f"{what}/{index}", rows, fits)
     elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
-        fits = isinstance(tree, np.ndarray) and tree.shape[1:] == space.shape and _is_of(space, tree.dtype, exact)
-        if not fits:
+        if not isinstance(tree, np.ndarray) or tree.shape[1:] != space.shape or not fits(space, tree.dtype):
             _refuse(what, _found(tree), f"{np.dtype(space.dtype)}{[*(space.shape or ())]}")
         _check_values(space, tree if rows is None else tree[rows], what)
 
 
-def _is_of(space: Any, dtype: np.dtype[Any], exact: bool) -> bool:
-    if not exact:
-        return dtype.kind in "biuf"
-    if isinstance(space, spaces.Discrete):
-        return dtype.kind in "iu"  # environments return Python's own integers too
+def _any_number(space: Any, dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf"
+
+
+def _of_environment(space: Any, dtype: np.dtype[Any]) -> bool:
+    """Of a Discrete space any integers: environments return Python's own, or NumPy's."""
+    return dtype.kind in "iu" if isinstance(space, spaces.Discrete) else _of_space(space, dtype)
+
+
+def _of_space(space: Any, dtype: np.dtype[Any]) -> bool:
     return bool(dtype.newbyteorder("=") == space.dtype)
 
 

@@ -80,7 +80,7 @@ class TrainingOffline:
         error_buffer: transitions drawn that this may be off by, either way; None: see `SamplesPerInsert`.
         declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
             environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
-            compressor changes.
+            compressor changes. With "dtypes" those of actions and extras count too.
 
     Raises:
         ConfigError: `samples_per_insert` and `error_buffer` cannot be held.
