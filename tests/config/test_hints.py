@@ -22,7 +22,8 @@ FITTING: list[tuple[Any, Any]] = [
     (1, int), (1e6, int), (1, float), (0.5, float), (math.inf, float), (True, bool), ("a", str), (None, None),
     (None, int | None), (3, int | None), ([64, 64], Sequence[int]), ((0.9, 0.999), tuple[float, float]),
     ([0.9, 0.999], tuple[float, float] | None), ([], list[int]), ({"a": 1}, Mapping[str, Any]), ({}, dict[str, int]),
-    (len, Callable[..., Any]), ("relu", str | Callable[..., Any]), ("ram", Literal["ram", "disk"]), (object(), Any),
+    (len, Callable[..., Any]), ("relu", str | Callable[..., Any]), ("mine:Net", Callable[..., Any]),
+    ("ram", Literal["ram", "disk"]), (object(), Any),
     ("x", Any), ("a/b", str | Path), (Path(), Path), (1, Shape), (int, type[int]), ((1, 2, 3), tuple[int, ...]),
 ]  # fmt: skip
 MISFITTING: list[tuple[Any, Any]] = [
@@ -30,6 +31,7 @@ MISFITTING: list[tuple[Any, Any]] = [
     (False, float), ("1e-3", float), ([], float), (1, bool), (1, str), (64, Sequence[int]), ("64", Sequence[int]),
     ([0.5], Sequence[int]),
     ([0.9], tuple[float, float]), ({"a": 1}, Sequence[int]), ([1], Mapping[str, Any]), (0.0, Callable[..., Any]),
+    ("mine", Callable[..., Any]),
     (1, str | Callable[..., Any]), ("tape", Literal["ram", "disk"]), (0, Path | None), ("x", tuple[int, ...]),
 ]  # fmt: skip
 

@@ -53,7 +53,7 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in (dict, Mapping):
         return isinstance(value, Mapping)
     if kind is Callable:
-        return callable(value)
+        return callable(value) or (isinstance(value, str) and ":" in value)  # a reference, which names one
     if inspect.isclass(kind) and isinstance(value, bool | int | float | str | list):
         try:
             return isinstance(value, kind)
