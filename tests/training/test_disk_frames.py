@@ -384,3 +384,28 @@ def test_files_of_any_bytes_open_or_are_the_documented_error(
         memory.sample()
     play(memory, make_rows, range(50, 51), length=5, streams=1)
     memory.close()
+
+
+def test_a_file_from_before_the_first_frame_goes_as_others_do(
+    tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks are written before there are frames where the first message was refused, or held episodes only."""
+    monkeypatch.setattr("tmrl_core.training.disk_rows.MAX_SEGMENT_BYTES", 2000)
+
+    def make() -> FrameStackMemory:
+        return FrameStackMemory(memory_size=20, frame_stack=2, storage="disk", folder=tmp_path)
+
+    def stacks(rows: int) -> Any:
+        return np.arange(rows * 6, dtype=np.uint8).reshape(rows, 2, 3)
+
+    memory = make()
+    memory.commit({bytes([1]) * 16: (1, 5)}, samples=0)
+    memory.append_chunk(make_rows(1, 0, 0, 5, observation=stacks))
+    memory.close()
+    memory = make()
+    for episode in range(1, 12):
+        memory.append_chunk(make_rows(1, episode, 0, 9, observation=stacks))
+    assert memory.written == 4 + 11 * 8
+    assert 0 < len(memory) <= 20
+    assert memory.recorded == ({bytes([1]) * 16: (1, 5)}, {"samples": 0})
+    memory.close()

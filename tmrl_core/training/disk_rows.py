@@ -245,6 +245,8 @@ class DiskRows(Rows):
                 DiskFrames(self.capacity, stacks.stack, leaf, self._files, self._tail_rows)
                 for leaf in stacks.stacks.values()
             ]
+            for segment in self._files.segments.values():  # from before it was known what frames are
+                segment.frame_stops = [0] * len(self.frames)
         elif stacks != self.stacks:
             raise ValueError("its frames are not those of the others")
 
