@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tmrl_core.training.prefetch import BESIDE
 from tmrl_core.training.replayed import record_cuda
 
 DEVICE = torch.device("cuda:1")
@@ -59,7 +60,8 @@ class Books:
 
     @contextmanager
     def graph(self, graph: CUDAGraph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local", "other threads may go on"
+        assert capture_error_mode == "thread_local", "what other threads do is their own"
+        assert BESIDE.locked(), "threads that prepare batches wait"
         before, self.current, self.recording = self.current, stream, stream
         try:
             yield
@@ -107,3 +109,4 @@ def test_it_is_recorded_where_it_was_tried_and_leaves_the_stream_as_it_was(books
     assert stream.waited_for == [books.default]
     assert books.default.waited_for == [stream]
     assert books.current is books.default
+    assert not BESIDE.locked()

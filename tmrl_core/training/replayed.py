@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from tmrl_core.training.prefetch import BESIDE
+
 Run = Callable[..., Sequence[Tensor]]
 Work = Callable[[], Sequence[Tensor]]
 Recorder = Callable[[Work, torch.device], "tuple[Callable[[], None], Sequence[Tensor]]"]
@@ -49,8 +51,8 @@ def record_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], S
                 work()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # A thread that prepares batches goes on meanwhile: what it does is its own.
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            # Threads that prepare batches wait. Those of others, in a program that trains beside, do their own work.
+            with BESIDE, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = work()
         finally:
             # A recording that fails leaves its own stream in place, which nothing orders with the other threads' work.
