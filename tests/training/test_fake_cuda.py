@@ -182,6 +182,28 @@ def test_an_update_that_is_not_finite_changes_no_bit_there(name: str, first: boo
     assert not bool(agent.train(rows)[SKIPPED])
 
 
+class KeepsHere(SacAgent):
+    """Counts on the CPU, whatever its device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen = torch.zeros(())
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        self.seen += 1
+        return super().update(transitions)
+
+
+def test_what_is_kept_elsewhere_is_taken_back_too(device: PretendedCuda) -> None:
+    agent = KeepsHere(VECTOR, ACTIONS, CUDA, **SMALL)
+    rows = batch((VECTOR, ACTIONS), CUDA, 0, False)
+    for number, factor in enumerate([1.0, torch.inf, 1.0]):
+        device.waits.clear()
+        assert bool(agent.train((*rows[:2], rows[2] * factor, *rows[3:])).get(SKIPPED)) == (number == 1)
+        assert device.waits
+    assert agent.seen == 2
+
+
 class Reads(SacAgent):
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         metrics = super().update(transitions)
@@ -455,3 +477,36 @@ def test_ppo_learns_what_it_does_on_a_cpu(actions: Any, device: PretendedCuda) -
 def test_ppo_stops_at_its_divergence_there_too(device: PretendedCuda) -> None:
     agent = ppo(CUDA, CHOICES, target_kl=1e-9)
     assert agent.train(a_round(CHOICES, CUDA))["kl_stopped"] == 1.0
+
+
+def test_batches_of_a_preprocessor_go_where_the_agent_is_with_all_that_they_hold(
+    make_rows: Any, device: PretendedCuda
+) -> None:
+    memory = training.ReplayMemory(
+        CUDA,
+        4,
+        memory_size=1000,
+        batch_size=B,
+        seed=3,
+        prefetch=0,
+        priority={"alpha": 0.6},
+        sample_preprocessor=as_it_is,
+    )
+    memory.append_chunk(make_rows(1, 0, 0, 40))
+    *columns, extras = memory.sample()
+    assert {str(column.device) for column in columns} == {str(extras["weights"].device)} == {CUDA}
+
+
+def as_it_is(*transition: Any) -> tuple[Any, ...]:
+    return transition
+
+
+def test_where_the_agent_chooses_the_device_batches_go_there(device: PretendedCuda) -> None:
+    def agent(observation_space: Any, action_space: Any, device: Any) -> SacAgent:
+        assert device is None
+        return SacAgent(observation_space, action_space, CUDA, **SMALL)
+
+    looped = training.TrainingOffline(
+        (VECTOR, ACTIONS), lambda nb_steps, device: training.ReplayMemory(device, nb_steps), agent
+    )
+    assert str(looped.memory.device) == CUDA

@@ -342,7 +342,9 @@ class Drawing(EpisodeStatistics):
         batch: Batch = collate_to_torch(samples, self.device)
         if drawn:
             others = batch[6] if len(batch) > 6 else {}
-            batch = (*batch[:6], {**others, **{name: torch.from_numpy(values) for name, values in drawn.items()}})
+            more: dict[str, Any] = {name: torch.from_numpy(values) for name, values in drawn.items()}
+            more[WEIGHTS] = _to(more[WEIGHTS], self.device or "cpu")
+            batch = (*batch[:6], {**others, **more})
         return batch
 
     def _transition_at(self, index: int) -> tuple[Any, Any, Any, Any, bool, bool, dict[str, Any]]:

@@ -69,7 +69,7 @@ class TrainingOffline:
         profiling: log where each epoch's time went.
         agent_scheduler: called as `(agent, epoch)` at each epoch's start.
         start_training: samples received before the first update.
-        device: handed to memory and agent.
+        device: handed to memory and agent; None: the memory gets the agent's.
         max_policy_lag: samples of a policy that is more versions behind than this are discarded on arrival, counted;
             None: none are.
         max_bad_updates: training stops after so many updates in a row that were skipped, as a number in their batch,
@@ -166,11 +166,21 @@ class TrainingOffline:
                 observation_space, action_space = env.observation_space, env.action_space
             finally:
                 env.close()
-        self.memory = memory_cls(nb_steps=steps, device=device)
+
+        def make_agent() -> Any:
+            return training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
+
+        if device is None:
+            # The agent chooses, and batches go where it is.
+            self.agent = make_agent()
+            chosen = getattr(self.agent, "device", None)
+            self.memory = memory_cls(nb_steps=steps, device=None if chosen is None else str(chosen))
+        else:
+            self.memory = memory_cls(nb_steps=steps, device=device)
+            self.agent = make_agent()
         self.limiter = SamplesPerInsert(
             samples_per_insert, max(1, start_training), error_buffer, getattr(self.memory, "batch_size", 1)
         )
-        self.agent = training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
         expect(self.memory, self.agent, (observation_space, action_space), declared)
         self._at_once = UpdatesAtOnce(self.agent)
         self.follow_memory()
