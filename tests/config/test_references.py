@@ -90,3 +90,11 @@ def test_what_an_environment_s_own_module_lacks_keeps_its_traceback(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="something_else"):
         environment_maker("tmrl_core.envs:GenericGymEnv", {"id": "lacks_something:Robot-v0"})()
+
+
+def test_what_is_no_environment_is_refused_with_what_it_lacks() -> None:
+    make = environment_maker("types:SimpleNamespace", {"reset": 1, "step": 2, "close": 3})
+    with pytest.raises(
+        ConfigError, match="SimpleNamespace, which is no environment: it lacks action_space, observation_space"
+    ):
+        make()

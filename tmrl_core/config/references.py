@@ -105,11 +105,29 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
     return None if reference is None else resolve(reference, key)
 
 
+def _environment(made: Any, reference: str) -> Any:
+    """What was made, where it is an environment.
+
+    Raises:
+        ConfigError: it lacks what Gymnasium's environments have.
+    """
+    lacking = [
+        name for name in ("action_space", "close", "observation_space", "reset", "step") if not hasattr(made, name)
+    ]
+    if lacking:
+        raise ConfigError(
+            f"environment.cls: {reference!r} made a {type(made).__name__}, which is no environment: it lacks "
+            f"{', '.join(lacking)}. Allowed: what makes a gymnasium.Env, or has all of these as one has."
+        )
+    return made
+
+
 def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
     """What makes the environment; it raises ConfigError for an id that Gymnasium does not know, or cannot make here.
 
     Raises:
-        ConfigError: the reference names nothing, or does not take these keyword arguments.
+        ConfigError: the reference names nothing, or does not take these keyword arguments; or, when it is called, what
+            it makes is no environment.
     """
     make = resolve_with(reference, kwargs, "environment.cls")
 
@@ -118,7 +136,7 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
 
         errors = gymnasium.error
         try:
-            return make()
+            return _environment(make(), reference)
         except errors.Error as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
         except TypeError as exc:
