@@ -48,9 +48,15 @@ def test_an_argument_goes_before_the_configuration() -> None:
 
 def test_a_port_in_use_is_raised_and_leaves_no_thread() -> None:
     with Server(config=config()) as server:
-        with pytest.raises(NetworkError, match=f"{server.port}.*in use"):
+        with pytest.raises(NetworkError, match=f"{server.port}.*in use.*another server.port"):
             Server(port=server.port, config=config())
         assert len([thread for thread in threading.enumerate() if thread.name == "tmrl-server"]) == 1
+
+
+def test_an_address_of_another_machine_is_refused_with_the_key_to_change() -> None:
+    network = {"security": None, "allow_insecure_remote": True}
+    with pytest.raises(NetworkError, match=r"cannot listen on .* no address of this machine: set server\.bind"):
+        Server(config=config(server={"port": 0, "bind": "203.0.113.7"}, network=network))
 
 
 def test_a_budget_that_holds_no_two_messages_is_refused_with_what_to_change() -> None:

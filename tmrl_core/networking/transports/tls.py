@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -48,6 +49,15 @@ _WHICH_SECURITY = (
     "network.security is null here: if the Server speaks TLS, leave network.security out (or set it to TLS), with "
     "credentials of that Server on this machine."
 )
+
+
+def _what_to_do(exc: OSError) -> str:
+    """Where a port cannot be listened on."""
+    if exc.errno == errno.EADDRNOTAVAIL or isinstance(exc, socket.gaierror):
+        return "That is no address of this machine: set server.bind to one that is, or null."
+    if exc.errno == errno.EACCES:
+        return "This user may not: set a server.port of 1024 or more."
+    return "Is another Server running there? Stop it, or set another server.port."
 
 
 class TlsTransport(Transport):
@@ -104,8 +114,7 @@ class TlsTransport(Transport):
             )
         except OSError as exc:
             raise NetworkError(
-                f"cannot listen on {host or '*'} port {port}: {exc.strerror or exc}. "
-                "Is another Server running there? Stop it, or set another server.port."
+                f"cannot listen on {host or '*'} port {port}: {exc.strerror or exc}. {_what_to_do(exc)}"
             ) from exc
         listener.timer = loop.call_later(_LOOK_AGAIN_S, look_again)
         return listener
