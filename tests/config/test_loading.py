@@ -155,8 +155,9 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
 
 def test_what_kwargs_hold_is_handed_over_as_it_is() -> None:
     kwargs = {"hidden_sizes": [256.0, 256], "token": "x", "bound": float("inf")}
-    assert from_values({"agent": {"kwargs": kwargs}}).agent.kwargs == kwargs
-    assert type(from_values({"agent": {"kwargs": kwargs}}).agent.kwargs["hidden_sizes"][0]) is float
+    found = from_values({"agent": {"cls": "mine:Agent", "kwargs": kwargs}}).agent.kwargs
+    assert found == kwargs
+    assert type(found["hidden_sizes"][0]) is float
 
 
 # --- where values come from -------------------------------------------------------------------------------------------

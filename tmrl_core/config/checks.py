@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.config.algorithms import mismatches
+from tmrl_core.config.parameters import unknown_keywords
 from tmrl_core.config.ratios import least_error
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
@@ -94,6 +95,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from limiter_problems(config)
     yield from lockstep_problems(config)
     yield from mismatches(config)
+    yield from unknown_keywords(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:
         yield (

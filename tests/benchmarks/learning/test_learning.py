@@ -117,7 +117,8 @@ def test_the_rate_falls_as_ours_does(modules: dict[str, Any]) -> None:
     ],
 )
 def test_what_cannot_be_translated_is_refused(modules: dict[str, Any], task: str, change: str, message: str) -> None:
-    changes = [change] + (["actor.cls=tmrl_core.actor:DeterministicMLPActor"] if "TD3" in change else [])
+    other = ["actor.cls=tmrl_core.actor:DeterministicMLPActor", "agent.kwargs={}"]
+    changes = [change] + (other if "TD3" in change else [])
     config = load(FOLDER / f"{task}.yaml", changes, {})
     with pytest.raises(ValueError, match=message):
         modules["peer_settings"].peer_settings(config)

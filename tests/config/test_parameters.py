@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tmrl_core.config import from_values, load
+from tmrl_core.config.algorithms import ALGORITHMS, Algorithm
+from tmrl_core.config.parameters import GIVEN, keywords_of
+from tmrl_core.errors import ConfigError
+
+READY = sorted((Path(__file__).resolve().parents[2] / "config").glob("*.yaml"))
+
+
+def taken(agent: Any) -> set[str]:
+    """What Python says that a class takes, with its bases where it hands things on."""
+    parameters = inspect.signature(agent).parameters.values()
+    own = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
+    return own | (taken(agent.__base__) if any(one.kind is one.VAR_KEYWORD for one in parameters) else set())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+def test_what_the_source_says_is_what_the_class_takes(algorithm: Algorithm) -> None:
+    agent = getattr(importlib.import_module(f"tmrl_core.training.{algorithm.module}"), algorithm.name)
+    assert set(keywords_of(algorithm.name) or ()) == taken(agent) - GIVEN
+
+
+def test_an_unknown_keyword_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_values({"agent": {"kwargs": {"gama": 0.9, "device": "cpu", "lr_actor": 1e-3}}})
+    words = str(refused.value)
+    assert "agent.kwargs.gama: SacAgent takes no such keyword argument. Did you mean gamma" in words
+    assert "agent.kwargs.device: SacAgent takes no such keyword argument. The device is trainer.device." in words
+    assert "agent.kwargs.lr_actor" not in words
+    from_values({"agent": {"cls": "mine:Agent", "kwargs": {"gama": 0.9}}})
+
+
+def test_one_that_the_class_hands_on_is_known() -> None:
+    redq = {"cls": "tmrl_core.training:REDQSACAgent", "kwargs": {"n": 3, "gamma": 0.9}}
+    from_values({"agent": redq})
+    with pytest.raises(ConfigError, match=r"agent\.kwargs\.ms: REDQSACAgent takes no such"):
+        from_values({"agent": {**redq, "kwargs": {"ms": 3}}})
+
+
+def test_it_is_found_before_anything_starts_and_without_torch(tmp_path: Path) -> None:
+    script = """
+import sys
+sys.modules["torch"] = None  # importing it raises
+from tmrl_core.cli import main
+sys.exit(main(["--local", "--set", "agent.kwargs.nope=1"]))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert found.returncode == 2, found.stderr
+    assert "agent.kwargs.nope: SacAgent takes no such keyword argument" in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
+def test_ready_configurations_are_taken(path: Path) -> None:
+    load(path, environ={})
