@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,14 +33,20 @@ def test_an_evaluation_at_the_target_is_learned() -> None:
 
 
 def test_without_samples_the_reason_is_that() -> None:
-    assert Outcome(-200.0).sentence() == "Not learned: no sample reached the trainer in 0 s."
-    assert Outcome(None).learned
-    assert Outcome(None).sentence().startswith("Done: no evaluation was finished")
+    def started(*arguments: Any, **options: Any) -> Outcome:
+        outcome = Outcome(*arguments, **options)
+        outcome.take([record("event", event="start")])
+        return outcome
 
-
-def test_a_run_that_asked_for_no_evaluation_says_so() -> None:
-    sentence = Outcome(None, evaluates=False).sentence()
+    assert started(-200.0).sentence() == "Not learned: no sample reached the trainer in 1 min 30 s."
+    assert started(None).learned
+    assert started(None).sentence().startswith("Done: no evaluation was finished")
+    sentence = started(None, evaluates=False).sentence()
     assert sentence.startswith("Done: the policy was not evaluated (trainer.evaluation.every_updates is 0)")
+
+
+def test_a_run_that_was_finished_before_says_how_to_go_on() -> None:
+    assert "finished before. To train on, raise trainer.epochs" in Outcome(None).sentence()
 
 
 def test_what_the_trainer_lacks_is_known_until_it_trains_again() -> None:

@@ -13,6 +13,10 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.records import MetricRecord
 
+FINISHED_BEFORE = (
+    "Nothing was trained: this run was finished before. To train on, raise trainer.epochs; to begin anew, choose "
+    "another run.name."
+)
 NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates is 0)"
 
 
@@ -36,10 +40,12 @@ class Outcome:
         self.elapsed_s = 0.0
         self.lack = ""
         """What the trainer waits for; empty while it trains."""
+        self._told = False
 
     def take(self, records: Iterable[MetricRecord]) -> None:
         """Take new records, oldest first."""
         for record in records:
+            self._told = True
             if record.step > self.updates:
                 self.lack = ""
             self.updates = max(self.updates, record.step)
@@ -62,6 +68,8 @@ class Outcome:
 
     def sentence(self) -> str:
         """What was learned, or why that cannot be said."""
+        if not self._told:  # a trainer that trains begins with a record of that
+            return FINISHED_BEFORE
         effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {minutes(self.elapsed_s)}"
         evaluated = "no evaluation was finished" if self.evaluates else NO_EVALUATION
         if self.last is not None:
