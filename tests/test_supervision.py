@@ -104,7 +104,7 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     processes.trainer.start()
     processes.server.start(announces=True)
     worker = processes.workers[0]
-    worker.arguments = ["--benchmark", "--set", "environment.kwargs.gym_kwargs={nonsense: 1}"]
+    worker.arguments = ["--benchmark", "--set", "environment.cls=builtins:divmod"]  # which fails when it is called
     worker.start()
     listener = Listener()
     for _ in range(supervision.RESTARTS):
@@ -112,7 +112,7 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
         assert processes.look(listener)  # says that it ended
         assert processes.look(listener)  # starts it again
     ended(worker)
-    with pytest.raises(TmrlError, match=r"(?s)^worker-1 ended with exit status 1.*nonsense"):
+    with pytest.raises(TmrlError, match=r"(?s)^worker-1 ended with exit status 1.*divmod expected 2"):
         processes.look(listener)
     assert worker.restarts == supervision.RESTARTS
     assert len(listener.said) == supervision.RESTARTS
