@@ -50,7 +50,7 @@ def prepare_torch(config: Config) -> None:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     logger.info(
-        "torch computes with %d threads on %d cores (trainer.threads; workers on this machine need cores of their own)",
+        "threads of torch: %d, cores: %d (trainer.threads; workers on this machine need cores of their own)",
         torch.get_num_threads(),
         os.cpu_count() or 1,
     )
@@ -105,7 +105,7 @@ def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> di
         raise ConfigError(
             f"memory.n_step: {memory.n_step} and memory.sampling: {memory.sampling} give batches with further columns "
             f"(discounts, weights), which {config.agent.cls} does not look at. Take an agent whose class says "
-            "wants_extras = True (SAC, REDQ, TD3, DQN here), or n_step: 1 and sampling: uniform."
+            "wants_extras = True (SAC, REDQ, TD3, DQN, discrete SAC here), or n_step: 1 and sampling: uniform."
         )
     return wanted
 
