@@ -193,3 +193,15 @@ def test_what_fails_in_an_agent_of_ones_own_is_left_as_it_is() -> None:
 
 def fails(observation_space: Any, action_space: Any, device: Any) -> Any:
     raise TypeError("mine")
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        ("tmrl_core.training:SacAgent", "no training loop: .*TorchTrainingOffline"),
+        ("sys:path", "list.*cannot be called"),
+    ],
+)
+def test_what_is_no_training_loop_is_refused_with_those_that_are(loop: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^trainer\.loop: '{loop}' is .*{words}"):
+        training_from_config(config(trainer={"loop": loop}))

@@ -142,8 +142,8 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     shared = {key: value for key, value in config.actor.kwargs.items() if key in accepted and key not in agent_kwargs}
     check_kwargs(agent_cls, shared, "actor.kwargs")
     agent_kwargs |= shared
-    loop = resolve(trainer.loop, "trainer.loop")
-    return partial(
+    loop = resolve_with(trainer.loop, {}, "trainer.loop")
+    made = partial(
         loop,
         env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         memory_cls=memory_cls,
@@ -165,6 +165,27 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         **_declared(config, loop),
         **_lockstep(config),
     )
+    _check_loop(made, trainer.loop)
+    return made
+
+
+def _check_loop(made: partial[Any], reference: str) -> None:
+    """See that a training loop takes what it will be made with, where Python knows what it takes.
+
+    Raises:
+        ConfigError: it does not, so it is none.
+    """
+    try:
+        signature = inspect.signature(made.func)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind_partial(**made.keywords)
+    except TypeError as exc:
+        raise ConfigError(
+            f"trainer.loop: {reference!r} is no training loop: {exc}. Take tmrl_core.training:TorchTrainingOffline (in "
+            "lockstep TrainingLockstep), or a class of your own that takes the same arguments."
+        ) from exc
 
 
 def _bad_updates(config: Config, loop: Any) -> dict[str, Any]:
