@@ -205,3 +205,22 @@ def fails(observation_space: Any, action_space: Any, device: Any) -> Any:
 def test_what_is_no_training_loop_is_refused_with_those_that_are(loop: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"^trainer\.loop: '{loop}' is .*{words}"):
         training_from_config(config(trainer={"loop": loop}))
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("agent", "gamma", 2.0), ("agent", "gamma", -1), ("agent", "polyak", 5.0), ("agent", "alpha", -0.1),
+        ("actor", "hidden_sizes", [64, 0]), ("agent", "hidden_sizes", [-3]),
+    ],
+)  # fmt: skip
+def test_numbers_that_mean_nothing_are_refused_before_anything_is_made(section: str, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}\.kwargs\.{name}: found .*, allowed: "):
+        training_from_config(config(**{section: {"kwargs": {name: value}}}))
+
+
+@pytest.mark.parametrize("capacity", [10**15, 4 * 10**18])
+def test_a_capacity_whose_priorities_fit_nowhere_is_refused(capacity: int) -> None:
+    make = training_from_config(config(memory={"capacity": capacity, "sampling": "prioritized"}))
+    with pytest.raises(ConfigError, match=rf"^memory\.capacity: the priorities of {capacity} transitions need"):
+        make()

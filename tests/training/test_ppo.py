@@ -286,3 +286,11 @@ def test_small_gradients_do_not_become_full_steps(optimizer: str, eps: float | N
     assert make(FEW, optimizer=optimizer).optimizer.defaults.get("eps") == eps
     if eps is not None:
         assert make(FEW, optimizer=optimizer, adam_eps=1e-3).optimizer.defaults["eps"] == 1e-3
+
+
+def test_minibatches_of_one_are_refused_where_advantages_are_normalized() -> None:
+    """None of their updates would be made."""
+    made_for = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
+    with pytest.raises(ConfigError, match=r"agent\.kwargs\.minibatch_size: found 1, allowed: at least 2"):
+        PPOAgent(*made_for, minibatch_size=1)
+    PPOAgent(*made_for, minibatch_size=1, normalize_advantages=False)

@@ -7,7 +7,7 @@ A configuration is checked where torch may be missing, so the project's own algo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,30 @@ NUMPY_ACTOR_MODULES = ("numpy_policies", "numpy_off_policy", "numpy_on_policy")
 FRAME_STACK = 4
 """`FrameStackMemory` takes so many frames for a stack where nothing is said."""
 MEMORIES = {"FrameStackMemory": "frame_stack_memory", "ReplayMemory": "replay", "RoundMemory": "round_memory"}
+
+
+_SHARES = frozenset({"gamma", "polyak", "gae_lambda"})
+_AT_LEAST_0 = frozenset(
+    {"alpha", "target_noise", "target_noise_clip", "exploration_noise", "value_coef", "entropy_coef", "lr_final"}
+)
+_ABOVE_0 = frozenset({"clip_ratio", "value_clip", "max_grad_norm", "target_kl", "lr_rounds"})
+
+
+def out_of_range(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keyword arguments of the project's own algorithms that are numbers of the right type and mean nothing: the name
+    of each, and what is wrong. What makers refuse themselves is left to them."""
+    for name, value in kwargs.items():
+        if name == "hidden_sizes" and isinstance(value, list | tuple):
+            if not all(size >= 1 for size in value):
+                yield name, f"found {value!r:.100}, allowed: widths of at least 1"
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        elif name in _SHARES and not 0 <= value <= 1:
+            yield name, f"found {value!r}, allowed: 0 to 1"
+        elif name in _AT_LEAST_0 and not value >= 0:
+            yield name, f"found {value!r}, allowed: 0 or more"
+        elif name in _ABOVE_0 and not value > 0:
+            yield name, f"found {value!r}, allowed: more than 0"
 
 
 def _references(package: str, name: str, *modules: str) -> set[str]:

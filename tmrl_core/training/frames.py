@@ -100,7 +100,7 @@ class RamFrames(Frames):
         super().__init__(frames_held(capacity, stack, tail_rows), shape, dtype)
         try:
             self.ring: Array = np.empty((self.size, *shape), dtype)
-        except MemoryError as exc:
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
             needed = self.size * int(np.prod(shape)) * dtype.itemsize / 1e9
             raise ConfigError(
                 f"memory.capacity: {capacity} transitions need {needed:.1f} GB of frames, which this machine does not "
@@ -142,6 +142,9 @@ class FrameStore:
         frames: where they lie.
         tail_rows: see `frames_held`.
 
+    Raises:
+        ConfigError: there is no room for so many.
+
     Attributes:
         held: see `frames`.
         at_once: observations that may be stored in one call.
@@ -153,7 +156,13 @@ class FrameStore:
         self.held = frames
         self.at_once = _at_once(capacity, stack)
         self.reach = _reach(capacity, stack, tail_rows)
-        self._needs = np.zeros(capacity, np.int64)
+        try:
+            self._needs = np.zeros(capacity, np.int64)
+        except (MemoryError, ValueError) as exc:
+            raise ConfigError(
+                f"memory.capacity: {capacity} transitions of frames need {capacity * 8 / 1e9:.1f} GB besides the "
+                "frames, which this machine does not give. Choose a smaller capacity."
+            ) from exc
         """Per transition (index modulo capacity) a number below which it needs no frame; it never falls."""
 
     @property

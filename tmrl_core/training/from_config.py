@@ -17,6 +17,7 @@ from tmrl_core.config.algorithms import (
     actor_of,
     algorithm_of,
     memory_of,
+    out_of_range,
     policy_problem,
     stacks_problem,
 )
@@ -142,6 +143,13 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     shared = {key: value for key, value in config.actor.kwargs.items() if key in accepted and key not in agent_kwargs}
     check_kwargs(agent_cls, shared, "actor.kwargs")
     agent_kwargs |= shared
+    if algorithm_of(config.agent.cls) is not None:
+        problems = [
+            f"{'actor' if name in shared else 'agent'}.kwargs.{name}: {problem}"
+            for name, problem in out_of_range(agent_kwargs)
+        ]
+        if problems:
+            raise ConfigError("\n".join(problems))
     loop = resolve_with(trainer.loop, {}, "trainer.loop")
     made = partial(
         loop,
@@ -267,7 +275,7 @@ def make_agent(
         raise ConfigError(problem)
     try:
         return agent_cls(observation_space=observation_space, action_space=action_space, **more, **kwargs)
-    except (TypeError, ValueError, IndexError) as exc:
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError) as exc:
         # In code of one's own a traceback says more.
         if (
             isinstance(exc, ConfigError)

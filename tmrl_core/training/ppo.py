@@ -150,6 +150,11 @@ class PPOAgent(TrainingAgent):
         for name, value in (("update_epochs", update_epochs), ("minibatch_size", minibatch_size)):
             if value < 1:
                 raise ConfigError(f"agent.kwargs.{name}: found {value}, allowed: at least 1")
+        if normalize_advantages and minibatch_size < 2:
+            raise ConfigError(
+                "agent.kwargs.minibatch_size: found 1, allowed: at least 2, since one advantage cannot be normalized; "
+                "or normalize_advantages: false"
+            )
         if lr_final != 1.0 and not lr_rounds:
             raise ConfigError("agent.kwargs.lr_rounds: set it, since lr_final says what the rate falls to by then")
         self.gamma = gamma

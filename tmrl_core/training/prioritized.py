@@ -60,6 +60,9 @@ class Priorities:
         settings: how much priorities count.
         tree: of that capacity, which holds them; None: the fastest that there is here.
 
+    Raises:
+        ConfigError: there is no room for so many.
+
     Attributes:
         batches: drawn so far, from which beta follows.
         highest: the highest priority so far, which new transitions get.
@@ -70,7 +73,13 @@ class Priorities:
         self.settings = settings
         self.batches = 0
         self.highest = 1.0
-        self._tree = sum_tree(capacity) if tree is None else tree
+        try:
+            self._tree = sum_tree(capacity) if tree is None else tree
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
+            raise ConfigError(
+                f"memory.capacity: the priorities of {capacity} transitions need {capacity * 8 / 1e9:.1f} GB, which "
+                "this machine does not give. Choose a smaller capacity, or memory.sampling: uniform."
+            ) from exc
         self._stop = 0
         self._removed = False
         """Whether there may be transitions that are in the memory still, and not drawn any more."""

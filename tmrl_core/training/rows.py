@@ -158,7 +158,7 @@ class RamRows(Rows):
                 for dtype, width in zip(layout.dtypes, layout.widths, strict=True)
             ]
             versions = np.empty((self.capacity, 2), np.int64)
-        except MemoryError as exc:
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
             needed = self.capacity * (layout.row_bytes + 16) / 1e9
             raise ConfigError(
                 f"memory.capacity: {self.capacity} transitions of {layout.row_bytes} bytes need {needed:.1f} GB, "
