@@ -562,7 +562,16 @@ def test_a_manifest_that_somebody_else_has_written_is_refused(tmp_path: Path, ch
 @pytest.mark.parametrize("body", [b"3", b"[]", b"null", b"[" * 100_000])
 def test_a_manifest_that_is_something_else_is_refused(tmp_path: Path, body: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(b'{"body": %s, "crc32": %d}' % (body, zlib.crc32(body)))
-    with pytest.raises(CheckpointError, match="missing, cut short or damaged"):
+    with pytest.raises(CheckpointError, match="is cut short or damaged"):
+        read_manifest(tmp_path)
+
+
+def test_a_folder_that_is_no_checkpoint_names_those_in_it(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: manifest\.json is missing there$"):
+        read_manifest(tmp_path)
+    for name in ("checkpoint_000001", "checkpoint_000002"):
+        make_training().save(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"name one of them, such as .*checkpoint_000002$"):
         read_manifest(tmp_path)
 
 

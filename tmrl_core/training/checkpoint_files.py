@@ -20,6 +20,7 @@ from tmrl_core.errors import CheckpointError
 from tmrl_core.training.layout import Array
 
 FORMAT = 2
+MANIFEST = "manifest.json"
 SLICE_BYTES = 1 << 20
 
 _DTYPES = {
@@ -186,7 +187,7 @@ def write_manifest(folder: Path, body: dict[str, Any]) -> None:
     """Write a checkpoint's manifest, with a checksum of itself."""
     text = json.dumps(body, sort_keys=True)
     whole = json.dumps({"body": body, "crc32": zlib.crc32(text.encode())}, sort_keys=True, indent=1)
-    write_file(folder / "manifest.json", [whole.encode()])
+    write_file(folder / MANIFEST, [whole.encode()])
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -195,15 +196,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
     """
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
         whole = json.loads(path.read_bytes())
         body: dict[str, Any] = whole["body"]
         crc = whole["crc32"]
         if not isinstance(body, dict):
             raise TypeError(f"it holds a {type(body).__name__}")
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
+        advice = f". There are checkpoints in it: name one of them, such as {inside[-1]}" if inside else ""
+        raise CheckpointError(f"{folder} is no checkpoint: {MANIFEST} is missing there{advice}") from exc
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise CheckpointError(f"{path} is missing, cut short or damaged: {exc}") from exc
+        raise CheckpointError(f"{path} is cut short or damaged: {exc}") from exc
     if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
     if body.get("format") != FORMAT:
