@@ -193,3 +193,10 @@ def test_policies_act_in_the_dtype_of_their_space(name: str, backend: str) -> No
                 looks = {key: (np.shape(value), np.asarray(value).dtype) for key, value in extras.items()}
                 declared = actor.reset_extras().items()
                 assert looks == {key: (np.shape(value), np.asarray(value).dtype) for key, value in declared}
+
+
+@pytest.mark.parametrize("name", sorted(ACTORS))
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_values_of_another_type_are_refused_with_torch_and_without(name: str, backend: str) -> None:
+    with pytest.raises(ConfigError, match=r"^actor\.kwargs\.hidden_sizes: found 64, allowed: Sequence\[int\]"):
+        choose_actor(f"tmrl_core.actor:{name}", {"hidden_sizes": 64}, backend=backend)

@@ -13,6 +13,7 @@ from tmrl_core.actor.numpy_off_policy import NumpyDeterministicMLPActor, NumpyQV
 from tmrl_core.actor.numpy_on_policy import NumpyCategoricalMLPActor, NumpyGaussianMLPActor
 from tmrl_core.actor.numpy_policies import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
 from tmrl_core.config import resolve_with
+from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
 _POLICIES: list[tuple[str, str, type[ActorModule]]] = [
@@ -84,7 +85,8 @@ def choose_actor(
             `torch`: the policy as it is.
 
     Raises:
-        ConfigError: `numpy` is asked for where it cannot be; or the reference names nothing.
+        ConfigError: `numpy` is asked for where it cannot be; or the reference names nothing; or the twin's keyword
+            arguments are of another type than it names.
     """
     if backend not in ("auto", "numpy", "torch"):
         raise ConfigError(f"worker.backend: found {backend!r}, allowed: auto, numpy, torch")
@@ -93,6 +95,8 @@ def choose_actor(
         raise ConfigError(f"worker.backend: numpy runs on the CPU, worker.device is {device}")
     twin = numpy_twin(actor, kwargs) if backend != "torch" and on_cpu else None
     if twin is not None:
+        if isinstance(twin, functools.partial):
+            check_kwargs(twin.func, twin.keywords, "actor.kwargs")
         return twin
     if backend == "numpy" and not _acts_without_torch(actor):
         raise ConfigError(
