@@ -177,9 +177,50 @@ def test_why_a_thread_failed_is_raised_and_not_said_besides(caplog: pytest.LogCa
     assert caplog.text == ""
 
 
-def test_a_thread_that_fails_while_all_end_is_said_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    failing(TmrlError("the disk is full")).end(Listener())
-    assert "the trainer failed: TmrlError: the disk is full" in caplog.text
-    assert "Traceback" not in caplog.text
-    failing(ZeroDivisionError("unexpected")).end(Listener())
-    assert "Traceback" in caplog.text
+def test_a_trainer_that_fails_while_all_end_is_no_success(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (TmrlError("the disk is full"), ZeroDivisionError("unexpected")):
+        group = failing(error)
+        group.end(Listener())
+        assert group.failed is error
+    assert caplog.text == ""
+
+
+def test_a_worker_that_fails_while_all_end_is_said_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    for error, traced in ((TmrlError("no place"), False), (ZeroDivisionError("unexpected"), True)):
+        caplog.clear()
+        group = Threads(Config(), workers=0)
+        group._failed.put(("worker-1", error))
+        group.end(Listener())
+        assert f"the worker-1 failed: {type(error).__name__}: {error}" in caplog.text
+        assert ("ZeroDivisionError" in (caplog.records[0].exc_text or "")) == traced
+        assert group.failed is None
+
+
+def test_a_full_disk_is_said_where_somebody_sees_it(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener()
+    processes._look_at_disk(listener)
+    assert listener.said == []
+    # Looked at again only after a while.
+    monkeypatch.setattr(supervision, "MIN_FREE_BYTES", 1 << 62)
+    processes._look_at_disk(listener)
+    assert listener.said == []
+    monkeypatch.setattr(supervision, "DISK_S", 0.0)
+    processes._disk_due = 0.0
+    processes._look_at_disk(listener)
+    assert [line.startswith("There is no room left on the disk of runs") for line in listener.said] == [True]
+
+
+def test_a_trainer_that_fails_at_its_end_is_no_success(processes: Processes) -> None:
+    processes.trainer.arguments = ["--trainer", "--set", "trainer.epochs=none"]
+    processes.trainer.start()
+    ended(processes.trainer)
+    processes.end(Listener())
+    assert isinstance(processes.failed, ConfigError)
+    assert "trainer.epochs" in str(processes.failed)
+
+
+def test_a_trainer_that_ends_when_it_is_asked_to_has_not_failed(processes: Processes) -> None:
+    processes.trainer.start()
+    processes.end(Listener())
+    assert processes.trainer.status == 0
+    assert processes.failed is None

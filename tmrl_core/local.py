@@ -93,6 +93,8 @@ def run_local(
             watch(group, view, ending)
         finally:
             group.end(view)
+    if group.failed is not None:
+        raise group.failed
     return tell(config, view, ending, quickstart=quickstart)
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,6 +29,9 @@ LOOK_S = 0.2
 """Seconds between two looks at the children and the records."""
 SERVER_START_S = 60.0
 RESTARTS = 3
+DISK_S = 30.0
+"""Seconds between two looks at the room on the disk."""
+MIN_FREE_BYTES = 1 << 20
 """How often one worker, or the Server, is started again."""
 RESTART_PAUSE_S = 1.0
 """Before the first time; twice as long before each further one."""
@@ -55,7 +59,13 @@ class Watcher(Protocol):
 
 
 class Group(ABC):
-    """The roles of one machine, however they run."""
+    """The roles of one machine, however they run.
+
+    Attributes:
+        failed: why the trainer could not end as it should, known after `end`; None: it could.
+    """
+
+    failed: BaseException | None = None
 
     @abstractmethod
     def start(self, view: Watcher) -> None:
@@ -170,6 +180,7 @@ class Processes(Group):
         self._passed = list(passed)
         self._logs = config.run_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._disk_due = 0.0
         self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
@@ -222,12 +233,25 @@ class Processes(Group):
             if self.trainer.status != 0:
                 raise self.trainer.failure()
             return False
+        self._look_at_disk(view)
         for child in (self.server, *self.workers):
             self._care(child, view)
         if all(worker.status == 0 for worker in self.workers) and view.starving:
             view.say("All workers have reached their limits, and the trainer waits for more samples: ending.")
             return False
         return True
+
+    def _look_at_disk(self, view: Watcher) -> None:
+        """Say that it is full: what the roles have to say of that goes into files on it."""
+        now = time.monotonic()
+        if now < self._disk_due:
+            return
+        self._disk_due = now + DISK_S
+        if shutil.disk_usage(self._logs).free < MIN_FREE_BYTES:
+            view.say(
+                f"There is no room left on the disk of {self._config.run_folder}: make some, or what is learned from "
+                "here on cannot be kept"
+            )
 
     def _care(self, child: Child, view: Watcher) -> None:
         status = child.status
@@ -249,6 +273,8 @@ class Processes(Group):
         """Workers drain while the trainer still acknowledges; then it writes its checkpoint; then the Server."""
         self._end(self.workers, self._config.worker.drain_timeout_s + 10.0, view)
         self._end([self.trainer], TRAINER_END_S, view)
+        if (self.trainer.status or 0) > 0:  # one that was killed is said to be
+            self.failed = self.trainer.failure()
         self._end([self.server], SERVER_END_S, view)
 
     def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
@@ -360,6 +386,9 @@ class Threads(Group):
             self._server.close()
         while not self._failed.empty():
             name, exc = self._failed.get_nowait()
+            if name == "trainer":
+                self.failed = exc
+                continue
             unexpected = None if isinstance(exc, TmrlError) else exc
             logger.error("the %s failed: %s: %s", name, type(exc).__name__, exc, exc_info=unexpected)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -31,10 +32,11 @@ from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import CheckpointError, FolderLockedError, StarvedError, StorageError
 from tmrl_core.metrics import read_records
 from tmrl_core.networking import RolloutWorker, Server, Trainer
+from tmrl_core.networking import trainer as trainer_module
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.storage import FolderLock
-from tmrl_core.training import ReplayMemory
+from tmrl_core.training import ReplayMemory, checkpoint_store
 from tmrl_core.training import remote as remote_module
 from tmrl_core.training.from_config import training_from_config
 from tmrl_core.training.offline import TrainingOffline
@@ -233,8 +235,66 @@ def test_a_checkpoint_that_could_not_be_written_is_no_event(
 
     monkeypatch.setattr("tmrl_core.training.checkpoint_store.write_checkpoint", full)
     trainer.stop()
-    trainer.run()
-    assert "checkpoint" not in [row["event"] for row in values(tmp_path, "event")]
+    with pytest.raises(StorageError, match=r"No space left on device.*make room and start the trainer again"):
+        trainer.run()
+    events = values(tmp_path, "event")
+    assert "checkpoint" not in [row["event"] for row in events]
+    assert events[-1]["message"] == "it was asked to, but the disk does not take its end"
+
+
+@pytest.mark.parametrize("what", ["checkpoint_store.write_checkpoint", "os.replace"])
+def test_the_end_of_a_run_waits_for_room_on_a_full_disk(
+    server: Server,
+    worker: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+) -> None:
+    config = make_config(tmp_path, epochs=1)
+    trainer = Trainer(server_port=server.port, config=config)
+    place: Any = checkpoint_store if what.startswith("checkpoint") else os
+    name = what.rpartition(".")[2]
+    real = getattr(place, name)
+    failures: list[Any] = []
+
+    def write(*arguments: Any) -> None:
+        if trainer.training is not None and trainer.training.finished and len(failures) < 4:
+            failures.append(arguments)
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(place, name, write)
+    monkeypatch.setattr(trainer_module, "ROOM_RETRY_S", 0.01)
+    with caplog.at_level(logging.ERROR):
+        trainer.run()
+    assert len(failures) == 4
+    assert sum("Make room: it is tried again" in message for message in caplog.messages) == 1
+    monkeypatch.undo()
+    assert (tmp_path / "tests" / "policy.tmod").exists()
+    training, is_new = Trainer(server_port=server.port, config=config)._checkpoints.make_or_load()
+    assert not is_new
+    assert training.finished
+    (end,) = (row for row in read_records(tmp_path / "tests" / "metrics.jsonl") if row.values.get("event") == "end")
+    assert end.step == training.total_updates == 40
+
+
+def test_a_run_whose_end_finds_no_room_has_failed(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1))
+    real = os.replace
+
+    def write(*arguments: Any) -> None:
+        if trainer.training is not None and trainer.training.finished:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(os, "replace", write)
+    monkeypatch.setattr(trainer_module, "ROOM_S", 0.0)
+    with pytest.raises(StorageError, match="No space left on device"):
+        trainer.run()
+    assert values(tmp_path, "event")[-1]["message"] == "all epochs are done, but the disk does not take its end"
 
 
 def test_stop_writes_a_checkpoint_and_workers_stay(server: Server, worker: Worker, tmp_path: Path) -> None:

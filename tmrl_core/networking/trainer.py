@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import ConfigError, NetworkError
+from tmrl_core.errors import CheckpointError, ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 FINISHED_S = 5.0
 """Longest wait in seconds for a Server where the checkpoint is of a finished run, so that workers hear of that."""
+ROOM_S = 600.0
+"""How long in seconds the end of a run is tried to be written to a disk that does not take it."""
+ROOM_RETRY_S = 5.0
 
 
 class Trainer:
@@ -375,11 +378,48 @@ class Trainer:
                 if not interface.reached_target:
                     Farewell(training, interface).evaluate()
                 Farewell(training, interface).send_home()
-            self._checkpoint(training, recorder, wait=True)
-            self._model.write(training, now=True)
+            try:
+                self._write_end(training, interface, recorder)
+            except StorageError:
+                why += ", but the disk does not take its end"
+                raise
         finally:
-            interface.event(names.EVENT_END, why, phase="done")
+            updates = getattr(training, "total_updates", None)
+            interface.event(names.EVENT_END, why, step=updates, phase="done")
             logger.info("training has ended: %s", why)
+
+    def _write_end(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
+        """Write the last checkpoint and the final weights; a disk that is full is given time to be made room on.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        deadline = time.monotonic() + ROOM_S
+        told = False
+        while True:
+            try:
+                problem = self._checkpoint(training, recorder, wait=True)
+            except (OSError, StorageError, CheckpointError) as exc:
+                problem = str(exc)
+            problem = self._model.write(training, now=True) or problem
+            if not problem:
+                return
+            if interface.asked_to_stop or time.monotonic() >= deadline:
+                raise StorageError(
+                    f"the end of this run cannot be written to {self._config.run_folder}: {problem}. What was written "
+                    "before is as it was; make room and start the trainer again, which goes on from its latest "
+                    "checkpoint."
+                )
+            if not told:
+                told = True
+                logger.error(
+                    "the end of this run cannot be written to %s: %s. Make room: it is tried again for %g s, or until "
+                    "this trainer is stopped.",
+                    self._config.run_folder,
+                    problem,
+                    ROOM_S,
+                )
+            time.sleep(ROOM_RETRY_S)
 
     def _why(self, interface: RemoteInterface) -> str:
         if interface.asked_to_stop:
@@ -422,9 +462,10 @@ class Trainer:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _checkpoint(self, training: Any, recorder: Recorder | None = None, wait: bool = False) -> None:
+    def _checkpoint(self, training: Any, recorder: Recorder | None = None, wait: bool = False) -> str:
+        """Write a checkpoint; why it could not be written, as far as that is known already."""
         if self.checkpoint_path is None:
-            return
+            return ""
         evaluator = self.interface.evaluator if self.interface is not None else None
         score = evaluator.latest.mean if evaluator is not None and evaluator.latest is not None else None
         self._linked.note_delivery(training, recorder)
@@ -436,7 +477,7 @@ class Trainer:
                 self._checkpoint_told = at
                 recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
 
-        self._checkpoints.write(training, score=score, wait=wait, first=recorder is None, on_written=written)
+        return self._checkpoints.write(training, score=score, wait=wait, first=recorder is None, on_written=written)
 
     def _make(self) -> Any:
         seed = self._config.run.seed

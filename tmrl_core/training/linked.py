@@ -32,7 +32,7 @@ class LinkedTraining:
     """
 
     def __init__(
-        self, settings: LinkSettings, config: Config, run_name: str, on_publish: Callable[[Any], None]
+        self, settings: LinkSettings, config: Config, run_name: str, on_publish: Callable[[Any], object]
     ) -> None:
         self.interface: RemoteInterface | None = None
         self._settings = settings

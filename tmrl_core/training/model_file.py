@@ -27,13 +27,17 @@ class ModelFile:
         self.path = path
         self._written = -MODEL_FILE_S
 
-    def write(self, training: Any, now: bool = False) -> None:
-        """Write the current weights, not more often than every few seconds unless `now`; what fails is logged."""
+    def write(self, training: Any, now: bool = False) -> str:
+        """Write the current weights, not more often than every few seconds unless `now`.
+
+        Returns:
+            Why they could not be written, which is logged; empty otherwise.
+        """
         if self.path is None or (not now and time.monotonic() - self._written < MODEL_FILE_S):
-            return
+            return ""
         actor = actor_of(training)
         if actor is None:
-            return
+            return ""
         self._written = time.monotonic()
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         try:
@@ -41,4 +45,6 @@ class ModelFile:
             actor.save(temporary)
             os.replace(temporary, self.path)
         except OSError as exc:
-            logger.warning("the current weights could not be written to %s: %s; training goes on", self.path, exc)
+            logger.warning("the current weights could not be written to %s: %s", self.path, exc)
+            return str(exc)
+        return ""

@@ -71,7 +71,7 @@ class RemoteInterface(TrainingInterface):
         target_return: float | None = None,
         time_limit_s: float | None = None,
         signature: dict[str, str] | None = None,
-        on_publish: Callable[[Any], None] | None = None,
+        on_publish: Callable[[Any], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.link = link
@@ -341,10 +341,10 @@ class RemoteInterface(TrainingInterface):
         self._stale_samples = int(row.get(names.SAMPLES_STALE, 0))
         self._record("round", row)
 
-    def event(self, event: str, message: str = "", **values: Any) -> None:
-        """Write an event to the records."""
+    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
+        """Write an event to the records, at `step` updates; None: at those that were reported last."""
         if self.recorder is not None:
-            self.recorder.event(event, message, step=self.progress.updates, **values)
+            self.recorder.event(event, message, step=self.progress.updates if step is None else step, **values)
 
     def _record(self, kind: Any, values: dict[str, Any]) -> None:
         if self.recorder is not None:

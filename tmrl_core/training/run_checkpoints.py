@@ -62,7 +62,7 @@ class RunCheckpoints:
         wait: bool = False,
         first: bool = False,
         on_written: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> str:
         """Write a checkpoint, if there are any.
 
         Args:
@@ -72,33 +72,40 @@ class RunCheckpoints:
             first: the run has just begun, so that a checkpoint which cannot be written is no reason to go on.
             on_written: called once it is on the disk.
 
+        Returns:
+            Why it could not be written, as far as that is known already; empty otherwise.
+
         Raises:
             CheckpointError: the first one cannot be written.
         """
         if self.path is None:
-            return
+            return ""
         if self._dump is None and not _has_own_format(training):
-            self._save_to_store(training, score, wait, first, on_written)
-            return
+            return self._save_to_store(training, score, wait, first, on_written)
         if self._dump is not None:
             self._dump(training, self.path)
         else:
             training.save(self.path)
         on_written()
+        return ""
 
     def _save_to_store(
         self, training: Any, score: float | None, wait: bool, first: bool, on_written: Callable[[], None]
-    ) -> None:
+    ) -> str:
         store = self._the_store()
         failures = store.failures
         try:
             store.save(training, score=score, wait=wait, on_written=on_written)
-        except CheckpointError:
+        except CheckpointError as exc:
             if first:
                 raise
             logger.exception("no checkpoint after epoch %s; training goes on", training.epoch)
-        if first and store.failures > failures:
+            return str(exc)
+        if store.failures == failures:
+            return ""
+        if first:
             raise CheckpointError(f"the first checkpoint cannot be written to {store.root}: {store.last_error}")
+        return store.last_error if wait else ""
 
     def write_apart(self, training: Any, path: Path) -> None:
         """Write a checkpoint that stands alone to another place.
