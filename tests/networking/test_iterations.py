@@ -137,6 +137,9 @@ def test_a_checkpoint_acts_and_trains_on_as_the_original(tmp_path: Path) -> None
     with pytest.raises(CheckpointError):
         alone.restore(tmp_path / "nothing")
     assert same(saved, weights(alone))
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="no checkpoint can be written into .*file"):
+        alone.save(tmp_path / "file")
 
 
 def test_one_worker_and_one_seed_give_the_same_weights_bit_for_bit(tmp_path: Path) -> None:

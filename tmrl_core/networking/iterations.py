@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tmrl_core.errors import LinkClosedError
+from tmrl_core.errors import CheckpointError, LinkClosedError
 from tmrl_core.samples import EpisodeRecord
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ class Iterations:
         """Write a checkpoint into a folder of its own under `root`; returns that folder."""
         training = self.training
         path = root / f"checkpoint_{iterations_of(training):06d}"
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise CheckpointError(f"no checkpoint can be written into {root}: {exc}") from exc
         self._trainer.dump_training(training, path, self._recorder)
         return path
 

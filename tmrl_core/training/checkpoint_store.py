@@ -172,7 +172,7 @@ class CheckpointStore:
                 "make room, the next one is tried after the next epoch.",
                 snapshot.counter,
                 self.root,
-                exc,
+                str(exc).rstrip("."),
             )
         except Exception as exc:
             self.failures += 1
