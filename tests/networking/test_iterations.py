@@ -138,7 +138,7 @@ def test_a_checkpoint_acts_and_trains_on_as_the_original(tmp_path: Path) -> None
         alone.restore(tmp_path / "nothing")
     assert same(saved, weights(alone))
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match="no checkpoint can be written into .*file"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be written into .*file"):
         alone.save(tmp_path / "file")
 
 
