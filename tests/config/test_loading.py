@@ -440,3 +440,11 @@ def test_an_environment_of_ones_own_has_no_keyword_arguments_but_its_own(tmp_pat
     assert (
         load(path, ["environment.cls=tmrl_core.envs:GenericGymEnv"], {}).environment == load(path, [], {}).environment
     )
+
+
+@pytest.mark.parametrize("digits", [20, 400, 4000])
+@pytest.mark.parametrize("key", ["network.max_message_bytes", "memory.capacity", "trainer.steps", "run.seed"])
+def test_a_number_beyond_all_counting_is_refused(key: str, digits: int) -> None:
+    section, name = key.split(".")
+    with pytest.raises(ConfigError, match=rf"{key}: found .*, allowed: "):
+        from_values({section: {name: 10**digits - 1}})

@@ -14,6 +14,8 @@ from tmrl_core.config.ratios import least_error
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
 
+MAX_WHOLE = 2**63 - 1
+
 
 def check_values(config: Config) -> None:
     """Refuse values that contradict each other, all of them in one message.
@@ -21,7 +23,10 @@ def check_values(config: Config) -> None:
     Raises:
         ConfigError: with the keys' paths, what was found, and what is allowed.
     """
-    problems = [*not_finite(msgspec.to_builtins(config), ""), *contradictions(config)]
+    values = msgspec.to_builtins(config)
+    beyond = list(too_large(values, ""))
+    # What is beyond all counting cannot be compared with floats.
+    problems = beyond or [*not_finite(values, ""), *contradictions(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -33,6 +38,16 @@ def not_finite(values: Any, path: str) -> Iterator[str]:
             yield from not_finite(value, f"{path}.{key}" if path else str(key))
     elif isinstance(values, float) and not math.isfinite(values) and ".kwargs." not in path:
         yield f"{path}: found {values}, allowed: a finite number; where no limit is meant, write null"
+
+
+def too_large(values: Any, path: str) -> Iterator[str]:
+    """Whole numbers that no counter holds."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from too_large(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(values, int) and abs(values) > MAX_WHOLE and ".kwargs." not in path:
+        found = f"a number of {len(str(abs(values)))} digits" if abs(values) < 10**1000 else "a number of more digits"
+        yield f"{path}: found {found}, allowed: at most {MAX_WHOLE} (2^63 - 1); where no limit is meant, write null"
 
 
 def contradictions(config: Config) -> Iterator[str]:
