@@ -154,6 +154,9 @@ def test_actions_may_be_held_to_the_dtype_of_their_space(make_rows: Rows) -> Non
         (BOX1, np.zeros(1, np.float32), np.zeros(1, np.int8)),
         (BOX1, np.zeros(1, ">f4"), np.zeros(1, np.float64)),
         (spaces.Discrete(2), np.int64(1), np.int32(1)),
+        # The project's policies choose by int64, also where the space has other integers.
+        (spaces.Discrete(2, dtype=np.int32), np.int64(1), np.int32(1)),
+        (spaces.Box(-1, 1, (1,), np.dtype(">f4")), np.zeros(1, ">f4"), np.zeros(1, np.float64)),
     ):
         exact = DeclaredSamples(BOX3, space, {"action", "dtypes"})
         exact.check(seen(make_rows, zeros, good))

@@ -84,7 +84,7 @@ class DeclaredSamples:
         if not present.any():
             return
         if self._action is not None:
-            of_action = _of_space if self._exact else _any_number
+            of_action = _of_policy if self._exact else _any_number
             _check(self._action, chunk.action, "the action", None if present.all() else present, of_action)
         if self._extras is not None:
             self._check_extras(self._extras, chunk.extras)
@@ -98,7 +98,7 @@ class DeclaredSamples:
         for name, one in declared.items():
             found = extras[name]
             same = isinstance(found, np.ndarray) and found.shape[1:] == one.shape
-            if not same or (self._exact and found.dtype.newbyteorder("=") != one.dtype):
+            if not same or (self._exact and found.dtype.newbyteorder("=") != one.dtype.newbyteorder("=")):
                 raise SampleRefusedError(
                     f"the extra {name} is {_found(found)}, and the policy's is {_found(one[None])}. "
                     "Workers and trainer need the same actor.cls."
@@ -128,7 +128,8 @@ def _check(space: Any, tree: Any, what: str, rows: Any, fits: Callable[[Any, np.
             _check(part, tree[index], f"{what}/{index}", rows, fits)
     elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
         if not isinstance(tree, np.ndarray) or tree.shape[1:] != space.shape or not fits(space, tree.dtype):
-            _refuse(what, _found(tree), f"{np.dtype(space.dtype)}{[*(space.shape or ())]}")
+            dtype = _dtype_of_policy(space) if fits is _of_policy else np.dtype(space.dtype)
+            _refuse(what, _found(tree), f"{dtype}{[*(space.shape or ())]}")
         _check_values(space, tree if rows is None else tree[rows], what)
 
 
@@ -141,8 +142,18 @@ def _of_environment(space: Any, dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iu" if isinstance(space, spaces.Discrete) else _of_space(space, dtype)
 
 
+def _of_policy(space: Any, dtype: np.dtype[Any]) -> bool:
+    """The project's policies choose among numbered actions by int64, whatever integers the space has."""
+    return bool(dtype.newbyteorder("=") == _dtype_of_policy(space))
+
+
+def _dtype_of_policy(space: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(np.int64 if isinstance(space, spaces.Discrete) else space.dtype)
+    return dtype.newbyteorder("=")
+
+
 def _of_space(space: Any, dtype: np.dtype[Any]) -> bool:
-    return bool(dtype.newbyteorder("=") == space.dtype)
+    return bool(dtype.newbyteorder("=") == np.dtype(space.dtype).newbyteorder("="))
 
 
 def _check_values(space: Any, column: Any, what: str) -> None:
@@ -153,7 +164,7 @@ def _check_values(space: Any, column: Any, what: str) -> None:
         first, count = np.asarray(space.start), space.nvec
     else:
         return
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         fits = (column >= first) & (column <= first + count - 1)  # not the other way round: NaN is refused too
     if not fits.all():
         _refuse(what, f"{column[~fits][0]}", str(space))
