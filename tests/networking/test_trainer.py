@@ -235,7 +235,7 @@ def test_a_checkpoint_that_could_not_be_written_is_no_event(
 
     monkeypatch.setattr("tmrl_core.training.checkpoint_store.write_checkpoint", full)
     trainer.stop()
-    with pytest.raises(StorageError, match=r"No space left on device.*make room and start the trainer again"):
+    with pytest.raises(StorageError, match=r"No space left on device.*make room. and start the trainer again"):
         trainer.run()
     events = values(tmp_path, "event")
     assert "checkpoint" not in [row["event"] for row in events]
@@ -269,7 +269,7 @@ def test_the_end_of_a_run_waits_for_room_on_a_full_disk(
     with caplog.at_level(logging.ERROR):
         trainer.run()
     assert len(failures) == 4
-    assert sum("Make room: it is tried again" in message for message in caplog.messages) == 1
+    assert sum("Make room, or mend it: it is tried again" in message for message in caplog.messages) == 1
     monkeypatch.undo()
     assert (tmp_path / "tests" / "policy.tmod").exists()
     training, is_new = Trainer(server_port=server.port, config=config)._checkpoints.make_or_load()
@@ -277,6 +277,13 @@ def test_the_end_of_a_run_waits_for_room_on_a_full_disk(
     assert training.finished
     (end,) = (row for row in read_records(tmp_path / "tests" / "metrics.jsonl") if row.values.get("event") == "end")
     assert end.step == training.total_updates == 40
+
+
+def test_a_file_for_the_weights_that_cannot_be_written_is_said_at_once(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    config = make_config(tmp_path, model_path=str(tmp_path / "file" / "policy.tmod"))
+    with pytest.raises(StorageError, match=r"policy\.tmod \(trainer\.model_path\)"):
+        Trainer(server_port=server.port, config=config).run()
 
 
 def test_a_run_whose_end_finds_no_room_has_failed(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
-from tmrl_core.errors import CheckpointError, ConfigError, NetworkError, StorageError
+from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -352,7 +352,12 @@ class Trainer:
             )
             self._pass_on_the_end(training)
             return
-        self._model.write(training)
+        problem = self._model.write(training)
+        if problem:
+            raise StorageError(
+                f"the current weights cannot be written to {self._model.path} (trainer.model_path): {problem}. Name a "
+                "file in a folder that can be written to, with room on its disk."
+            )
         with contextlib.ExitStack() as closing:
             recorder = self.open_recorder(training, closing, wandb)
             interface = self._linked.open(training, recorder)
@@ -399,22 +404,24 @@ class Trainer:
         while True:
             try:
                 problem = self._checkpoint(training, recorder, wait=True)
-            except (OSError, StorageError, CheckpointError) as exc:
+            except (OSError, StorageError) as exc:
                 problem = str(exc)
-            problem = self._model.write(training, now=True) or problem
+            weights = self._model.write(training, now=True)
+            if weights:
+                problem = f"{problem}; {self._model.path}: {weights}" if problem else f"{self._model.path}: {weights}"
             if not problem:
                 return
             if interface.asked_to_stop or time.monotonic() >= deadline:
                 raise StorageError(
                     f"the end of this run cannot be written to {self._config.run_folder}: {problem}. What was written "
-                    "before is as it was; make room and start the trainer again, which goes on from its latest "
-                    "checkpoint."
+                    "before is as it was; mend that (make room) and start the trainer again, which goes on from its "
+                    "latest checkpoint."
                 )
             if not told:
                 told = True
                 logger.error(
-                    "the end of this run cannot be written to %s: %s. Make room: it is tried again for %g s, or until "
-                    "this trainer is stopped.",
+                    "the end of this run cannot be written to %s: %s. Make room, or mend it: it is tried again for "
+                    "%g s, or until this trainer is stopped.",
                     self._config.run_folder,
                     problem,
                     ROOM_S,

@@ -76,7 +76,8 @@ class RunCheckpoints:
             Why it could not be written, as far as that is known already; empty otherwise.
 
         Raises:
-            CheckpointError: the first one cannot be written.
+            CheckpointError: the first one cannot be written; or one that was waited for, for another reason than its
+                disk.
         """
         if self.path is None:
             return ""
@@ -97,7 +98,7 @@ class RunCheckpoints:
         try:
             store.save(training, score=score, wait=wait, on_written=on_written)
         except CheckpointError as exc:
-            if first:
+            if first or wait:
                 raise
             logger.exception("no checkpoint after epoch %s; training goes on", training.epoch)
             return str(exc)
