@@ -208,6 +208,10 @@ def test_a_full_disk_is_said_where_somebody_sees_it(processes: Processes, monkey
     processes._disk_due = 0.0
     processes._look_at_disk(listener)
     assert [line.startswith("There is no room left on the disk of runs") for line in listener.said] == [True]
+    processes._disk_due = 0.0
+    monkeypatch.setattr(processes, "_logs", Path("gone"))
+    processes._look_at_disk(listener)
+    assert "cannot be looked at" in listener.said[-1]
 
 
 def test_a_trainer_that_fails_at_its_end_is_no_success(processes: Processes) -> None:

@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.2
 """Seconds between two looks at the children and the records."""
 SERVER_START_S = 60.0
-RESTARTS = 3
 DISK_S = 30.0
 """Seconds between two looks at the room on the disk."""
 MIN_FREE_BYTES = 1 << 20
+RESTARTS = 3
 """How often one worker, or the Server, is started again."""
 RESTART_PAUSE_S = 1.0
 """Before the first time; twice as long before each further one."""
@@ -247,7 +247,12 @@ class Processes(Group):
         if now < self._disk_due:
             return
         self._disk_due = now + DISK_S
-        if shutil.disk_usage(self._logs).free < MIN_FREE_BYTES:
+        try:
+            free = shutil.disk_usage(self._logs).free
+        except OSError as exc:
+            view.say(f"The disk of {self._config.run_folder} cannot be looked at: {exc}")
+            return
+        if free < MIN_FREE_BYTES:
             view.say(
                 f"There is no room left on the disk of {self._config.run_folder}: make some, or what is learned from "
                 "here on cannot be kept"
