@@ -83,9 +83,10 @@ MEMORIES = {"FrameStackMemory": "frame_stack_memory", "ReplayMemory": "replay", 
 
 _SHARES = frozenset({"gamma", "polyak", "gae_lambda"})
 _AT_LEAST_0 = frozenset(
-    {"alpha", "target_noise", "target_noise_clip", "exploration_noise", "value_coef", "entropy_coef", "lr_final"}
+    {"alpha", "target_noise", "target_noise_clip", "exploration_noise", "value_coef", "lr_final"}
+    | {"value_clip", "target_kl", "lr_rounds"}
 )
-_ABOVE_0 = frozenset({"clip_ratio", "value_clip", "max_grad_norm", "target_kl", "lr_rounds"})
+_ABOVE_0 = frozenset({"clip_ratio", "max_grad_norm"})
 
 
 def out_of_range(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
