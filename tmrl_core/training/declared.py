@@ -148,8 +148,9 @@ def _of_policy(space: Any, dtype: np.dtype[Any]) -> bool:
 
 
 def _dtype_of_policy(space: Any) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.dtype(np.int64 if isinstance(space, spaces.Discrete) else space.dtype)
-    return dtype.newbyteorder("=")
+    dtype = np.dtype(np.int64 if isinstance(space, spaces.Discrete) else space.dtype)
+    native: np.dtype[Any] = dtype.newbyteorder("=")
+    return native
 
 
 def _of_space(space: Any, dtype: np.dtype[Any]) -> bool:
