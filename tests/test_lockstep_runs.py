@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tmrl_core.metrics import read_records
-from tmrl_core.metrics.records import MetricRecord
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.command_line import Start, records, starting
 
 SMALL = """
 run: {name: small, seed: 5}
@@ -34,36 +28,11 @@ trainer:
   evaluation: {episodes: 2, every_updates: 40}
 """
 
-Start = Callable[..., "subprocess.Popen[str]"]
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts the command line in an empty folder; what still runs at the test's end is killed."""
-    (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
-    with contextlib.ExitStack() as stack:
-
-        def call(*arguments: str) -> subprocess.Popen[str]:
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tmrl_core", *arguments, "-c", "small.yaml"],
-                    cwd=tmp_path,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-            stack.callback(process.kill)
-            return process
-
+    with starting(tmp_path, SMALL) as call:
         yield call
-
-
-def records(folder: Path, kind: str) -> list[MetricRecord]:
-    path = folder / "runs" / "small" / "metrics.jsonl"
-    return [record for record in read_records(path) if record.kind == kind] if path.exists() else []
 
 
 def until(condition: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:

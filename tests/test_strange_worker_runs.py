@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tmrl_core.metrics import read_records
-from tmrl_core.metrics.records import MetricRecord
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.command_line import Start, records, starting
 
 SMALL = """
 run: {name: small}
@@ -35,38 +30,11 @@ trainer:
   evaluation: {every_updates: 50, episodes: 1}
 """
 
-Start = Callable[..., "subprocess.Popen[str]"]
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts the command line in an empty folder; what still runs at the test's end is killed."""
-    (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TMRL_CORE_")}
-    environ |= {"PYTHONPATH": str(ROOT), "TMRL_CORE_HOME": str(tmp_path / "home")}
-    with contextlib.ExitStack() as stack:
-
-        def call(*arguments: str) -> subprocess.Popen[str]:
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tmrl_core", *arguments, "-c", "small.yaml"],
-                    cwd=tmp_path,
-                    env=environ,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-            stack.callback(process.kill)
-            return process
-
+    with starting(tmp_path, SMALL) as call:
         yield call
-
-
-def records(folder: Path, kind: str) -> list[MetricRecord]:
-    path = folder / "runs" / "small" / "metrics.jsonl"
-    return [record for record in read_records(path) if record.kind == kind] if path.exists() else []
 
 
 @pytest.mark.timeout(300)
