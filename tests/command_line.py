@@ -1,4 +1,4 @@
-"""The command line as processes over a configuration `small.yaml` of the test's own."""
+"""The command line as processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tmrl_core.metrics import MetricRecord, read_records
@@ -16,28 +16,44 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @contextlib.contextmanager
-def starting(folder: Path, small: str) -> Iterator[Start]:
-    """Starts the command line in `folder`, with a home of its own; what still runs at the end is killed."""
-    (folder / "small.yaml").write_text(small, encoding="utf-8")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TMRL_CORE_")}
-    environ |= {"PYTHONPATH": str(ROOT), "TMRL_CORE_HOME": str(folder / "home")}
+def started(
+    folder: Path, environ: Mapping[str, str], always: Sequence[str] = (), stderr: int = subprocess.STDOUT
+) -> Iterator[Start]:
+    """Starts the command line in `folder`; what still runs at the end is killed.
+
+    Args:
+        folder: where it is typed.
+        environ: its environment; each call may add to it.
+        always: arguments after those of each call.
+        stderr: where its errors go.
+    """
     with contextlib.ExitStack() as stack:
 
-        def call(*arguments: str) -> subprocess.Popen[str]:
+        def call(*arguments: str, **more: str) -> subprocess.Popen[str]:
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tmrl_core", *arguments, "-c", "small.yaml"],
+                    [sys.executable, "-m", "tmrl_core", *arguments, *always],
                     cwd=folder,
-                    env=environ,
+                    env={**environ, **more},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    stderr=stderr,
                     text=True,
                 )
             )
             stack.callback(process.kill)
             return process
 
+        yield call
+
+
+@contextlib.contextmanager
+def starting(folder: Path, small: str) -> Iterator[Start]:
+    """`started` with the configuration `small`, and a home of its own."""
+    (folder / "small.yaml").write_text(small, encoding="utf-8")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TMRL_CORE_")}
+    environ |= {"PYTHONPATH": str(ROOT), "TMRL_CORE_HOME": str(folder / "home")}
+    with started(folder, environ, ["-c", "small.yaml"]) as call:
         yield call
 
 

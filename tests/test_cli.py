@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tests.command_line import started
 from tmrl_core import __version__, cli
 from tmrl_core.config.documents import read_document
 from tmrl_core.errors import ConfigError
@@ -54,23 +54,7 @@ def run(tmp_path: Path, environ: dict[str, str]) -> Run:
 @pytest.fixture
 def start(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the command line; what still runs at the test's end is killed."""
-    with contextlib.ExitStack() as stack:
-
-        def call(*arguments: str) -> subprocess.Popen[str]:
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tmrl_core", *arguments],
-                    cwd=tmp_path,
-                    env=environ,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            stack.callback(process.kill)
-            return process
-
+    with started(tmp_path, environ, stderr=subprocess.PIPE) as call:
         yield call
 
 

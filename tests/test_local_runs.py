@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.command_line import Start, started
 from tmrl_core.config import load
 from tmrl_core.metrics import follow, read_records
 from tmrl_core.metrics.records import MetricRecord
@@ -42,30 +43,12 @@ trainer:
 LEARNED_BY = 8_000
 """Updates within which the default configuration has learned Pendulum by far; it takes two to four thousand."""
 
-Start = Callable[..., "subprocess.Popen[str]"]
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the command line in an empty folder; what still runs at the test's end is killed."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with contextlib.ExitStack() as stack:
-
-        def call(*arguments: str, **more: str) -> subprocess.Popen[str]:
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tmrl_core", *arguments],
-                    cwd=tmp_path,
-                    env={**environ, **more},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-            stack.callback(process.kill)
-            return process
-
+    with started(tmp_path, environ) as call:
         yield call
 
 
