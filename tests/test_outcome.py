@@ -23,13 +23,21 @@ def record(kind: str, step: int = 0, **values: float | str) -> MetricRecord:
 def test_an_evaluation_at_the_target_is_learned() -> None:
     outcome = Outcome(-200.0)
     outcome.take([record("round", step=100, samples_received=1500), record("evaluation", return_evaluation=-900.0)])
-    assert outcome.sentence().startswith("Not learned: the last evaluation has a mean return of -900.0")
+    assert outcome.sentence().startswith("Not learned: the last evaluation has a mean return of -900")
     outcome.take([record("evaluation", step=200, return_evaluation=-150.0, episodes=10)])
     assert outcome.learned
     assert outcome.sentence() == (
-        "Learned: the last evaluation of 10 episodes has a mean return of -150.0, the target is -200; "
+        "Learned: the last evaluation of 10 episodes has a mean return of -150, the target is -200; "
         "1,500 environment steps, 200 updates, 1 min 30 s."
     )
+
+
+def test_returns_have_three_digits_and_more_beside_a_target_that_they_miss_by_less() -> None:
+    outcome = Outcome(0.8)
+    outcome.take([record("round", samples_received=9), record("evaluation", return_evaluation=0.9123)])
+    outcome.take([record("evaluation", return_evaluation=0.7996)])
+    assert not outcome.learned  # the second evaluation did not confirm the first
+    assert "a mean return of 0.7996 (best: 0.912), the target is 0.8;" in outcome.sentence()
 
 
 def test_without_samples_the_reason_is_that() -> None:

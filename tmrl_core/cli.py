@@ -333,6 +333,7 @@ def passed_on(options: argparse.Namespace) -> list[str]:
 def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     """`--test`: the saved policy plays, deterministic; prints each return and their mean."""
     from tmrl_core import roles
+    from tmrl_core.metrics.text import return_text
 
     one_thread()
     episodes = options.episodes or 10
@@ -345,12 +346,15 @@ def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
                 break
             made.run_episode(train=False)
             returns.append(made.buffer.stat_test_return)
-            print(f"episode {index + 1}: return {returns[-1]:.1f}, {made.buffer.stat_test_steps} steps", flush=True)
+            print(
+                f"episode {index + 1}: return {return_text(returns[-1])}, {made.buffer.stat_test_steps} steps",
+                flush=True,
+            )
             made.buffer.clear()
     finally:
         made.close()
     if returns:
-        print(f"mean return of {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
+        print(f"mean return of {len(returns)} episodes: {return_text(sum(returns) / len(returns))}")
     return 0
 
 

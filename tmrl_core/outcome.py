@@ -12,6 +12,7 @@ from tmrl_core.config import Config
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.text import return_text
 
 FINISHED_BEFORE = (
     "Nothing was trained: this run was finished before. To train on, raise trainer.epochs; to begin anew, choose "
@@ -58,12 +59,11 @@ class Outcome:
                 continue
             self.last = record
             self.best = mean if self.best is None else max(self.best, mean)
-            if self.target_return is not None and mean >= self.target_return:
-                self.reached = True
+            self.reached = self.target_return is not None and mean >= self.target_return
 
     @property
     def learned(self) -> bool:
-        """True: an evaluation reached the target, or there was no target."""
+        """True: the latest evaluation reached the target, or there was no target."""
         return self.reached or self.target_return is None
 
     def sentence(self) -> str:
@@ -76,16 +76,17 @@ class Outcome:
             mean = self.last.number(names.RETURN_EVALUATION) or 0.0
             episodes = self.last.number(names.EPISODES)
             of = f" of {episodes:.0f} episodes" if episodes else ""
-            evaluated = f"the last evaluation{of} has a mean return of {mean:.1f}"
+            evaluated = f"the last evaluation{of} has a mean return of {return_text(mean, self.target_return)}"
             if self.best is not None and self.best > mean:
-                evaluated += f" (best: {self.best:.1f})"
+                evaluated += f" (best: {return_text(self.best, self.target_return)})"
+        target = return_text(self.target_return)
         if self.target_return is None:
             return f"Done: {evaluated}; {effort}."
         if self.reached:
-            return f"Learned: {evaluated}, the target is {self.target_return:g}; {effort}."
+            return f"Learned: {evaluated}, the target is {target}; {effort}."
         if self.samples == 0:
             return f"Not learned: no sample reached the trainer in {minutes(self.elapsed_s)}."
-        return f"Not learned: {evaluated}, the target is {self.target_return:g}; {effort}."
+        return f"Not learned: {evaluated}, the target is {target}; {effort}."
 
 
 def minutes(seconds: float) -> str:

@@ -475,7 +475,10 @@ def test_reaching_the_target_ends_training_and_says_so(server: Server, worker: W
     Trainer(server_port=server.port, config=config).run()
     events = values(tmp_path, "event")
     assert "learned" in [event["event"] for event in events]
-    assert events[-1]["message"] == "an evaluation has reached the target"
+    assert events[-1]["message"] == "two evaluations have reached the target"
+    said = [event["message"] for event in events if event["event"] in ("target", "learned")]
+    assert said[0].endswith("training ends if a second evaluation confirms it")
+    assert said[-1].startswith("a second evaluation confirms it: mean return ")
     # The policy as it was at the end was evaluated once more.
     assert len(values(tmp_path, "evaluation")) >= 2
     worker.thread.join(20)

@@ -16,6 +16,7 @@ from tmrl_core.actor.lockstep import LockstepPace
 from tmrl_core.actor.pacing import Brake, Ratio, StarvationWatch
 from tmrl_core.actor.synchronous import SynchronousPace
 from tmrl_core.errors import StarvedError
+from tmrl_core.metrics.text import return_text
 
 logger = logging.getLogger(__name__)
 
@@ -205,10 +206,10 @@ class Rollout(LinkedPlayer):
     def _say(self, verbose: bool) -> None:
         if verbose:
             logger.info(
-                "worker %s: episode of %d steps, return %g",
+                "worker %s: episode of %d steps, return %s",
                 self.name,
                 self.buffer.stat_train_steps,
-                self.buffer.stat_train_return,
+                return_text(self.buffer.stat_train_return),
             )
 
     # --- synchronous --------------------------------------------------------------------------------------------------

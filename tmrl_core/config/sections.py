@@ -425,7 +425,11 @@ class EvaluationSection(Section, frozen=True, kw_only=True):
     first_seed: Annotated[Count, doc("Seed of the first episode.")] = 1000
     every_updates: Annotated[Count, doc("An evaluation every n updates. 0: none during training.")] = 0
     target_return: Annotated[
-        float | None, doc("Training ends when an evaluation's mean return is at least this. null: it goes on.")
+        float | None,
+        doc(
+            "Training ends when an evaluation's mean return is at least this and a second evaluation, of the policy as "
+            "it is by then, confirms it. null: it goes on."
+        ),
     ] = None
     time_limit_s: Annotated[PositiveSeconds | None, doc("Training ends after so many seconds. null: no limit.")] = None
 

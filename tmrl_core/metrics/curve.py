@@ -14,7 +14,7 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.reading import read_records
 from tmrl_core.metrics.records import MetricRecord
-from tmrl_core.metrics.sinks import clock_text, number_text
+from tmrl_core.metrics.text import clock_text, return_text
 
 _Floats = npt.NDArray[np.float64]
 
@@ -315,7 +315,7 @@ def _say_empty(axes: Any, text: str) -> None:
 
 
 def _number(value: float) -> str:
-    return number_text(float(value)).replace("-", _MINUS)
+    return return_text(float(value)).replace("-", _MINUS)
 
 
 def _style(axes: Any) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.reading import RecordReader
 from tmrl_core.metrics.records import MetricRecord
-from tmrl_core.metrics.sinks import clock_text, number_text
+from tmrl_core.metrics.text import clock_text, number_text, return_text
 
 PHASES: Final = ("waiting", "collecting", "learning", "evaluating", "done")
 _PHASE_WORDS: Final = {
@@ -77,6 +77,7 @@ class ProgressDisplay:
         self._recent_train: deque[float] = deque(maxlen=_RECENT)
         self._evaluations: deque[MetricRecord] = deque(maxlen=200)
         self._best: float | None = None
+        self._confirmed = False
 
     @property
     def elapsed_s(self) -> float:
@@ -134,6 +135,8 @@ class ProgressDisplay:
             self.run_name = record.text(names.RUN_NAME) or self.run_name
         elif event == names.EVENT_WORKER_JOINED:
             self._workers.add(record.text(names.WORKER))
+        elif event == names.EVENT_LEARNED:
+            self._confirmed = True
         elif event == names.EVENT_WORKER_LEFT:
             self._workers.discard(record.text(names.WORKER))
         phase = record.text(names.PHASE) or ("done" if event == names.EVENT_END else "")
@@ -168,13 +171,14 @@ class ProgressDisplay:
             f"updates {self._step:,} ({_rate(updates_per_s)})",
         ]
         if self._recent_train:
-            parts.append(f"train {_return(self._train_mean())}")
+            parts.append(f"train {return_text(self._train_mean())}")
         if (test := self._test.last) is not None:
-            parts.append(f"test {_return(test)}")
+            parts.append(f"test {return_text(test)}")
         if self._evaluations:
-            parts.append(f"evaluation {_return(self._evaluations[-1].number(names.RETURN_EVALUATION))}")
+            last = self._evaluations[-1].number(names.RETURN_EVALUATION)
+            parts.append(f"evaluation {return_text(last, self.return_target)}")
         if self.return_target is not None:
-            parts.append(f"target {_return(self.return_target)}")
+            parts.append(f"target {return_text(self.return_target)}{self._target_state()}")
         if (lag := self._number(names.POLICY_LAG_MEAN)) is not None:
             parts.append(f"lag {lag:.1f}")
         parts.extend(f"{label} {count:,}" for label, count in self._losses() if count)
@@ -264,27 +268,28 @@ class ProgressDisplay:
         none = Text("-", style="dim")
         train = none
         if self._recent_train:
-            train = Text(_return(self._train_mean()))
+            train = Text(return_text(self._train_mean()))
             train.append(f"  mean of latest {len(self._recent_train)}", style="dim")
         table.add_row("training return", train)
         test = self._test.last
-        table.add_row("test return", none if test is None else Text(_return(test)))
+        table.add_row("test return", none if test is None else Text(return_text(test)))
         evaluation = none
-        reached = False
+        state = self._target_state()
         if self._evaluations:
             last = self._evaluations[-1]
             mean = last.number(names.RETURN_EVALUATION) or 0.0
-            reached = self.return_target is not None and mean >= self.return_target
-            evaluation = Text().append(_return(mean), style="bold green" if reached else "bold")
+            shown = return_text(mean, self.return_target)
+            evaluation = Text().append(shown, style="bold green" if state else "bold")
             if (spread := last.number(names.RETURN_EVALUATION_STD)) is not None:
-                evaluation.append(f" {'+-' if ascii_only else '±'} {_return(spread)}", style="dim")
+                evaluation.append(f" {'+-' if ascii_only else '±'} {return_text(spread)}", style="dim")
         table.add_row("evaluation", evaluation)
-        best = none if self._best is None else Text(_return(self._best))
+        best = none if self._best is None else Text(return_text(self._best, self.return_target))
         table.add_row("best evaluation", best)
         if self.return_target is not None:
-            target = Text(_return(self.return_target))
-            if reached:
-                target.append("  reached" if ascii_only else "  ✓ reached", style="bold green")
+            target = Text(return_text(self.return_target))
+            if state:
+                sign = "" if ascii_only or not self._confirmed else " ✓"
+                target.append(f"{sign}{state}", style="bold green" if self._confirmed else "yellow")
             table.add_row("target", target)
         return table
 
@@ -308,8 +313,15 @@ class ProgressDisplay:
             high = max(max(values) for _, values, _ in shown)
             for label, values, color in shown:
                 curve = Text(sparkline(values, low, high, ascii_only=ascii_only), style=color)
-                table.add_row(label, _return(values[0]), curve, _return(values[-1]))
+                table.add_row(label, return_text(values[0]), curve, return_text(values[-1]))
         return table
+
+    def _target_state(self) -> str:
+        """Say that the latest evaluation has reached the target, and whether a second one has confirmed it."""
+        mean = self._evaluations[-1].number(names.RETURN_EVALUATION) if self._evaluations else None
+        if mean is None or self.return_target is None or mean < self.return_target:
+            return ""
+        return " reached" if self._confirmed else " reached, confirming"
 
     def _number(self, name: str) -> float | None:
         value = self._latest.get(name)
@@ -480,9 +492,3 @@ def _counted(count: str, rate: str) -> Text:
 
 def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}/s" if per_s >= 10 or per_s == 0 else f"{per_s:.1f}/s"
-
-
-def _return(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.1f}" if 1 <= abs(value) < 100_000 else f"{value:.4g}"

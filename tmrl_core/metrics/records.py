@@ -98,7 +98,10 @@ EVENT_PHASE: Final = "phase"
 EVENT_WORKER_JOINED: Final = "worker_joined"
 EVENT_WORKER_LEFT: Final = "worker_left"
 EVENT_CHECKPOINT: Final = "checkpoint"
+EVENT_TARGET: Final = "target"
+"""An evaluation has reached the target; a second one, of the policy as it is then, confirms that or does not."""
 EVENT_LEARNED: Final = "learned"
+"""The second evaluation has reached the target too: training ends."""
 EVENT_END: Final = "end"
 
 VOCABULARY: Final[Mapping[str, str]] = {

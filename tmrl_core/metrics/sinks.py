@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.records import MetricRecord, encode_line
+from tmrl_core.metrics.text import clock_text, number_text, return_text
 
 logger = logging.getLogger(__name__)
 
@@ -213,14 +214,18 @@ def describe(record: MetricRecord) -> str:
         )
         return f"{event}: {text} ({when})"
     if record.kind == "evaluation":
+        target = record.number(names.RETURN_TARGET)
         number = record.text(names.EVALUATION)
-        text = f"evaluation {number}".rstrip() + f": mean return {number_text(values.get(names.RETURN_EVALUATION))}"
+        text = (
+            f"evaluation {number}".rstrip()
+            + f": mean return {return_text(record.number(names.RETURN_EVALUATION), target)}"
+        )
         if (spread := record.number(names.RETURN_EVALUATION_STD)) is not None:
-            text += f" ± {number_text(spread)}"
+            text += f" ± {return_text(spread)}"
         if (episodes := record.number(names.EPISODES)) is not None:
             text += f" over {episodes:.0f} episodes"
-        if (target := record.number(names.RETURN_TARGET)) is not None:
-            text += f", target {number_text(target)}"
+        if target is not None:
+            text += f", target {return_text(target)}"
         return f"{text} ({when})"
     heading: str = record.kind
     if names.ROUND in values:
@@ -232,30 +237,14 @@ def describe(record: MetricRecord) -> str:
     lines = [f"{heading} ({when})"]
     for start in range(0, len(ordered), _COLUMNS):
         cells = (
-            f"{name} {number_text(values[name]):>{max(1, _COLUMN_WIDTH - 3 - len(name))}}"
+            f"{name} {_text(name, record):>{max(1, _COLUMN_WIDTH - 3 - len(name))}}"
             for name in ordered[start : start + _COLUMNS]
         )
         lines.append("  " + "   ".join(cell.ljust(_COLUMN_WIDTH - 3) for cell in cells).rstrip())
     return "\n".join(lines)
 
 
-def number_text(value: names.Value) -> str:
-    """Return a value as short text: whole numbers with commas, others with four significant digits."""
-    if value is None:
-        return "nan"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def clock_text(seconds: float) -> str:
-    """Return a time span as `m:ss`, from an hour on as `h:mm:ss`."""
-    whole = max(0, int(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+def _text(name: str, record: MetricRecord) -> str:
+    if name.startswith("return_") and (value := record.number(name)) is not None:
+        return return_text(value)
+    return number_text(record.values[name])

@@ -432,19 +432,13 @@ class Trainer:
         if interface.asked_to_stop:
             return "it was asked to"
         if interface.reached_target:
-            return "an evaluation has reached the target"
+            return "two evaluations have reached the target"
         return "the time is over" if interface.time_is_over else "all epochs are done"
 
     def _confirmed(self, training: Any, interface: RemoteInterface) -> bool:
-        """Whether the policy as it is now reaches the target too; the one that was evaluated is some updates older.
-
-        If it does not, training goes on.
-        """
+        """Evaluate the policy as it is now; the one that has reached the target is some updates older."""
         Farewell(training, interface).evaluate()
-        if interface.confirm_target():
-            return True
-        logger.info("the policy has reached the target and lost it again since; training goes on")
-        return False
+        return interface.confirm_target()
 
     def _pass_on_the_end(self, training: Any) -> None:
         """Tell workers that wait for this run's trainer that it is over: nobody else would."""

@@ -14,6 +14,7 @@ from tmrl_core.errors import CodecError, StarvedError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import episode_values
+from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.delivery import Received
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.messages import Blob, Collect, Directive, Evaluation, Progress, Version, encode_body, plain
@@ -310,7 +311,9 @@ class RemoteInterface(TrainingInterface):
         target = self._target_return
         self.reached_target = latest is not None and target is not None and latest.mean >= target
         if self.reached_target and latest is not None:
-            self.event(names.EVENT_LEARNED, f"mean return {latest.mean:.1f}, target {target:g}")
+            self.event(names.EVENT_LEARNED, f"a second evaluation confirms it: {self._beside_target(latest)}")
+        elif latest is not None:
+            self.event(names.EVENT_TARGET, f"not confirmed, training goes on: {self._beside_target(latest)}")
         return self.reached_target
 
     def stop(self) -> None:
@@ -399,6 +402,15 @@ class RemoteInterface(TrainingInterface):
         )
         if self._target_return is not None and result.mean >= self._target_return:
             self.reached_target = True
+            if self._phase != "evaluating":
+                self.event(
+                    names.EVENT_TARGET,
+                    f"{self._beside_target(result)}; training ends if a second evaluation confirms it",
+                )
+
+    def _beside_target(self, result: EvaluationResult) -> str:
+        target = self._target_return
+        return f"mean return {return_text(result.mean, target)}, target {return_text(target)}"
 
     def _streams(self) -> list[bytes]:
         """Of the workers that are there; last those whose environment or policy may be another one."""

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tmrl_core.metrics.text import return_text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"), (0.0, "0"), (0.8249, "0.825"), (-0.00012345, "-0.000123"), (15.25, "15.2"), (-187.25, "-187"),
+        (-1234.5, "-1,234"), (1.5e10, "1.5e+10"), (math.nan, "nan"), (-math.inf, "-inf"),
+    ],
+)  # fmt: skip
+def test_returns_have_three_significant_digits(value: float | None, text: str) -> None:
+    assert return_text(value) == text
+
+
+def test_a_return_can_be_told_from_the_target_beside_it() -> None:
+    assert return_text(0.7996, 0.8) == "0.7996"
+    assert return_text(-200.25, -200.0) == "-200.2"
+    assert return_text(-200.0, -200.0) == "-200"
+    assert return_text(-150.25, -200.0) == "-150"

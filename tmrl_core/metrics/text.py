@@ -1,0 +1,51 @@
+"""Numbers as short text, one function for each kind of number, so that every screen and log writes them alike."""
+
+from __future__ import annotations
+
+import math
+
+from tmrl_core.metrics.records import Value
+
+
+def number_text(value: Value) -> str:
+    """Return a value as short text: whole numbers with commas, others with four significant digits."""
+    if value is None:
+        return "nan"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def clock_text(seconds: float) -> str:
+    """Return a time span as `m:ss`, from an hour on as `h:mm:ss`."""
+    whole = max(0, int(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def return_text(value: float | None, beside: float | None = None) -> str:
+    """Return an episode's return as text: three significant digits, thousands with commas.
+
+    Args:
+        value: None gives "-".
+        beside: the target that stands next to it; more digits are shown where three do not tell the two apart.
+    """
+    if value is None:
+        return "-"
+    for digits in range(3, 17):
+        text = _significant(value, digits)
+        if beside is None or value == beside or text != _significant(beside, digits):
+            return text
+    return repr(value)
+
+
+def _significant(value: float, digits: int) -> str:
+    if not math.isfinite(value) or not 10 ** (digits - 1) <= abs(value) < 1e9:
+        return f"{value:.{digits}g}"
+    return f"{value:,.0f}"
