@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
     install = commands.add_parser("install", parents=[common], help="unpack a bundle on the machine it is for")
     install.add_argument("file", metavar="FILE")
-    install.add_argument("--overwrite", action="store_true", help="also over credentials of another CA")
+    install.add_argument("--overwrite", action="store_true", help="move an installed bundle of another CA aside first")
 
     commands.add_parser("show", parents=[common], help="fingerprints and expiry, what was revoked; no secret")
 

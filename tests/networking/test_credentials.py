@@ -13,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -24,6 +25,8 @@ from tmrl_core.networking import certificates, credentials
 from tmrl_core.networking.certificates import read_facts
 from tmrl_core.networking.contexts import read_bundle
 from tmrl_core.networking.credentials import bundle, client_context, create, explain, identity_of, server_context
+from tmrl_core.networking.renewal import rotate_token
+from tmrl_core.networking.revocations import read_list
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="mode bits mean nothing on Windows")
 
@@ -456,15 +459,123 @@ def test_a_certificate_is_chosen_by_name(folder: Path, caplog: pytest.LogCapture
     assert "robot9" in caplog.text
 
 
-def test_install_refuses_to_mix_authorities(folder: Path, tmp_path: Path) -> None:
+def test_install_refuses_to_mix_authorities(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     create(tmp_path / "foreign")
     foreign = bundle(tmp_path / "foreign", "worker", "robot7", tmp_path)
     there = installed(folder, "worker", "robot8")
+    before = {file.name: file.read_text() for file in there.glob("[!.]*")}
     with pytest.raises(CredentialsError, match="another CA"):
         credentials.install(foreign, there)
     credentials.install(foreign, there, overwrite=True)
     assert [file.name for file in sorted(there.glob("worker-*"))] == ["worker-robot7.key", "worker-robot7.pem"]
     assert (there / "ca.pem").read_text() == (tmp_path / "foreign" / "ca.pem").read_text()
+    (aside,) = tmp_path.glob(f"{there.name}.old-*")
+    assert {file.name: file.read_text() for file in aside.iterdir()} == before
+    assert str(aside) in caplog.text
+    assert stat.S_IMODE(aside.stat().st_mode) == 0o700 or sys.platform == "win32"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_a_ca_that_has_issued_bundles_is_never_replaced(
+    folder: Path, tmp_path: Path, role: credentials.BundleRole, overwrite: bool
+) -> None:
+    bundle(folder, role, "robot8", tmp_path)
+    create(tmp_path / "foreign")
+    foreign = bundle(tmp_path / "foreign", "worker", "robot7", tmp_path)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(CredentialsError, match=r"has issued bundles.*another folder"):
+        credentials.install(foreign, folder, overwrite=overwrite)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_ca_that_has_issued_nothing_gives_way_to_a_bundle(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    robot = tmp_path / "robot"
+    assert credentials.ensure(robot)
+    assert str(robot) in caplog.text, "making a CA is said"
+    assert "--credentials install" in caplog.text
+    key = (robot / "ca.key").read_text()
+    credentials.install(bundle(folder, "worker", "robot7", tmp_path), robot)
+    outcome = Outcome(client_context(robot, "worker"), server_context(folder)[0])
+    assert identity_of(outcome.peer) == ("worker", "robot7")
+    assert not (robot / "ca.key").exists()
+    (aside,) = tmp_path.glob("robot.old-*")
+    assert (aside / "ca.key").read_text() == key
+    assert str(aside) in caplog.text
+
+
+def changed(file: Path, **fields: object) -> Path:
+    """The bundle, with other content in these fields."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    return file
+
+
+def test_a_bundle_that_its_ca_did_not_sign_is_refused(folder: Path, tmp_path: Path) -> None:
+    create(tmp_path / "foreign")
+    ours = (folder / "ca.pem").read_text()
+    for role in ("worker", "trainer", "server"):
+        foreign = changed(bundle(tmp_path / "foreign", role, "robot7", tmp_path), ca=ours)
+        before = {file.name: file.read_bytes() for file in folder.iterdir()}
+        for there in (folder, tmp_path / "empty"):
+            with pytest.raises(CredentialsError, match="not made by the CA"):
+                credentials.install(foreign, there)
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_certificate_does_not_sign_further_ones(folder: Path, tmp_path: Path) -> None:
+    file = bundle(folder, "worker", "robot7", tmp_path)
+    own = json.loads(file.read_text())
+    made = certificates.make_client_certificate(
+        certificates.Signed(own["certificate"], own["key"]),
+        "trainer",
+        "robot7",
+        datetime.now(timezone.utc) + timedelta(days=1),
+    )
+    fields = {"role": "trainer", "ca": own["certificate"], "certificate": made.certificate, "key": made.key}
+    with pytest.raises(CredentialsError, match="not made by the CA"):
+        credentials.install(changed(file, **fields), tmp_path / "empty")
+
+
+def test_the_parts_of_a_bundle_belong_together(folder: Path, tmp_path: Path) -> None:
+    def worker() -> Path:
+        return bundle(folder, "worker", "robot7", tmp_path)
+
+    def refused(file: Path, words: str, **fields: object) -> None:
+        with pytest.raises(CredentialsError, match=words):
+            credentials.install(changed(file, **fields), tmp_path / "there")
+
+    other = json.loads(bundle(folder, "worker", "robot8", tmp_path).read_text())
+    refused(worker(), "key does not belong", key=other["key"])
+    refused(worker(), "its certificate is for the worker robot7", role="trainer")
+    refused(worker(), "its certificate is for the worker robot7", role="server")
+    refused(worker(), "its certificate is for the worker robot8", certificate=other["certificate"], key=other["key"])
+    refused(bundle(folder, "server", "host", tmp_path), "is for a server", role="worker")
+    refused(worker(), "only a server's has", token_hashes={"trainer": "0" * 64})
+    refused(worker(), "only a server's has", revoked=[msgspec.to_builtins(read_list(folder / "issued.json")[0])])
+
+
+def test_tokens_of_the_ca_are_not_replaced_by_a_bundle(folder: Path, tmp_path: Path) -> None:
+    hashes = (folder / "server.tokens.json").read_bytes()
+    file = bundle(folder, "server", "host", tmp_path)
+    credentials.install(file, folder)  # its own bundle changes nothing
+    with pytest.raises(CredentialsError, match="would replace tokens"):
+        credentials.install(changed(file, token_hashes={"worker": "0" * 64}), folder, overwrite=True)
+    with pytest.raises(CredentialsError, match="would replace tokens"):
+        credentials.install(changed(bundle(folder, "worker", "w", tmp_path), token="mine"), folder)
+    assert (folder / "server.tokens.json").read_bytes() == hashes
+    there = installed(folder, "server", "host")
+    rotate_token(folder, "worker")
+    credentials.install(bundle(folder, "server", "host", tmp_path), there)  # elsewhere a new bundle brings new ones
+    assert (there / "server.tokens.json").read_bytes() == (folder / "server.tokens.json").read_bytes()
+    part = json.loads(bundle(folder, "worker", "robot7", tmp_path).read_text())["tlspyo"]
+    for key in ("certificate", "password"):
+        foreign = changed(bundle(folder, "worker", "robot7", tmp_path), tlspyo={**part, key: "another"})
+        with pytest.raises(CredentialsError, match="tlspyo's certificate or password"):
+            credentials.install(foreign, there)
 
 
 def test_wrong_bundle_for_the_role(folder: Path, tmp_path: Path) -> None:

@@ -180,6 +180,34 @@ def make_client_certificate(authority: Signed, role: str, name: str, not_after: 
     return _make_leaf(authority, _subject(name, role), names, ExtendedKeyUsageOID.CLIENT_AUTH, not_after)
 
 
+def check_issued(signed: Signed, authority: str) -> None:
+    """Check that the CA with this certificate signed the other one, and that its key belongs to it.
+
+    Raises:
+        CredentialsError: the CA did not, the key does not, or one of them is not PEM.
+    """
+    from cryptography import exceptions, x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+    leaf, signer = _parse(signed.certificate), _parse(authority)
+    try:
+        is_authority = signer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        leaf.verify_directly_issued_by(signer)
+    except (ValueError, TypeError, exceptions.InvalidSignature, x509.ExtensionNotFound):
+        is_authority = False
+    if not is_authority:
+        raise CredentialsError("that CA did not sign its certificate")
+    try:
+        key = load_pem_private_key(signed.key.encode(), password=None).public_key()
+        form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        belongs = key.public_bytes(*form) == leaf.public_key().public_bytes(*form)
+    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
+        # Without the cause: it could quote the key.
+        belongs = False
+    if not belongs:
+        raise CredentialsError("its key does not belong to its certificate")
+
+
 def read_facts(certificate: str) -> CertificateFacts:
     """What a PEM certificate says about itself.
 

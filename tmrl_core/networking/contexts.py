@@ -32,6 +32,7 @@ ContextRole = Literal["worker", "trainer", "observer"]
 """Who connects. An observer has no credentials of its own: the trainer's, or those of the Server's own machine."""
 
 BUNDLE_FORMAT = "tmrl_core bundle"
+TOKENS_FILE = "server.tokens.json"
 
 _NO_COMPRESSED_CERTIFICATES = 1 << 33
 """OpenSSL's SSL_OP_NO_RX_CERTIFICATE_COMPRESSION, which `ssl` has no name for: strangers get nothing decompressed."""
@@ -240,7 +241,7 @@ def read_revoked(directory: str | os.PathLike[str]) -> frozenset[str]:
 def folder_hashes(folder: Path) -> dict[str, str]:
     """Of the tokens that this folder knows, in full or by hash."""
     hashes: dict[str, str] = {}
-    file = folder / "server.tokens.json"
+    file = folder / TOKENS_FILE
     if file.exists():
         try:
             hashes = msgspec.json.decode(read_file(file, private=True), type=dict[str, str])

@@ -21,6 +21,7 @@ one step. On Windows the folder's own access rights are what protects them: the 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from tmrl_core.networking import tlspyo_files
 from tmrl_core.networking.certificates import (
     LOOPBACK_HOSTS,
     Signed,
+    check_issued,
     check_name,
     clean_host,
     make_authority,
@@ -44,6 +46,7 @@ from tmrl_core.networking.certificates import (
 from tmrl_core.networking.contexts import (
     BUNDLE_FORMAT,
     CLIENT_ROLES,
+    TOKENS_FILE,
     Bundle,
     BundleRole,
     ClientRole,
@@ -55,7 +58,7 @@ from tmrl_core.networking.contexts import (
     token_for,
     token_hash,
 )
-from tmrl_core.networking.handshakes import BUNDLE, CREATE, explain, identity_of
+from tmrl_core.networking.handshakes import BUNDLE, CREATE, INSTALL, explain, identity_of
 from tmrl_core.networking.revocations import (
     ISSUED_FILE,
     REVOKED_FILE,
@@ -64,6 +67,7 @@ from tmrl_core.networking.revocations import (
     forget_lists,
     note_issued,
     read_list,
+    write_list,
 )
 from tmrl_core.networking.secret_files import need, read_file, write_file, writing
 
@@ -86,6 +90,8 @@ __all__ = [
     "show",
     "token_for",
 ]
+
+logger = logging.getLogger(__name__)
 
 DAYS = 825
 """Days that a server's or client's certificate is valid."""
@@ -170,7 +176,7 @@ def create(
 
 
 def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
-    """Make credentials for this machine's loopback unless there are some; whether they were made.
+    """Make credentials for this machine's loopback unless there are some, and log it; whether they were made.
 
     With `tlspyo`, what counts is whether that transport has what it needs.
     """
@@ -184,6 +190,12 @@ def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
         if (folder / "ca.pem").exists():
             return tlspyo_files.make(folder, (), datetime.now(timezone.utc) + timedelta(days=CA_DAYS))
         _create(folder, (), DAYS, CA_DAYS, overwrite=False)
+    logger.info(
+        "no credentials found, so a CA for this machine alone was made in %s. For a Server on another machine, behind "
+        "an ssh tunnel too, install its bundle with `%s`: it takes this CA's place.",
+        folder,
+        INSTALL,
+    )
     return True
 
 
@@ -221,7 +233,7 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
         for role, token in tokens.items():
             write_file(folder / f"{role}.token", token + "\n", private=True)
         hashes = {role: token_hash(token) for role, token in tokens.items()}
-        write_file(folder / "server.tokens.json", msgspec.json.encode(hashes).decode() + "\n", private=True)
+        write_file(folder / TOKENS_FILE, msgspec.json.encode(hashes).decode() + "\n", private=True)
         write_file(key_file, authority.key, private=True)
         write_file(ca_file, authority.certificate)
     return Created(str(folder), new, hosts)
@@ -269,6 +281,9 @@ def bundle(
         made = Signed(need(folder / "server.pem"), need(folder / "server.key", private=True))
         revoked = read_list(folder / REVOKED_FILE)
         hashes = folder_hashes(folder)
+        if (folder / "ca.key").exists():
+            with writing(folder):  # from now on this CA is one that has issued something
+                write_list(folder / ISSUED_FILE, read_list(folder / ISSUED_FILE), datetime.now(timezone.utc))
         content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=hashes, revoked=revoked, tlspyo=tlspyo)
     else:
         if not (folder / "ca.key").exists():
@@ -292,27 +307,26 @@ def bundle(
 def install(
     bundle_file: str | os.PathLike[str], directory: str | os.PathLike[str], *, overwrite: bool = False
 ) -> list[Path]:
-    """Unpack a bundle into a credentials folder; the files that were written.
+    """Unpack a bundle into a credentials folder and return the files written.
+
+    Credentials of another CA that stand in the way are moved into a folder beside this one, which is logged: those of a
+    CA that has issued nothing at once, an installed bundle's with `overwrite`, those of a CA that has issued bundles
+    never.
 
     Raises:
-        CredentialsError: this is no bundle, or the folder has another CA and `overwrite` is off.
+        CredentialsError: the file is not a bundle, its certificate does not fit its CA, or the folder holds other
+            credentials that `overwrite` does not cover.
     """
     content = read_bundle(Path(bundle_file).expanduser())
+    _check_bundle(content, Path(bundle_file))
     folder = Path(directory).expanduser()
     with writing(folder):
         ca_file = folder / "ca.pem"
         if ca_file.exists() and read_file(ca_file).strip() != content.ca.strip():
-            if not overwrite:
-                raise CredentialsError(
-                    f"{folder} holds credentials of another CA. Install the bundle into another folder "
-                    "(network.credentials_dir), or say `--overwrite`."
-                )
-            # What another CA signed is of no use beside this one.
-            for old in [*folder.glob("*.pem"), *folder.glob("*.key"), *folder.glob("*.token")]:
-                old.unlink()
-            for old_name in ("server.tokens.json", tlspyo_files.PASSWORD):
-                (folder / old_name).unlink(missing_ok=True)
-            forget_lists(folder)
+            _check_replaceable(folder, overwrite)
+            _move_aside(folder)
+        elif not overwrite or (folder / ISSUED_FILE).exists():
+            _check_same_secrets(content, folder)
         stem = "server" if content.role == "server" else f"{content.role}-{content.name}"
         files = [folder / f"{stem}.key", folder / f"{stem}.pem"]
         write_file(files[0], content.key, private=True)
@@ -321,7 +335,7 @@ def install(
             files.append(folder / f"{content.role}.token")
             write_file(files[-1], content.token + "\n", private=True)
         if content.token_hashes:
-            files.append(folder / "server.tokens.json")
+            files.append(folder / TOKENS_FILE)
             write_file(files[-1], msgspec.json.encode(content.token_hashes).decode() + "\n", private=True)
         if content.revoked:
             files.append(folder / REVOKED_FILE)
@@ -331,6 +345,83 @@ def install(
         files.append(ca_file)
         write_file(ca_file, content.ca)
     return files
+
+
+def _check_bundle(content: Bundle, file: Path) -> None:
+    """Refuse a bundle whose parts do not belong together: any of them can be written by anybody."""
+    made = f"Make it anew where the CA is: `{BUNDLE} {content.role} --name {content.name}`."
+    try:
+        check_issued(Signed(content.certificate, content.key), content.ca)
+        names = read_facts(content.certificate).names
+    except CredentialsError as exc:
+        raise CredentialsError(
+            f"{file} was not made by the CA that it names: {exc}. Nothing was installed. {made}"
+        ) from exc
+    identity = identity_of({"subjectAltName": [("URI", name) for name in names]})
+    if identity != (None if content.role == "server" else (content.role, content.name)):
+        found = f"the {identity[0]} {identity[1]}" if identity else "a server"
+        raise CredentialsError(
+            f"{file} says that it is for the {content.role} {content.name}, and its certificate is for {found}. "
+            f"Nothing was installed. {made}"
+        )
+    if content.role != "server" and (content.token_hashes or content.revoked):
+        raise CredentialsError(
+            f"{file} is a {content.role}'s bundle and holds token hashes or revocations, which only a server's has. "
+            f"Nothing was installed. {made}"
+        )
+
+
+def _check_replaceable(folder: Path, overwrite: bool) -> None:
+    elsewhere = "Install the bundle into another folder (network.credentials_dir)"
+    if not (folder / "ca.key").exists():
+        if not overwrite:
+            raise CredentialsError(
+                f"{folder} holds credentials of another CA. {elsewhere}, or say `--overwrite`, which moves them aside."
+            )
+    elif (folder / ISSUED_FILE).exists():
+        count = len(read_list(folder / ISSUED_FILE))
+        raise CredentialsError(
+            f"{folder} holds a CA that has issued bundles ({count} client certificates are listed), and the bundle is "
+            f"of another CA. Without its key nobody could revoke or renew them. {elsewhere}. If this CA is not needed "
+            "any more, move its folder away first."
+        )
+
+
+def _check_same_secrets(content: Bundle, folder: Path) -> None:
+    """Refuse secrets that differ from those here although the CA is the same: it never made both."""
+    here, brings = tlspyo_files.part_of(folder, server=False), content.tlspyo
+    differs = here is not None and brings is not None and brings.certificate != here.certificate
+    if here is not None and brings is not None and here.password:
+        differs |= here.password != brings.password.strip()
+    if (folder / "ca.key").exists():  # elsewhere, a newer bundle brings what was rotated
+        hashes = folder_hashes(folder)
+        brought = dict(content.token_hashes)
+        if content.token:
+            brought[content.role] = token_hash(content.token)
+        differs |= any(hashes.get(role) != digest for role, digest in brought.items())
+    if differs:
+        raise CredentialsError(
+            f"the bundle would replace tokens, or tlspyo's certificate or password, in {folder} with others, though "
+            "its CA is the same. Nothing was installed. Install it into another folder (network.credentials_dir); "
+            "tokens are changed with `--credentials rotate-token ROLE`."
+        )
+
+
+def _move_aside(folder: Path) -> None:
+    """Move the credentials of another CA into a folder beside this one. The caller holds the folder's lock."""
+    aside = folder.with_name(f"{folder.name}.old-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
+    found = [file for pattern in ("*.pem", "*.key", "*.token") for file in folder.glob(pattern)]
+    found += [folder / name for name in (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE) if (folder / name).exists()]
+    try:
+        aside.mkdir(mode=0o700)
+        if (folder / REVOKED_FILE).exists():  # a copy: a running Server takes a list that is gone for an accident
+            write_file(aside / REVOKED_FILE, read_file(folder / REVOKED_FILE))
+        for file in found:
+            file.rename(aside / file.name)
+    except OSError as exc:
+        raise CredentialsError(f"the credentials in {folder} cannot be moved to {aside}: {exc.strerror}") from exc
+    forget_lists(folder)
+    logger.warning("the credentials of another CA that were in %s are in %s now", folder, aside)
 
 
 def show(directory: str | os.PathLike[str]) -> list[Record]:
@@ -355,9 +446,7 @@ def show(directory: str | os.PathLike[str]) -> list[Record]:
         records.append(Record("CA key", str(folder / "ca.key")))
     for role, digest in folder_hashes(folder).items():
         token_file = folder / f"{role}.token"
-        records.append(
-            _token_record(role, digest, str(token_file if token_file.exists() else folder / "server.tokens.json"))
-        )
+        records.append(_token_record(role, digest, str(token_file if token_file.exists() else folder / TOKENS_FILE)))
     taken_back = read_list(folder / REVOKED_FILE)
     gone = {one.serial for one in taken_back}
     for one in read_list(folder / ISSUED_FILE):

@@ -17,6 +17,7 @@ Side = Literal["client", "server"]
 
 CREATE = "python -m tmrl_core --credentials create"
 BUNDLE = "python -m tmrl_core --credentials bundle"
+INSTALL = "python -m tmrl_core --credentials install FILE"
 SHOW = "python -m tmrl_core --credentials show"
 RENEW = "python -m tmrl_core --credentials renew"
 

@@ -16,6 +16,7 @@ from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.certificates import read_facts
 from tmrl_core.networking.contexts import (
     CLIENT_ROLES,
+    TOKENS_FILE,
     BundleRole,
     ClientRole,
     folder_hashes,
@@ -143,5 +144,5 @@ def rotate_token(directory: str | os.PathLike[str], role: ClientRole) -> Path:
         hashes = folder_hashes(folder) | {role: token_hash(token)}
         # The client's copy comes first: a role that starts in between tries again.
         write_file(folder / f"{role}.token", token + "\n", private=True)
-        write_file(folder / "server.tokens.json", msgspec.json.encode(hashes).decode() + "\n", private=True)
+        write_file(folder / TOKENS_FILE, msgspec.json.encode(hashes).decode() + "\n", private=True)
     return folder / f"{role}.token"
