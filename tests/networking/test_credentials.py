@@ -582,8 +582,19 @@ def test_wrong_bundle_for_the_role(folder: Path, tmp_path: Path) -> None:
     worker = bundle(folder, "worker", "robot7", tmp_path)
     with pytest.raises(CredentialsError, match="worker's bundle"):
         server_context(worker)
-    with pytest.raises(CredentialsError, match="worker's bundle"):
+    with pytest.raises(CredentialsError, match="these are a worker's credentials"):
         client_context(worker, "trainer")
+
+
+@pytest.mark.parametrize(("has", "wants"), [("trainer", "worker"), ("worker", "trainer"), ("server", "worker")])
+def test_the_wrong_roles_credentials_are_named(
+    folder: Path, has: credentials.BundleRole, wants: credentials.ClientRole
+) -> None:
+    there = installed(folder, has, "robot7")
+    for place in (there, bundle(folder, has, "robot7", folder.parent)):
+        with pytest.raises(CredentialsError, match=rf"these are a {has}'s credentials .*--credentials bundle {wants}"):
+            client_context(place, wants)
+    client_context(there, wants, has_token=True)  # the token may be the right one: the Server says
 
 
 @pytest.mark.parametrize("name", ["../robot7", "robot 7", "", "x" * 65, ".hidden", "a/b", "ünicode"])
@@ -720,9 +731,11 @@ def test_a_folder_that_others_may_write_into_is_warned_of(tmp_path: Path, caplog
     server_context(folder)
     client_context(folder, "worker")
     assert not caplog.messages
-    folder.chmod(0o777)
-    server_context(folder)
-    assert "can be written by other users" in caplog.text
-    caplog.clear()
-    client_context(folder, "worker")
-    assert "can be written by other users" in caplog.text
+    for mode in (0o777, 0o770):
+        folder.chmod(mode)
+        caplog.clear()
+        server_context(folder)
+        assert "can be written by other users" in caplog.text
+        caplog.clear()
+        client_context(folder, "worker")
+        assert "can be written by other users" in caplog.text

@@ -255,7 +255,8 @@ class _Examiner:
     def _secured(self, addresses: list[way.Address]) -> Iterator[Step]:
         assert self._sock is not None
         try:
-            context = credentials.client_context(credentials.find(self.config.network.credentials_dir), self.role)
+            folder = credentials.find(self.config.network.credentials_dir)
+            context = credentials.client_context(folder, self.role, has_token=True)  # without one: said before
         except TmrlError as exc:
             raise from_text(str(exc), "Make new credentials, or a new bundle.") from exc
         try:

@@ -91,7 +91,9 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
     """
     now = now or datetime.now(timezone.utc)
     try:
-        credentials.client_context(folder, role)  # everything that a role would stumble over
+        credentials.client_context(
+            folder, role, has_token=token is not None
+        )  # everything that a role would stumble over
         from_folder = credentials.token_for(folder, role)
         ca, own = _certificates(folder, role)
         authority = read_facts(ca)

@@ -159,7 +159,7 @@ def client_context(
             if content.role == "server":  # its certificate is a server's, so its token speaks for it
                 return context
         elif content.role != role:
-            raise CredentialsError(f"{folder} is a {content.role}'s bundle. This needs one of `{BUNDLE} {role}`.")
+            raise CredentialsError(_OTHER_ROLE.format(folder=folder, found=content.role, role=role))
         _load_text_chain(context, Signed(content.certificate, content.key), folder)
         return context
     warn_if_writable(folder)
@@ -167,8 +167,12 @@ def client_context(
     of = "trainer" if role == "observer" else role
     certificates = sorted(folder.glob(f"{of}-*.pem"))
     own = [file for file in certificates if file.stem == f"{of}-{name}"] or certificates
-    if role == "observer" and not own and not has_token and token_for(folder, role) is None:
-        raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
+    if not own and not has_token and token_for(folder, role) is None:
+        if role == "observer":
+            raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
+        others = (other for other in ("worker", "trainer", "server") if other != role)
+        if found := next((other for other in others if [*folder.glob(f"{other}*.pem")]), None):
+            raise CredentialsError(_OTHER_ROLE.format(folder=folder, found=found, role=role))
     if len(own) == 1:
         _load_file_chain(context, own[0], own[0].with_suffix(".key"))
     elif own:
@@ -178,6 +182,10 @@ def client_context(
     return context
 
 
+_OTHER_ROLE = (
+    "these are a {found}'s credentials ({folder}), and this is a {role}. Make a {role}'s bundle where the CA is "
+    f"(`{BUNDLE} {{role}} --name NAME`) and install it here, or let network.credentials_dir name the {{role}}'s folder."
+)
 _NOT_FOR_WORKERS = (
     "{folder} has a worker's credentials only. Only the Server's own machine and the trainer's may ask for its status: "
     "a stolen worker shall not learn who else there is. Run this there, or point network.credentials_dir at theirs."

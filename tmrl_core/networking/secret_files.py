@@ -75,7 +75,7 @@ def warn_if_writable(folder: Path) -> None:
         info = folder.stat()
     except OSError:
         return  # said where its files are read
-    if info.st_mode & stat.S_IWOTH or info.st_uid not in (0, os.getuid()):
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid not in (0, os.getuid()):
         logger.warning(
             "%s can be written by other users of this machine, who decide then whom it trusts. Make it yours alone "
             "(`chmod 700 %s`), or set network.credentials_dir.",

@@ -338,6 +338,8 @@ def test_who_is_let_in_over_tls(keys: Path, certificate: str | None, role: Role,
         assert f"--credentials bundle {role} --name NAME" in verdict[1]
         assert not any(secret in verdict[1] for secret in secrets.values())
         assert "nonsense" not in verdict[1]
+        if token and token != "nonsense":
+            assert f"these are a {certificate or token}'s credentials" in verdict[1]
 
 
 def test_who_may_look_over_tls(keys: Path, tmp_path: Path) -> None:
@@ -357,12 +359,17 @@ def test_who_may_look_over_tls(keys: Path, tmp_path: Path) -> None:
     assert authenticate(hello("observer", own), peer()) is None
     assert authenticate(hello("observer", trainer), peer()) is None
     assert authenticate(hello("observer"), peer("trainer")) is None
-    for token, certificate, code in ((worker, None, "token"), ("", None, "role"), ("", "worker", "role")):
+    for token, certificate, code in (
+        (worker, None, "token"),
+        *(("", None, "role"), ("", "worker", "role")),
+        *((trainer, "worker", "role"), (own, "worker", "role")),
+    ):
         verdict = authenticate(hello("observer", token), peer(certificate))
         assert verdict is not None
         assert verdict[0] == code
         assert "--credentials bundle trainer --name NAME" in verdict[1]
         assert worker not in verdict[1]
+        assert trainer not in verdict[1]
     for role in ("worker", "trainer"):
         assert authenticate(hello(role, own), peer()) is not None, "who only looks can be nothing else"
 

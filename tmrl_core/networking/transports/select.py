@@ -17,7 +17,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.networking.access import ClientAccess, Judge, ServerAccess, slowed
 from tmrl_core.networking.admission import Admission, AdmissionSettings
 from tmrl_core.networking.connection import Connection, Identity
-from tmrl_core.networking.contexts import TokenVerifier
+from tmrl_core.networking.contexts import CLIENT_ROLES, TokenVerifier
 from tmrl_core.networking.messages import Hello, Role
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
@@ -233,8 +233,9 @@ def server_transport(
             if identity.role != hello.role:
                 return (
                     "role",
-                    f"this certificate is a {identity.role}'s; it cannot act as {hello.role}. Make a bundle for that "
-                    f"role: python -m tmrl_core --credentials bundle {hello.role} --name NAME",
+                    f"these are a {identity.role}'s credentials (the certificate of {identity.name}), and this is a "
+                    f"{hello.role}. Make a bundle for it: python -m tmrl_core --credentials bundle {hello.role} --name "
+                    "NAME",
                 )
             return None
         if not hello.token:
@@ -244,6 +245,13 @@ def server_transport(
                 f"(python -m tmrl_core --credentials bundle {hello.role} --name NAME) or set TMRL_CORE_TOKEN.",
             )
         if not access.verifier.check(hello.role, hello.token):
+            for other in CLIENT_ROLES:
+                if access.verifier.check(other, hello.token):
+                    return (
+                        "token",
+                        f"these are a {other}'s credentials (the token), and this is a {hello.role}. Make a bundle for "
+                        f"it: python -m tmrl_core --credentials bundle {hello.role} --name NAME",
+                    )
             return (
                 "token",
                 f"the token is not this Server's token of the role {hello.role}. Copy a new bundle from the machine "
@@ -276,7 +284,8 @@ def _may_look(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tupl
     Workers may not: they stand where they can be stolen, and it names every other one with its address.
     """
     # Both are looked at, whatever the first says: how long it takes says nothing of the token.
-    if identity.role == "trainer" or verifier.check("observer", hello.token) | verifier.check("trainer", hello.token):
+    may = verifier.check("observer", hello.token) | verifier.check("trainer", hello.token)
+    if identity.role == "trainer" or (identity.role is None and may):  # another's certificate is no trainer's machine
         return None
     if identity.role is not None or not hello.token:
         return (
