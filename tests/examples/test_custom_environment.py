@@ -25,8 +25,8 @@ LINE = re.compile(
 )
 
 
-def run(folder: Path, *command: str | Path) -> str:
-    """What a script prints, with the example importable and everything that it writes in `folder`."""
+def run(folder: Path, *command: str | Path, status: int = 0) -> str:
+    """Return what a script prints (its errors if it shall fail); it finds the example and writes into `folder`."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("TMRL_CORE_")},
         "PYTHONPATH": os.pathsep.join([str(folder / "installed"), str(EXAMPLE), str(ROOT)]),
@@ -43,8 +43,8 @@ def run(folder: Path, *command: str | Path) -> str:
         timeout=250,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    assert ended.returncode == status, ended.stderr
+    return ended.stdout if status == 0 else ended.stderr
 
 
 @pytest.fixture
@@ -131,6 +131,13 @@ def test_train_restore_and_roll_out(tmp_path: Path) -> None:
             total = 0
     assert sums == returns
 
+    refused = run(tmp_path, *train, status=2)
+    assert "--restore" in refused
+    assert "--overwrite" in refused
+    assert len(list((tmp_path / "runs" / "line_walk" / "checkpoints").iterdir())) == 3
+    run(tmp_path, *train, "--iterations", "1", "--overwrite")
+    assert [path.name for path in (tmp_path / "runs" / "line_walk" / "checkpoints").iterdir()] == ["checkpoint_000001"]
+
 
 def test_the_tutorial_shows_the_code_that_is_there() -> None:
     tutorial = (ROOT / "docs" / "tutorials" / "custom_environment.md").read_text(encoding="utf-8")
@@ -139,3 +146,4 @@ def test_the_tutorial_shows_the_code_that_is_there() -> None:
     assert len(blocks) == 6
     for block in blocks:
         assert any(block in text for text in files), block
+    assert (EXAMPLE / "line_walk" / "environment.py").read_text(encoding="utf-8") in blocks

@@ -9,13 +9,13 @@ from gymnasium import spaces
 
 
 class LineWalk(gymnasium.Env[Any, Any]):
-    """Ten places, a goal, two moves; an episode has ten moves at most.
+    """Ten places, a goal, two moves; an episode has at most ten moves.
 
     Observation: the place. Reward: `REWARD_GOAL` for the move onto the goal, which terminates the episode;
-    `REWARD_STEP` for one toward it; `REWARD_AWAY` for one away from it or into a wall.
+    `REWARD_STEP` for a move toward it; `REWARD_AWAY` for a move away from it or into a wall.
 
     Args:
-        render_mode: "human" (or None): `render` prints a line; "ansi": it returns it.
+        render_mode: "human" (or None): `render` prints a line; "ansi": `render` returns the line.
     """
 
     LF_MIN = 1
@@ -40,7 +40,7 @@ class LineWalk(gymnasium.Env[Any, Any]):
         self.moves = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        super().reset(seed=seed)  # makes self.np_random, from the seed where there is one
+        super().reset(seed=seed)  # makes self.np_random, from the seed if one is given
         self.position = self.STARTS[int(self.np_random.integers(len(self.STARTS)))]
         self.reward = 0
         self.moves = 0
@@ -58,7 +58,7 @@ class LineWalk(gymnasium.Env[Any, Any]):
             self.reward = self.REWARD_STEP
         else:
             self.reward = self.REWARD_AWAY
-        # Terminated: the task is over. Truncated: only the time is, and there would have been more to come.
+        # Terminated: the task is over. Truncated: only the time is up, and more reward could have followed.
         truncated = self.moves == self.MAX_STEPS and not terminated
         return self.position, float(self.reward), terminated, truncated, self._info()
 
@@ -68,6 +68,9 @@ class LineWalk(gymnasium.Env[Any, Any]):
             return line
         print(line)
         return None
+
+    def close(self) -> None:
+        """Release nothing: a window, a camera or a connection would be closed here."""
 
     def _info(self) -> dict[str, Any]:
         return {"dist": self.GOAL - self.position}

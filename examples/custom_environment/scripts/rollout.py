@@ -15,7 +15,7 @@ CONFIG = Path(__file__).resolve().parents[1] / "line_walk.yaml"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, nargs="?", help="left out: the run's last one")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="default: the run's last one")
     parser.add_argument("-c", "--config", type=Path, default=CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as tmrl_core's --set")
     parser.add_argument("--steps", type=int, default=20)
@@ -40,6 +40,7 @@ def main() -> None:
                 print("cumulative reward", total)
                 obs, _ = env.reset()
                 total = 0.0
+        env.close()
 
 
 if __name__ == "__main__":

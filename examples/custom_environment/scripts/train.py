@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ LINE = "{:2d} reward {:6.2f}/{:6.2f}/{:6.2f} len {:4.2f} saved {}"
 
 @contextlib.contextmanager
 def workers(number: int, options: list[str]) -> Iterator[None]:
-    """So many workers, started as they would be on other machines; `--control` lets none outlive this process."""
+    """Start workers as they would be started on other machines; with `--control` they end with this process."""
     command = [sys.executable, "-m", "tmrl_core", "--worker", "--control", "--log-level", "WARNING", *options]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(number)]
     try:
@@ -33,8 +34,16 @@ def main() -> None:
     parser.add_argument("-c", "--config", type=Path, default=CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as tmrl_core's --set")
     parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--restore", type=Path, metavar="CHECKPOINT", help="go on from there")
+    parser.add_argument("--restore", type=Path, metavar="CHECKPOINT", help="continue from it")
+    parser.add_argument("--overwrite", action="store_true", help="remove the files of an earlier run first")
     arguments = parser.parse_args()
+
+    # Old checkpoints beside new ones would mislead rollout.py, and old logs TensorBoard.
+    folder = load(arguments.config, arguments.set).run_folder
+    if arguments.restore is None and folder.exists():
+        if not arguments.overwrite:
+            parser.error(f"{folder} holds an earlier run: continue it with --restore, or remove it with --overwrite")
+        shutil.rmtree(folder)
 
     with Server(port=0, config=load(arguments.config, arguments.set)) as server:
         changes = [*arguments.set, f"server.port={server.port}"]
