@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import msgspec
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
-from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
+from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
 from tmrl_core.config import CFG, Config
 from tmrl_core.config.sections import NetworkSection, RunSection, WorkerSection
 from tmrl_core.envs import GenericGymEnv
@@ -25,6 +28,7 @@ from tmrl_core.networking import RolloutWorker, Server, credentials
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.samples import SampleMessage, decode_message, decode_value
+from tmrl_core.training import ReplayMemory
 
 MAX = 1 << 28
 
@@ -127,6 +131,42 @@ def test_the_parameters_are_those_of_the_api_in_its_order() -> None:
         "hostname": CFG,
     }
     assert list(positional) == [p.name for p in parameters][: len(positional)]
+
+
+class Unsorted(gym.Env[Any, Any]):
+    """Returns a dict whose keys are not sorted, as the space's are."""
+
+    observation_space = spaces.Dict({key: spaces.Box(-9, 9, (1,), np.float32) for key in ("zoom", "arm")})
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return {"zoom": np.full(1, 1, np.float32), "arm": np.full(1, 2, np.float32)}, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self.reset()[0], 0.0, False, False, {}
+
+
+class Concatenating(ActorModule):
+    """Depends on the order of keys."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return np.concatenate([*obs.values()])[:1] / 4
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(b"")
+
+
+def test_dict_keys_have_one_order_from_the_policy_over_the_link_to_the_batch(make: Any, sink: Sink) -> None:
+    worker = make(env_cls=Unsorted, actor_module_cls=Concatenating, max_samples_per_episode=9)
+    worker.run(nb_episodes=2, verbose=False)
+    sink.take_until(lambda: sink.samples == 20)
+    memory = ReplayMemory(memory_size=50, batch_size=4, seed=1)
+    for message in sink.messages:
+        if message.chunk is not None:
+            memory.append_chunk(message.chunk)
+    prev_obs, act, _, obs, *_ = memory.sample()
+    assert [*prev_obs] == [*obs] == ["zoom", "arm"]
+    assert torch.equal(torch.cat([*prev_obs.values()], dim=1)[:, :1] / 4, act)
 
 
 def test_samples_and_records_arrive_and_close_reports_them(make: Any, sink: Sink) -> None:

@@ -22,7 +22,7 @@ import torch
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk, Segment
 from tmrl_core.training import FrameStackMemory, ReplayMemory
-from tmrl_core.training.layout import flatten
+from tmrl_core.training.trees import flatten
 
 GAMMA, STACK = 0.5, 3
 """Sums of these rewards, discounted by this, are exact."""

@@ -77,7 +77,7 @@ def test_nested_observations_and_extras_come_as_they_are(memory: RoundMemory, ma
     chunk.extras = {"logp": np.arange(4, dtype=np.float32)}
     memory.append(buffer(chunk))
     prev_obs, _, _, new_obs, _, _, extras = memory.batch()
-    assert list(new_obs) == ["a", "b"]
+    assert list(new_obs) == ["b", "a"]
     assert new_obs["a"][0].dtype == torch.uint8
     assert prev_obs["b"].dtype == torch.float32
     assert prev_obs["b"].tolist() == [[0], [1], [2]]

@@ -79,8 +79,11 @@ def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Conver
         if all(convert is None for _, convert in parts.values()):
             return space, None
 
+        converts = {key: convert for key, (_, convert) in parts.items()}
+
         def convert_dict(obs: Any) -> Any:
-            return {key: obs[key] if convert is None else convert(obs[key]) for key, (_, convert) in parts.items()}
+            known = [(key, value, converts[key]) for key, value in obs.items() if key in converts]
+            return {key: value if convert is None else convert(value) for key, value, convert in known}
 
         return spaces.Dict([(key, entry) for key, (entry, _) in parts.items()]), convert_dict
     if isinstance(space, spaces.Tuple):

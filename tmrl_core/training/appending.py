@@ -11,6 +11,7 @@ from tmrl_core.training.declared import DeclaredSamples
 from tmrl_core.training.disk_rows import DiskRows
 from tmrl_core.training.drawing import Drawing
 from tmrl_core.training.joining import Joined, Tail, join_pairs, tail_of_pairs
+from tmrl_core.training.key_order import KeyOrders
 from tmrl_core.training.layout import Array, Column, RowLayout, TreeSpec, tree_spec
 from tmrl_core.training.memory import MAX_STREAMS, Refusals, compare_with_original, rows_that_follow
 from tmrl_core.training.n_steps import join_n_steps
@@ -46,6 +47,7 @@ class Appending(Drawing):
         self._tails: dict[bytes, Tail] = {}
         self._touched: set[bytes] = set()
         """Streams whose tails have changed since the last commit."""
+        self._orders = KeyOrders()
         self._disk: DiskRows | None = None
         self._ram: RamRows | None = None
 
@@ -97,6 +99,16 @@ class Appending(Drawing):
             raise
         return count
 
+    def _note_orders(self, chunk: Chunk) -> None:
+        layout = self._rows.layout
+        if layout is not None:
+            self._orders = layout.orders
+        new = self._orders.note("observation", chunk.observation)
+        if chunk.action_present.any():
+            new = self._orders.note("action", chunk.action) or new
+        if new and layout is not None and self._disk is not None:
+            self._disk.describe()
+
     def _append_chunk(self, chunk: Chunk) -> int:
         self._touched.add(chunk.stream)
         tail = self._tails.pop(chunk.stream, None)
@@ -105,6 +117,7 @@ class Appending(Drawing):
         observation = tree_spec(chunk.observation, "the observation", self.downcast_float64)
         action = self._action_spec(chunk)
         self._check(observation, action, chunk)
+        self._note_orders(chunk)
 
         if tail is not None and not tail.fits(observation, action):
             tail = None
@@ -114,7 +127,7 @@ class Appending(Drawing):
             if self._rows.layout is None:
                 actions = action or (tail.action_spec if tail is not None else None)
                 assert actions is not None
-                self._rows.allocate(RowLayout(observation, actions, list(joined.extras)))
+                self._rows.allocate(RowLayout(observation, actions, list(joined.extras), self._orders))
             self._store(joined)
             if self.crc_debug and self.n_step == 1:
                 self._compare(chunk, joined)

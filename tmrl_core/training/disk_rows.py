@@ -138,7 +138,7 @@ class DiskRows(Rows):
                 len(self),
                 self.lost_rows,
             )
-        self._describe()
+        self.describe()
 
     def _read_segment(self, number: int, newest: bool) -> None:
         reader = self._log.reader(number)
@@ -275,16 +275,17 @@ class DiskRows(Rows):
         """The next file will say so in its head."""
         self.layout = layout
         self._format = _format_of(layout)
-        self._describe()
+        self.describe()
         self._log.seal()
 
     def allocate_frames(self, stacks: StackFormat) -> None:
         """Observations are so from now on, and their frames are put into `frames`; called once, before any row."""
         self._take_stacks(stacks)
-        self._describe()
+        self.describe()
         self._log.seal()
 
-    def _describe(self) -> None:
+    def describe(self) -> None:
+        """Have the heads of the next files say how rows look."""
         description: dict[str, Any] = {}
         if self.layout is not None and self._format is not None:
             description.update(layout=self.layout.describe(), **self._format.describe())

@@ -17,9 +17,11 @@ from tmrl_core.training.disk_frames import StackFormat
 from tmrl_core.training.disk_rows import DiskRows
 from tmrl_core.training.frames import Frames, FrameStore, RamFrames
 from tmrl_core.training.joining import Joined, Tail
-from tmrl_core.training.layout import Array, Leaf, RowLayout, TreeSpec, flatten, rebuild, tree_spec
+from tmrl_core.training.key_order import arranged, numbered
+from tmrl_core.training.layout import Array, Leaf, RowLayout, TreeSpec, tree_spec
 from tmrl_core.training.memory import whole_number
 from tmrl_core.training.replay import ReplayMemory
+from tmrl_core.training.trees import flatten
 
 
 class FrameStackMemory(ReplayMemory):
@@ -124,8 +126,7 @@ class FrameStackMemory(ReplayMemory):
             self._floors[i] = store.floor()
             before = tail.observation[i][-1] if tail is not None and continues else None
             leaves[i] = store.store(leaves[i].astype(store.held.dtype, copy=False), before)
-        assert self._observation is not None
-        return replace(chunk, observation=rebuild(self._observation.shape, leaves))
+        return replace(chunk, observation=arranged(numbered(chunk.observation), leaves))
 
     def _usable_tail(self, stream: bytes) -> Tail | None:
         """The stream's tail; frames of long ago are stored once more, and where they have gone, it is dropped."""

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tmrl_core.samples import Chunk
-from tmrl_core.training.layout import Array, TreeSpec, flatten, rebuild, tree_spec
+from tmrl_core.training.layout import Array, TreeSpec, tree_spec
 from tmrl_core.training.memory import LastRow, last_row_of
+from tmrl_core.training.trees import flatten, rebuild
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples.carriable import DTYPES
+from tmrl_core.training.key_order import KeyOrders
+from tmrl_core.training.trees import flatten, template
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -29,34 +31,6 @@ FLAG_DTYPE = FLOAT32
 """Flags and rewards are float32 in a batch, so they are stored as that."""
 NARROW = 4
 """Columns of at most so many elements are copied element by element: NumPy's loop over so short rows is slow."""
-
-
-def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
-    """The leaves of nested tuples and dicts with their paths; dicts in the order of their sorted keys."""
-    if isinstance(tree, dict):
-        return [leaf for key in sorted(tree) for leaf in flatten(tree[key], f"{path}/{key}")]
-    if isinstance(tree, tuple):
-        return [leaf for i, item in enumerate(tree) for leaf in flatten(item, f"{path}/{i}")]
-    return [(path, tree)]
-
-
-def template(tree: Any) -> Any:
-    """`tree` without its leaves: what `rebuild` needs. JSON-able: tuples become ["tuple", ...]."""
-    if isinstance(tree, dict):
-        return ["dict", {key: template(tree[key]) for key in sorted(tree)}]
-    if isinstance(tree, tuple):
-        return ["tuple", [template(item) for item in tree]]
-    return None
-
-
-def rebuild(shape: Any, leaves: list[Any]) -> Any:
-    """The tree of `template` `shape` with `leaves`, which are taken from the front of the list."""
-    if shape is None:
-        return leaves.pop(0)
-    kind, items = shape
-    if kind == "dict":
-        return {key: rebuild(item, leaves) for key, item in items.items()}
-    return tuple(rebuild(item, leaves) for item in items)
 
 
 def stored_dtype(dtype: np.dtype[Any], downcast_float64: bool) -> np.dtype[Any]:
@@ -142,11 +116,15 @@ class RowLayout:
         observation: spec of one observation.
         action: spec of one action.
         extras: names of further columns, one float32 each.
+        orders: of the keys of observations and actions in batches.
     """
 
-    def __init__(self, observation: TreeSpec, action: TreeSpec, extras: Sequence[str] = ()) -> None:
+    def __init__(
+        self, observation: TreeSpec, action: TreeSpec, extras: Sequence[str] = (), orders: KeyOrders | None = None
+    ) -> None:
         self.observation = observation
         self.action = action
+        self.orders = orders or KeyOrders()
         self.dtypes: list[np.dtype[Any]] = []
         self.sizes: list[list[int]] = []
         """Of each group the elements of its columns."""
@@ -183,11 +161,12 @@ class RowLayout:
 
     def batch(self, column: Callable[[Column], Any]) -> tuple[Any, Any, Any, Any, Any, Any]:
         """(prev_obs, new_act, rew, new_obs, terminated, truncated), with `column(c)` as each leaf."""
+        arranged = self.orders.arranged
         return (
-            rebuild(self.observation.shape, [column(c) for c in self.prev_obs]),
-            rebuild(self.action.shape, [column(c) for c in self.act]),
+            arranged("observation", self.observation.shape, [column(c) for c in self.prev_obs]),
+            arranged("action", self.action.shape, [column(c) for c in self.act]),
             column(self.rew),
-            rebuild(self.observation.shape, [column(c) for c in self.new_obs]),
+            arranged("observation", self.observation.shape, [column(c) for c in self.new_obs]),
             column(self.terminated),
             column(self.truncated),
         )
@@ -197,6 +176,7 @@ class RowLayout:
         described: dict[str, Any] = {
             "observation": describe_spec(self.observation),
             "action": describe_spec(self.action),
+            "orders": self.orders.describe(),
         }
         return {**described, "extras": list(self.extras)} if self.extras else described
 
@@ -206,7 +186,13 @@ class RowLayout:
         extras = description.get("extras", [])
         if not isinstance(extras, list) or not all(isinstance(name, str) for name in extras):
             raise ValueError("extras that are no names")
-        return cls(spec_of(description["observation"]), spec_of(description["action"]), extras)
+        observation, action = spec_of(description["observation"]), spec_of(description["action"])
+        made = cls(observation, action, extras)
+        for name, spec in (("observation", observation), ("action", action)):
+            # Memories of before say nothing of it: the first sample that is added will.
+            if name in description.get("orders", {}):
+                made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
+        return made
 
 
 def describe_spec(spec: TreeSpec) -> dict[str, Any]:

@@ -19,7 +19,8 @@ import torch
 
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
-from tmrl_core.training.layout import Array, flatten, stored_dtype
+from tmrl_core.training.layout import Array, stored_dtype
+from tmrl_core.training.trees import flatten
 
 MAX_STREAMS = 4096
 """Streams whose last row is kept; the longest silent one is forgotten first (its open episode then has a gap)."""

@@ -15,8 +15,9 @@ import numpy as np
 
 from tmrl_core.samples import Chunk
 from tmrl_core.training.joining import Joined, Tail, joined_leaves
-from tmrl_core.training.layout import Array, TreeSpec, flatten
+from tmrl_core.training.layout import Array, TreeSpec
 from tmrl_core.training.memory import last_row_of
+from tmrl_core.training.trees import flatten
 
 DISCOUNT = "discount"
 

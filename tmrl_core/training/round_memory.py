@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ import torch
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.declared import DeclaredSamples
-from tmrl_core.training.layout import Array, flatten, rebuild, stored_dtype, template
+from tmrl_core.training.key_order import KeyOrders
+from tmrl_core.training.layout import Array, stored_dtype
 from tmrl_core.training.lockstep_round import LastRows, Piece, Round
 from tmrl_core.training.memory import EpisodeStatistics, Refusals
+from tmrl_core.training.trees import flatten, template
 
 ENDS = "ends"
 """Extra of a batch: 1 where the next row is no continuation of this one, whatever the reason."""
@@ -34,7 +36,7 @@ class RoundMemory(EpisodeStatistics):
         clock: seconds.
     """
 
-    transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "episodes", "declared"})
+    transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "_orders", "episodes", "declared"})
     """A round that was not finished is collected anew."""
     declared: DeclaredSamples | None = None
     """How samples have to look before any has come; None: nobody knows."""
@@ -49,6 +51,7 @@ class RoundMemory(EpisodeStatistics):
         self._clock = clock
         self._layouts: dict[str, Layout] = {}
         """Of what this process has taken; the first decides."""
+        self._orders = KeyOrders()
 
     def begin(self, round_: Round) -> None:
         """Another round begins."""
@@ -95,7 +98,8 @@ class RoundMemory(EpisodeStatistics):
         """
         if self.declared is not None:
             self.declared.check(chunk)
-        found = _layouts(chunk)
+        trees = _trees(chunk)
+        found = _layouts(chunk, trees)
         for name, layout in found.items():
             known = self._layouts.get(name, layout)
             if layout != known:
@@ -104,6 +108,8 @@ class RoundMemory(EpisodeStatistics):
                     "needs the same shapes and dtypes from all workers; see that they use the same environment."
                 )
         self._layouts = {**found, **self._layouts}
+        for name, tree in trees.items():
+            self._orders.note(name, tree)
 
     def __len__(self) -> int:
         """Return how many transitions the round holds."""
@@ -146,10 +152,10 @@ class RoundMemory(EpisodeStatistics):
         extras[PLACES] = torch.from_numpy(places).to(self.device or "cpu")
         extras[ENDS] = torch.from_numpy(_ends(places, pieces, rows)).to(self.device or "cpu")
         return (
-            rebuild(shape, prev_obs),
+            self._orders.arranged("observation", shape, prev_obs),
             self._tree(rows, "action", [piece.chunk.action for piece in pieces]),
             self._numbers(pieces, rows, "reward"),
-            rebuild(shape, self._tensors(observations, rows)),
+            self._orders.arranged("observation", shape, self._tensors(observations, rows)),
             self._numbers(pieces, rows, "terminated"),
             self._numbers(pieces, rows, "truncated"),
             extras,
@@ -162,7 +168,8 @@ class RoundMemory(EpisodeStatistics):
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
     def _tree(self, rows: Sequence[Array], name: str, trees: Sequence[Any]) -> Any:
-        return rebuild(template(trees[0]), self._tensors([_flat_tree(tree, name) for tree in trees], rows))
+        leaves = self._tensors([_flat_tree(tree, name) for tree in trees], rows)
+        return self._orders.arranged(name, template(trees[0]), leaves)
 
     def _numbers(self, pieces: Sequence[Piece], rows: Sequence[Array], name: str) -> torch.Tensor:
         parts = [np.asarray(getattr(piece.chunk, name))[at] for piece, at in zip(pieces, rows, strict=True)]
@@ -182,21 +189,26 @@ class RoundMemory(EpisodeStatistics):
         return tensors
 
 
-def _layouts(chunk: Chunk) -> dict[str, Layout]:
-    """What a chunk's rows look like, by the names of its columns; without actions, those say nothing of what they are.
+def _trees(chunk: Chunk) -> dict[str, Any]:
+    """Return a chunk's columns by their names; without actions, those and the extras say nothing of what they are."""
+    if not chunk.action_present.any():
+        return {"observation": chunk.observation}
+    extras = {f"extra {name}": tree for name, tree in chunk.extras.items()}
+    return {"observation": chunk.observation, "action": chunk.action, **extras}
+
+
+def _layouts(chunk: Chunk, trees: Mapping[str, Any]) -> dict[str, Layout]:
+    """Return how a chunk's rows look, by the names of its columns.
 
     Raises:
         SampleRefusedError: what can never be trained on: no arrays of numbers.
     """
-    found = {"observation": _layout_of(_flat(chunk, "observation"))}
+    found = {name: _layout_of(_flat_tree(tree, name)) for name, tree in trees.items()}
     reward = np.asarray(chunk.reward)
     if reward.ndim != 1 or reward.dtype.kind not in "biuf":
         raise SampleRefusedError(f"the reward of a sample is {reward.dtype}{list(reward.shape[1:])}, not one number")
-    if chunk.action_present.any():
-        found["action"] = _layout_of(_flat(chunk, "action"))
+    if "action" in found:
         found["extras"] = tuple((name, None, ()) for name in sorted(chunk.extras))
-        for name, tree in chunk.extras.items():
-            found[f"extra {name}"] = _layout_of(_flat_tree(tree, f"extra {name}"))
     return found
 
 

@@ -1,0 +1,33 @@
+"""Nested tuples and dicts as lists of leaves, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested tuples and dicts with their paths; dicts in the order of their sorted keys."""
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in flatten(tree[key], f"{path}/{key}")]
+    if isinstance(tree, tuple):
+        return [leaf for i, item in enumerate(tree) for leaf in flatten(item, f"{path}/{i}")]
+    return [(path, tree)]
+
+
+def template(tree: Any) -> Any:
+    """Return `tree` without its leaves, for `rebuild`. JSON-able: tuples become ["tuple", ...]."""
+    if isinstance(tree, dict):
+        return ["dict", {key: template(tree[key]) for key in sorted(tree)}]
+    if isinstance(tree, tuple):
+        return ["tuple", [template(item) for item in tree]]
+    return None
+
+
+def rebuild(shape: Any, leaves: list[Any]) -> Any:
+    """Return the tree of `template` `shape` with `leaves`, which are taken from the front of the list."""
+    if shape is None:
+        return leaves.pop(0)
+    kind, items = shape
+    if kind == "dict":
+        return {key: rebuild(item, leaves) for key, item in items.items()}
+    return tuple(rebuild(item, leaves) for item in items)
