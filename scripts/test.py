@@ -2,6 +2,7 @@
 
     python scripts/test.py            under ten minutes on two cores
     python scripts/test.py --full     the long forms too: more seeds, more cycles, learning runs
+    python scripts/test.py --shuffle  the files of tests in a random order; its number repeats it: --shuffle 7
 
 Makes the environment first. Each phase runs whatever the others found; the exit status is 0 when all succeeded.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 
 from _environment import ROOT, SetupError, ensure
@@ -20,6 +22,14 @@ def main() -> int:
     """Run the phases; the exit status."""
     parser = argparse.ArgumentParser(description="Format, lint, types, tests and one small quickstart.")
     parser.add_argument("--full", action="store_true", help="add the long forms of the tests")
+    parser.add_argument(
+        "--shuffle",
+        nargs="?",
+        type=int,
+        const=random.randrange(1000),
+        metavar="SEED",
+        help="run the files of tests in a random order, or in that of this seed",
+    )
     arguments = parser.parse_args()
     try:
         python = ensure(["all", "dev"])
@@ -32,6 +42,9 @@ def main() -> int:
     if arguments.full:
         environment["FULL_TESTS"] = "1"
         tests += ["-m", "full or not full"]
+    if arguments.shuffle is not None:
+        print(f"order of test files: --shuffle {arguments.shuffle}")
+        tests += ["--shuffle", str(arguments.shuffle), "--no-loadscope-reorder"]
     quickstart = [sys.executable, str(ROOT / "scripts" / "quickstart.py"), "--small"]
     phases = [*static_phases(python), Phase("tests", tests), Phase("quickstart", quickstart)]
     return run_phases(phases, environment)

@@ -291,7 +291,7 @@ def test_a_full_dropping_link_drops_the_oldest_and_the_trainer_counts_the_gap(pl
     worker = place.worker(queue_bytes=20_000, when_full="drop_oldest")
     for i in range(20):
         worker.send(episode(i * 100, 100), [])
-    until(lambda: worker.counts.samples_dropped > 0 and worker.counts.queued_bytes <= 20_000, worker)
+    until(lambda: not worker._handed and worker.counts.queued_bytes <= 20_000, worker)
     kept = worker.counts.queued_samples
     trainer = place.trainer()
     numbers = collect(trainer, kept)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from tmrl_core.networking.refusals import LINES_AT_ONCE, LINES_PER_S, MOST_REMEMBERED, Refusals
@@ -21,6 +23,17 @@ def test_a_host_s_reason_is_said_at_once_and_then_once_a_minute(caplog: pytest.L
     refusals("10.0.0.1:5", "no token")
     assert caplog.messages[-1].endswith("10.0.0.1:5: no token (and 299 more from there since this was last said)")
     assert refusals.count == 303
+
+
+def test_the_count_follows_the_line() -> None:
+    refusals = Refusals()
+    counts: list[int] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: counts.append(refusals.count)  # type: ignore[method-assign]
+    logger = logging.getLogger("tmrl_core.networking.refusals")
+    logger.addHandler(handler)
+    refusals("10.0.0.1:1", "no token")
+    assert (counts, refusals.count) == ([0], 1)
 
 
 def test_numbers_that_a_peer_chooses_make_no_new_reason(caplog: pytest.LogCaptureFixture) -> None:

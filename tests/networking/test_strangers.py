@@ -177,8 +177,8 @@ def test_who_comes_too_often_is_closed_before_the_handshake(serve: Serve) -> Non
         until(lambda: place.admission.waiting == 0)
     sock = place.connect()
     assert ended(sock)
-    until(lambda: place.admission.turned_away == 1)
-    assert place.server.refusals.count == 9
+    until(lambda: place.server.refusals.count == 9)
+    assert place.admission.turned_away == 1
 
 
 def test_a_fleet_that_comes_and_goes_is_not_counted(serve: Serve, robot: Path) -> None:

@@ -575,7 +575,8 @@ def test_samples_of_another_shape_are_acknowledged_as_refused(
     thread.join(30)
     assert not thread.is_alive()
     assert trainer.training.total_updates == 40
-    assert trainer.training.total_samples == raw_worker.counts.samples_acked == 66
+    assert trainer.training.total_samples == 66
+    assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 66, 20)
     assert raw_worker.counts.queued_samples == 0
     assert "float32[5]" in caplog.text
     assert "float32[3]" in caplog.text
@@ -634,7 +635,7 @@ def test_what_was_not_appended_comes_again_to_the_next_trainer(
     second = Trainer(make(TrainingOffline), server_port=server.port, config=config, checkpoint_path=None)
     second.run()
     assert len(second.training.memory) == 5
-    assert raw_worker.counts.samples_acked == 6
+    assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 6, 20)
 
 
 def test_workers_and_trainer_that_wait_for_each_other_are_told(

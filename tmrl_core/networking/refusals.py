@@ -46,7 +46,10 @@ class Refusals:
             address: `host:port` of the peer.
             reason: in words, without secrets.
         """
-        self.count += 1
+        self._say(address, reason)
+        self.count += 1  # last: the count tells other threads that the log has said it
+
+    def _say(self, address: str, reason: str) -> None:
         # Numbers and what is quoted may be the peer's own choice, such as a length that it announced: they make no new
         # reason, or its lines would use up those of other hosts.
         key = (network_of(address), re.sub(r"'.*'|\d+", "0", reason))

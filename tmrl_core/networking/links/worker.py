@@ -275,7 +275,7 @@ class WorkerLink(Link):
                 self._on_change()  # those who wait for that have looked already
 
     def _say_who_takes(self) -> None:
-        """Say when nobody takes this worker's samples, and when somebody does again."""
+        """Say when nobody takes this worker's samples, and when somebody does again; note it once it is said."""
         worker = self._worker
         if self._sender.active:
             if self._taken is False and not worker.ending:  # else it may as well be the Server that stands in for one
@@ -284,12 +284,12 @@ class WorkerLink(Link):
             self._halts_said.clear()
         elif worker.halted and worker.halt_reason:
             if worker.halt_reason not in self._halts_said and len(self._halts_said) < _REFUSALS_SAID:
-                self._halts_said.add(worker.halt_reason)
                 logger.warning("%s", worker.halt_reason)
+                self._halts_said.add(worker.halt_reason)
             self._taken = False
         elif worker.halted and self._taken is not False and not worker.ending:
-            self._taken = False
             logger.info("there is no trainer of run %r: samples wait here until there is one", worker.run)
+            self._taken = False
 
     def take_policy(self) -> PolicyUpdate | None:
         """The newest policy, if it was not taken yet; never waits."""
