@@ -7,10 +7,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from tmrl_core.config import Config
+from tmrl_core.config import Config, from_values
 from tmrl_core.errors import CheckpointError, FolderLockedError
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.checkpoint_files import read_manifest
+from tmrl_core.training.from_config import training_from_config
 from tmrl_core.training.offline import TrainingOffline
 from tmrl_core.training.run_checkpoints import RunCheckpoints
 
@@ -101,3 +103,30 @@ def test_only_the_first_one_has_to_be_written(tmp_path: Path, caplog: pytest.Log
         checkpoints.write(make(), wait=True, first=True)
     checkpoints.write(make(), wait=True)
     assert caplog.text.count("could not be written") == 2
+
+
+def test_a_configuration_that_has_changed_takes_effect_or_is_refused_with_both_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    def checkpoints(**sections: Any) -> RunCheckpoints:
+        values = {"trainer": {"device": "cpu"}, "actor": {"kwargs": {"hidden_sizes": [8]}}, **sections}
+        config = from_values(values)
+        return RunCheckpoints(tmp_path, config, training_from_config(config), configured=True)
+
+    first = checkpoints(run={"seed": 1})
+    training, _ = first.make_or_load()
+    first.write(training, wait=True)
+    assert read_manifest(tmp_path / "1")["configuration"]["run"]["seed"] == 1
+    changed = checkpoints(run={"seed": 2}, agent={"kwargs": {"lr_actor": 0.25}})
+    training, is_new = changed.make_or_load()
+    assert not is_new
+    assert training.agent.optimizer_actor.param_groups[0]["lr"] == 0.25
+    assert changed.in_force.run.seed == 1  # generators go on
+    assert "agent.kwargs.lr_actor: left out in the checkpoint, 0.25 now, which takes effect" in caplog.text
+    assert "run.seed: 1 in the checkpoint, 2 now: the checkpoint's value stays in force" in caplog.text
+    with pytest.raises(CheckpointError, match=r"memory\.n_step: 1 in the checkpoint, 3 now"):
+        checkpoints(memory={"n_step": 3}).make_or_load()
+    with pytest.raises(CheckpointError, match=r"actor\.kwargs\.hidden_sizes: \[8\] in the checkpoint, \[16\] now"):
+        checkpoints(actor={"kwargs": {"hidden_sizes": [16]}}).make_or_load()

@@ -307,4 +307,4 @@ def use(config: Config | None) -> None:
 
 def resolved(config: Config) -> str:
     """The whole configuration as YAML, every key with its value; it holds no secret."""
-    return format_yaml(msgspec.to_builtins(config))
+    return format_yaml(msgspec.to_builtins(config, enc_hook=str))

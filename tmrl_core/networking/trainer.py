@@ -122,6 +122,7 @@ class Trainer:
             dump_run_instance_fn,
             load_run_instance_fn,
             None if updater_fn is None else lambda training: updater_fn(training, self.training_cls),
+            configured=isinstance(training_cls, Cfg),
         )
         self._checkpoint_told: tuple[int, int] | None = None
         self._linked = LinkedTraining(settings, config, self._run_name, self._model.write)

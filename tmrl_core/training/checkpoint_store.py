@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,13 +66,21 @@ class CheckpointStore:
         root: the folder; made when the first checkpoint is written.
         keep_last: how many of the newest are kept.
         keep_best: keep the one with the highest score too.
+        configuration: that the training object was made of, as plain values; written into each checkpoint.
 
     Attributes:
         failures: how many checkpoints could not be written.
         last_error: why the last one could not, in words; empty after one that could.
     """
 
-    def __init__(self, root: str | Path, keep_last: int = 2, keep_best: bool = True) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        keep_last: int = 2,
+        keep_best: bool = True,
+        configuration: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.configuration = configuration
         self.root = Path(root)
         self.rows_folder = self.root / "replay"
         self.keep_last = keep_last
@@ -136,7 +144,13 @@ class CheckpointStore:
             rows=rows,
             lease=training.memory.lease_rows(self._saved_until) if rows is not None else None,
             note=delivery_note(training),
-            body={"counter": self._counter, "score": score, "written_at_s": time.time(), **facts_of(training)},
+            body={
+                "counter": self._counter,
+                "score": score,
+                "written_at_s": time.time(),
+                "configuration": self.configuration,
+                **facts_of(training),
+            },
         )
         self._thread = threading.Thread(
             target=self._work, args=(snapshot, on_written), name="tmrl-checkpoint", daemon=True
@@ -254,7 +268,13 @@ class CheckpointStore:
 
     # --- reading ---
 
-    def restore(self, make: Callable[[], T], *, drop_damaged: bool = False) -> T | None:
+    def restore(
+        self,
+        make: Callable[[], T],
+        *,
+        drop_damaged: bool = False,
+        agree: Callable[[Mapping[str, Any]], None] = lambda configuration: None,
+    ) -> T | None:
         """A training object as the newest good checkpoint has it, or None when there is no checkpoint.
 
         Each attempt fills a fresh object, so that none is ever half loaded. All checkpoints of a memory in RAM share
@@ -264,15 +284,17 @@ class CheckpointStore:
             make: makes the training object as it was made for the one that was saved.
             drop_damaged: where no checkpoint is whole, take the newest of which only older replay rows are damaged,
                 and let go of the rows up to the damage, with a warning.
+            agree: called with the configuration that a checkpoint was written with, if it says so; raises
+                CheckpointError where it does not fit this one.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be used; the message says why of each.
         """
         self.wait()
         reasons: list[tuple[int, CheckpointError]] = []
-        training = self._restore(make, reasons)
+        training = self._restore(make, agree, reasons)
         if training is None and drop_damaged and any(isinstance(exc, RowsError) for _, exc in reasons):
-            training = self._restore(make, reasons, drop_damaged=True)
+            training = self._restore(make, agree, reasons, drop_damaged=True)
         if training is None and reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.root} can be used ({_joined(reasons)}). Choose another run.name, or move the "
@@ -286,12 +308,18 @@ class CheckpointStore:
         return training
 
     def _restore(
-        self, make: Callable[[], T], reasons: list[tuple[int, CheckpointError]], *, drop_damaged: bool = False
+        self,
+        make: Callable[[], T],
+        agree: Callable[[Mapping[str, Any]], None],
+        reasons: list[tuple[int, CheckpointError]],
+        *,
+        drop_damaged: bool = False,
     ) -> T | None:
         for counter in reversed(self.counters()):
             folder = self.root / str(counter)
             training = make()
             try:
+                agree(read_manifest(folder).get("configuration") or {})
                 body = restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
             except CheckpointError as exc:
                 logger.warning("checkpoint %d cannot be used: %s", counter, exc)

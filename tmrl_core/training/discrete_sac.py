@@ -61,6 +61,7 @@ class DiscreteSacAgent(OffPolicyAgent):
     """
 
     action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
+    transient: ClassVar[frozenset[str]] = frozenset({"target_entropy"})
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from tmrl_core.errors import StorageError
 from tmrl_core.networking.messages import Progress
 from tmrl_core.training.at_once import UpdatesAtOnce
 from tmrl_core.training.bad_updates import BadUpdates, indices_of
+from tmrl_core.training.constructed import constructed_settings
 from tmrl_core.training.declared import expect
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.limiter import SamplesPerInsert
@@ -87,7 +88,17 @@ class TrainingOffline:
     """
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"published", "statistics", "_waits_for", "_unwritten", "_refused", "_bad", "_at_once", *_SETTINGS}
+        {
+            "constructed",
+            "published",
+            "statistics",
+            "_waits_for",
+            "_unwritten",
+            "_refused",
+            "_bad",
+            "_at_once",
+            *_SETTINGS,
+        }
     )
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
@@ -183,6 +194,8 @@ class TrainingOffline:
         )
         expect(self.memory, self.agent, (observation_space, action_space), declared)
         self._at_once = UpdatesAtOnce(self.agent)
+        self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
+        """Settings as constructors left them: on resume, those that have changed take effect."""
         self.follow_memory()
 
     def follow_memory(self) -> None:

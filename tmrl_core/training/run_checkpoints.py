@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tmrl_core.errors import CheckpointError, FolderLockedError, StorageError
+from tmrl_core.config.resuming import FIRST, Change, changes_since, in_force, plain
+from tmrl_core.errors import CheckpointError, ConfigError, FolderLockedError, StorageError
 from tmrl_core.storage.lock import FolderLock
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ class RunCheckpoints:
             where that is its own.
         load: `(path) -> training` reads it.
         updater: `(training) -> training`, called after a checkpoint was loaded.
+        configured: the training object is made of the configuration, so that checkpoints hold it, and what has changed
+            since is looked at.
 
     Attributes:
+        in_force: the configuration, with the checkpoint's value where only that matters.
         locked: whether the folder of the project's own format is kept from other trainers.
     """
 
@@ -41,10 +45,15 @@ class RunCheckpoints:
         dump: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
         updater: Callable[[Any], Any] | None = None,
+        *,
+        configured: bool = False,
     ) -> None:
         self.path = path
         self.locked = False
+        self.in_force = config
         self._config = config
+        self._configured = configured
+        self._changes: list[Change] = []
         self._make = make
         self._dump = dump
         self._load = load
@@ -126,7 +135,9 @@ class RunCheckpoints:
             assert self.path is not None
             settings = self._config.checkpoint
             self._lock_folder(self.path)
-            self._store = CheckpointStore(self.path, settings.keep_last, settings.keep_best)
+            self._store = CheckpointStore(
+                self.path, settings.keep_last, settings.keep_best, plain(self._config) if self._configured else None
+            )
         return self._store
 
     def _lock_folder(self, path: Path) -> None:
@@ -176,7 +187,7 @@ class RunCheckpoints:
             elif self._dump is not None or (path.is_file() or (path / "manifest.json").exists()):
                 loaded = self.read(path)
             else:
-                loaded = self._the_store().restore(self._make, drop_damaged=self._config.checkpoint.drop_damaged)
+                loaded = self._restore()
                 if loaded is None:
                     made = self._make()
                     if _has_own_format(made):
@@ -189,6 +200,47 @@ class RunCheckpoints:
         if self._updater is not None:
             loaded = self._updater(loaded)
         return loaded, False
+
+    def _restore(self) -> Any:
+        """The training object of the newest checkpoint; None: there is none.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used.
+        """
+        try:
+            loaded = self._the_store().restore(
+                self._make, drop_damaged=self._config.checkpoint.drop_damaged, agree=self._agree
+            )
+        except CheckpointError as exc:
+            if not self._changes:
+                raise
+            raise CheckpointError(f"{exc} Changed since: {'; '.join(map(str, self._changes))}.") from exc
+        for change in self._changes if loaded is not None else ():
+            reason = change.reason(FIRST)
+            if reason is None:
+                logger.info("%s, which takes effect", change)
+            else:
+                logger.warning("%s: the checkpoint's value stays in force, as %s", change, reason)
+        if loaded is not None and self._configured:
+            self._the_store().configuration = plain(self.in_force)
+        return loaded
+
+    def _agree(self, stored: Mapping[str, Any]) -> None:
+        """Compare the configuration of a checkpoint with today's.
+
+        Raises:
+            CheckpointError: a key has changed that may not.
+        """
+        if not self._configured:
+            return
+        self._changes = changes_since(stored, self._config)
+        fixed = [f"{change} ({change.fixed})" for change in self._changes if change.fixed]
+        if fixed:
+            raise CheckpointError(f"it cannot go on with {'; '.join(fixed)}")
+        try:
+            self.in_force = in_force(stored, self._config)
+        except ConfigError as exc:
+            raise CheckpointError(f"the configuration in its manifest is none: {exc}") from exc
 
     def read(self, path: Path) -> Any:
         """The training object of a checkpoint that stands alone.

@@ -9,6 +9,8 @@ arrays, lists and dicts are filled in place, so that who refers to them (an opti
 looks for everything that does not fit before it changes anything.
 
 What a constructor makes and training never changes is not saved: functions, classes, devices, dtypes, spaces, paths.
+Settings that a constructor was given and training may change since (`constructed.py`) are today's where they differ
+from those of the run that was saved, and the checkpoint's otherwise.
 `functools.cached_property` values are not either, nor attributes that an owner names in its class attribute
 `transient`.
 """
@@ -18,7 +20,6 @@ from __future__ import annotations
 import base64
 import enum
 import functools
-import inspect
 import logging
 import pathlib
 import random
@@ -33,6 +34,7 @@ import torch
 
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.constructed import PLAIN, constructor_parameters
 from tmrl_core.training.layout import Array
 from tmrl_core.training.memory import EpisodeStatistics
 
@@ -81,12 +83,16 @@ def _class_name(value: Any) -> str:
 def saved_attributes(owner: Any) -> dict[str, Any]:
     """The attributes of an owner that a checkpoint holds."""
     kind = type(owner)
-    transient = {name for base in kind.__mro__ for name in base.__dict__.get("transient", ())}
+    transient = _transient(kind)
     return {
         name: value
         for name, value in vars(owner).items()
         if name not in transient and not isinstance(getattr(kind, name, None), functools.cached_property)
     }
+
+
+def _transient(kind: type) -> set[str]:
+    return {name for base in kind.__mro__ for name in base.__dict__.get("transient", ())}
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -228,7 +234,11 @@ def capture(training: Any) -> Captured:
         CheckpointError: names an attribute that cannot be saved.
     """
     walk = _Capture(_owners_of(training))
-    tree = {"training": walk.node(training, ""), "random": walk.node(global_random_state(), "random")}
+    tree = {
+        "training": walk.node(training, ""),
+        "random": walk.node(global_random_state(), "random"),
+        "constructed": walk.node(dict(getattr(training, "constructed", {})), "constructed"),
+    }
     return Captured(tree, walk.arrays)
 
 
@@ -284,11 +294,19 @@ def set_global_random_state(state: Mapping[str, Any]) -> None:
 
 
 class _Restore:
-    def __init__(self, arrays: Mapping[str, Array], rows: Sequence[Array], device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        rows: Sequence[Array],
+        device: torch.device | None = None,
+        constructed: Mapping[str, Any] | None = None,
+    ) -> None:
         self._arrays = arrays
         self._rows = rows
         self._device = device or torch.device("cpu")
         """Where what was on a device goes, if it has no place already: not where it was, which need not be there."""
+        self._constructed = constructed or {}
+        """Settings as constructors had left them in the run that was saved."""
         self._done: dict[str, Any] = {}
 
     def decoded(self, node: Node) -> Any:
@@ -327,6 +345,8 @@ class _Restore:
                 key = self.decoded(key)
                 at_key = existing.get(key) if isinstance(existing, Mapping) else None
                 yield from self.misfits(at_key, item, f"{path}[{key!r}]")
+        elif node is None and isinstance(existing, (torch.nn.Module, torch.optim.Optimizer)):
+            yield f"{path} was not there and is a {_class_name(existing)}"
 
     def _state_misfits(self, existing: Any, node: Node, path: str) -> Iterator[str]:
         if isinstance(existing, torch.nn.Module):
@@ -336,6 +356,9 @@ class _Restore:
                 if saved.get(name) != present.get(name):
                     yield f"{path}: {name} was {_shown(saved.get(name))} and is {_shown(present.get(name))}"
         elif isinstance(existing, torch.optim.Optimizer):
+            if node["class"] != _class_name(existing):
+                yield f"{path} was a {node['class']} and is a {_class_name(existing)}"
+                return
             state = self.decoded(node["v"])
             saved_sizes = [len(group["params"]) for group in state["param_groups"]]
             sizes = [len(group["params"]) for group in existing.param_groups]
@@ -461,25 +484,55 @@ class _Restore:
         self._device = device
         if hasattr(existing, "row_arrays"):
             existing.load_state_dict(state, self._rows)
+        elif isinstance(existing, torch.optim.Optimizer):
+            before = existing.param_groups
+            existing.load_state_dict(state)
+            for number, (old, group) in enumerate(zip(before, existing.param_groups, strict=True)):
+                for name, value in old.items():
+                    if name != "params" and self._is_changed(f"{path}[{number}].{name}", group.get(name), value):
+                        group[name] = value
+        elif isinstance(existing, torch.optim.lr_scheduler.LRScheduler):
+            base_lrs = existing.base_lrs
+            existing.load_state_dict(state)
+            existing.base_lrs = base_lrs
         else:
             existing.load_state_dict(state)
         return existing
 
+    def _is_changed(self, place: str, saved: Any, today: Any) -> bool:
+        """Whether the constructor was given another setting than in the run that was saved; if so, that is said.
+
+        Otherwise the checkpoint's value counts, which training may have changed since.
+        """
+        if place in self._constructed:
+            then = self._constructed[place]
+            if then != today:
+                logger.info("%s: %r in the checkpoint, %r from now on", place, then, today)
+            return bool(then != today)
+        # Written before checkpoints said what constructors were given.
+        if isinstance(today, PLAIN) and saved is not None and saved != today:
+            logger.warning("%s is %r in the checkpoint and %r now: %r counts", place, saved, today, today)
+            return True
+        return False
+
     def _put_owner(self, existing: Any, node: Node, path: str) -> Any:
         self._done.setdefault(path, existing)
         attributes = vars(existing)
-        arguments = inspect.signature(type(existing)).parameters
+        arguments = constructor_parameters(type(existing))
+        transient = _transient(type(existing))
         for name, item in node["v"].items():
+            if name in transient:
+                continue  # saved by a release in which it was not
             place = f"{path}.{name}" if path else name
             before = attributes.get(name)
-            plain = type(before) in (bool, int, float, str) and type(item) in (bool, int, float, str)
-            if plain and name in arguments and before != item:
-                logger.warning(
-                    "%s is %r in the checkpoint and %r in the configuration: the checkpoint's value counts",
-                    place,
-                    item,
-                    before,
-                )
+            if name in arguments and (before is None or isinstance(before, PLAIN)):
+                saved = None if isinstance(item, dict) else item
+                if path and self._is_changed(place, saved, before):
+                    continue
+                if not path and saved is not None and saved != before:
+                    logger.warning(
+                        "%s is %r in the checkpoint and %r now: the checkpoint's value counts", place, saved, before
+                    )
             value = self.put(before, item, place)
             if value is not before or not isinstance(item, dict):
                 setattr(existing, name, value)
@@ -507,7 +560,8 @@ def restore(training: Any, tree: Node, arrays: Mapping[str, Array], rows: Sequen
     Raises:
         CheckpointError: it does not fit; all that does not is named, and nothing was changed.
     """
-    walk = _Restore(arrays, rows, _device_of(training))
+    constructed = _Restore(arrays, ()).decoded(tree.get("constructed"))
+    walk = _Restore(arrays, rows, _device_of(training), constructed)
     misfits = list(walk.misfits(training, tree["training"], ""))
     if misfits:
         raise CheckpointError("the checkpoint belongs to another configuration: " + "; ".join(misfits[:8]))

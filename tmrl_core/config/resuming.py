@@ -1,0 +1,102 @@
+"""Changes of the configuration between a checkpoint and the process that goes on from it.
+
+Most take effect. This module names those that cannot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tmrl_core.config.loading import convert, put
+from tmrl_core.config.sections import Config
+
+COMPARED = ("run.seed", "environment", "actor", "worker.collection", "memory", "agent", "trainer", "checkpoint")
+"""What is compared. Other keys concern this process only."""
+
+FIXED: dict[str, str] = {
+    r"memory\.(n_step|capacity)": "the stored transitions are of the earlier value",
+    r"(actor|agent)\.kwargs\.activation": "the networks were trained with the earlier one",
+}
+"""Keys, as regular expressions, that may not change, and why."""
+
+FIRST: dict[str, str] = {
+    r"run\.seed": "random generators go on from the checkpoint",
+    r"(actor|agent)\.kwargs\.(alpha|log_std)": "only a new run begins with it",
+}
+"""Keys of which only the value that the run began with matters, and why."""
+
+LEFT_OUT = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key whose value is another one than the checkpoint's."""
+
+    key: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_shown(self.then)} in the checkpoint, {_shown(self.now)} now"
+
+    def reason(self, table: Mapping[str, str]) -> str | None:
+        """The reason that a table gives for this key; None: it does not name it."""
+        return next((reason for pattern, reason in table.items() if re.fullmatch(pattern, self.key)), None)
+
+    @property
+    def fixed(self) -> str | None:
+        """Reason why this change is refused; None: it is not."""
+        # A keyword argument that is left out has a default, which this module does not know.
+        return None if LEFT_OUT in (self.then, self.now) else self.reason(FIXED)
+
+
+def changes_since(stored: Mapping[str, Any], config: Config) -> list[Change]:
+    """Keys whose values differ.
+
+    Args:
+        stored: the configuration of a checkpoint, as plain values; keys that its release did not know are passed over.
+        config: today's.
+    """
+    now = plain(config)
+    return [change for key in COMPARED for change in _differences(key, _at(stored, key), _at(now, key))]
+
+
+def in_force(stored: Mapping[str, Any], config: Config) -> Config:
+    """Today's configuration with the checkpoint's value where only that matters."""
+    changes = [change for change in changes_since(stored, config) if change.reason(FIRST) is not None]
+    if not changes:
+        return config
+    values = plain(config)
+    for change in changes:
+        put(values, change.key, None if change.then is LEFT_OUT else change.then, "checkpoint")
+    return convert(values, "checkpoint")
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as JSON has it."""
+    values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
+    return values
+
+
+def _at(values: Any, key: str) -> Any:
+    for name in key.split("."):
+        values = values.get(name, LEFT_OUT) if isinstance(values, Mapping) else LEFT_OUT
+    return values
+
+
+def _differences(key: str, then: Any, now: Any) -> Iterator[Change]:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        names = then.keys() | now.keys() if ".kwargs" in key else then.keys() & now.keys()
+        for name in sorted(names):
+            yield from _differences(f"{key}.{name}", then.get(name, LEFT_OUT), now.get(name, LEFT_OUT))
+    elif then != now and (".kwargs." in key or LEFT_OUT not in (then, now)):
+        yield Change(key, then, now)
+
+
+def _shown(value: Any) -> str:
+    return "left out" if value is LEFT_OUT else repr(value)

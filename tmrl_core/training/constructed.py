@@ -1,0 +1,52 @@
+"""Settings as constructors leave them: on resume, those that have changed since take effect, others stay as trained."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from tmrl_core.training.agent import TrainingAgent
+
+PLAIN = (bool, int, float, str, tuple)
+"""Types of settings."""
+
+
+def constructed_settings(owner: Any, path: str) -> dict[str, Any]:
+    """Settings of an agent or a memory that has just been made, by their paths in a checkpoint.
+
+    Args:
+        owner: its attributes that are named like parameters of its constructor count, and its optimizers' groups.
+        path: its own, such as `agent`.
+    """
+    import torch
+
+    found: dict[str, Any] = {}
+    arguments = constructor_parameters(type(owner))
+    for name, value in vars(owner).items():
+        place = f"{path}.{name}"
+        if name in arguments and (value is None or isinstance(value, PLAIN)):
+            found[place] = value
+        elif isinstance(value, TrainingAgent):
+            found |= constructed_settings(value, place)
+        for at, item in _parts(value, place):
+            if isinstance(item, torch.optim.Optimizer):
+                for number, group in enumerate(item.param_groups):
+                    found |= {f"{at}[{number}].{key}": held for key, held in group.items() if isinstance(held, PLAIN)}
+    return found
+
+
+def constructor_parameters(kind: type) -> set[str]:
+    """Names of the parameters of a class's constructor and of those that it may hand keyword arguments on to."""
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
+    return {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+
+
+def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """A value, or what it is a list, tuple or dict of."""
+    if isinstance(value, dict):
+        yield from ((f"{place}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{place}[{number}]", item) for number, item in enumerate(value))
+    else:
+        yield place, value
