@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import traceback
 from typing import Any
@@ -215,9 +216,68 @@ FAULTS = {
     "raises": RuntimeError("the motor is hot"),
     "NaN": np.array([0, np.nan, 0], np.float32),
     "shape": np.zeros(4, np.float32),
-    "dtype": np.zeros(3, np.float64),
-    "type": [0.0, 0.0, 0.0],
+    "dtype": np.full(3, 1e300),
+    "type": ["0", "0", "0"],
 }
+
+
+OTHER_DTYPES = [
+    np.array([1, 2, 3], np.uint8),
+    np.array([1, 2, 3], np.float64),
+    np.array([True, False, True]),
+    [1.0, 2, 3],
+    (1, 2, 3),
+]
+
+
+@pytest.mark.parametrize("returned", OTHER_DTYPES)
+@pytest.mark.parametrize("slow", [False, True])
+def test_observations_of_another_dtype_are_cast_and_named_once(
+    returned: Any, slow: bool, counting_env: Any, constant_actor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = counting_env(length=4, script={(episode, step): returned for episode in (0, 1) for step in (2, 3)})
+    worker = make(env, constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
+    with caplog.at_level(logging.WARNING):
+        worker.collect_train_episode()
+        worker.collect_train_episode()
+    observations = [sample[1] for sample in worker.buffer.memory]
+    assert len(observations) == 10
+    assert {obs.dtype for obs in observations} == {np.dtype(np.float32)}
+    assert np.array_equal(observations[2], np.asarray(returned, np.float32))
+    (record,) = caplog.records
+    assert "its space wants" in record.getMessage()
+    assert "float32" in record.getMessage()
+
+
+@pytest.mark.parametrize("returned", OTHER_DTYPES)
+def test_strict_spaces_refuse_them(returned: Any, counting_env: Any, constant_actor: Any) -> None:
+    env = counting_env(length=4, script={(0, 0): returned})
+    with pytest.raises(EnvironmentFailedError, match=r"its space wants .*after a reset"):
+        make(env, constant_actor, strict_spaces=True).reset(collect_samples=True)
+
+
+class Turning(gymnasium.Env[Any, Any]):
+    """A dict whose order of keys is another after each step."""
+
+    observation_space = spaces.Dict({key: spaces.Box(-1, 1, (1,), np.float64) for key in "abc"})
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self.orders = itertools.cycle(["cab", "abc", "bca"])
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return {key: np.full(1, ord(key), np.float32) for key in next(self.orders)}, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self.reset()[0], 0.0, False, False, {}
+
+
+def test_keys_keep_the_order_of_the_first_observation(constant_actor: Any) -> None:
+    worker = make(Turning(), constant_actor)
+    worker.collect_train_episode(max_samples=3)
+    observations = [sample[1] for sample in worker.buffer.memory]
+    assert [[*obs] for obs in observations] == [["c", "a", "b"]] * 4
+    assert all(obs[key].tolist() == [ord(key)] for obs in observations for key in obs)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -433,7 +493,7 @@ def test_what_the_codec_cannot_carry_is_named(counting_env: Any, constant_actor:
 
 
 def test_public_steps_let_the_environments_errors_pass(counting_env: Any, constant_actor: Any) -> None:
-    script = {(0, 1): ZeroDivisionError("mine"), (1, 1): np.zeros(2, np.float32), (2, 0): np.zeros(3)}
+    script = {(0, 1): ZeroDivisionError("mine"), (1, 1): np.zeros(2, np.float32), (2, 0): np.full(3, 1e300)}
     worker = make(counting_env(script=script), constant_actor)
     obs, _ = worker.reset(collect_samples=True)
     with pytest.raises(ZeroDivisionError, match="mine"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import make_check, reset_problem, reward_problem, unpacking_hint
+from tmrl_core.actor.guard import make_guard, reset_problem, reward_problem, unpacking_hint
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2])))})
@@ -17,12 +17,12 @@ NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.Mu
     [BOX, NESTED, spaces.Discrete(2), spaces.MultiBinary(3), spaces.Box(-1, 1, (), np.float64), spaces.Text(4)],
 )
 def test_samples_of_the_space_pass(space: Any) -> None:
-    check = make_check(space)
+    check = make_guard(space).problem
     assert [check(space.sample()) for _ in range(5)] == [None] * 5
 
 
 def test_bounds_are_not_checked() -> None:
-    assert make_check(BOX)(np.full(2, 9.0, np.float32)) is None
+    assert make_guard(BOX).problem(np.full(2, 9.0, np.float32)) is None
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,48 @@ def test_bounds_are_not_checked() -> None:
     ],
 )
 def test_what_is_wrong_is_named(space: Any, obs: Any, words: str) -> None:
-    problem = make_check(space)(obs)
+    problem = make_guard(space).problem(obs)
     assert problem is not None
     assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (BOX, np.array([2**24 + 1, 0])),
+        (BOX, np.array([1e39, 0])),
+        (BOX, ["1", "2"]),
+        (BOX, [[1.0], [2.0, 3.0]]),
+        (BOX, np.zeros(2, np.complex64)),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([256, 0])),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([-1, 0])),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([0.5, 0])),
+        (spaces.Box(0, 255, (2,), np.uint64), np.array([-1, 0], np.int8)),
+        (spaces.Discrete(2), 0.5),
+        (spaces.Discrete(2), np.zeros(1, np.int64)),
+    ],
+)
+def test_values_that_do_not_survive_are_not_cast(space: Any, value: Any) -> None:
+    guard = make_guard(space)
+    assert guard.problem(guard.cast(value)) is not None
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (BOX, [0.1, 2]),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([255.0, 0.0])),
+        (spaces.Box(-1, 1, (), np.float64), 0.5),
+        (spaces.MultiBinary(2), np.array([True, False])),
+        (spaces.Discrete(2), True),
+        (spaces.Discrete(2), np.float64(1.0)),
+        (NESTED, {"b": [1, [0, 1]], "a": (0.0, 1.0)}),
+    ],
+)
+def test_values_that_survive_are_cast(space: Any, value: Any) -> None:
+    guard = make_guard(space)
+    assert guard.problem(value) is not None
+    assert guard.problem(guard.cast(value)) is None
 
 
 @pytest.mark.parametrize("reward", [0, 1.5, True, np.float32(2), np.float64(-1), np.int64(3), np.array(1.0)])

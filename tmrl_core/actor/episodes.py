@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import make_check, reset_problem, reward_problem, unpacking_hint
+from tmrl_core.actor.guard import make_guard, reset_problem, reward_problem, unpacking_hint
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.pacing import Slices
 from tmrl_core.errors import EnvironmentFailedError
@@ -100,6 +100,8 @@ class EpisodePlayer:
         crc_debug: every sample's info carries the original transition.
         max_samples_per_episode: longer episodes are truncated; infinite: none are.
         max_failures: how often in a row the environment may fail.
+        strict_spaces: an observation of another dtype, container or order of keys fails; False: it is cast where its
+            values survive.
         device: where the actor runs.
         name: of the worker, for the records.
         seed: of the first reset and of the actor's exploration; None: from the operating system.
@@ -116,6 +118,7 @@ class EpisodePlayer:
         crc_debug: bool = False,
         max_samples_per_episode: float = math.inf,
         max_failures: int = 3,
+        strict_spaces: bool = False,
         device: Any = "cpu",
         name: str = "",
         seed: int | None = None,
@@ -128,6 +131,7 @@ class EpisodePlayer:
         self.crc_debug = crc_debug
         self.max_samples_per_episode = max_samples_per_episode
         self.max_failures = max_failures
+        self.strict_spaces = strict_spaces
         self.device = device
         self.name = name
         self.steps_collected = 0
@@ -162,7 +166,8 @@ class EpisodePlayer:
 
     def _adopt_spaces(self) -> None:
         space = self.env.observation_space
-        self._check = make_check(space)
+        self._guard = make_guard(space)
+        self._cast: Callable[[Any], Any] | None = None
         plain = type(space) is spaces.Box and space.shape != ()
         self._shape: tuple[int, ...] | None = space.shape if plain else None
         self._dtype = space.dtype
@@ -212,9 +217,7 @@ class EpisodePlayer:
             if problem is not None:
                 raise EnvironmentFailedError(problem)
             obs, info = result
-            problem = self._check(obs)
-            if problem is not None:
-                raise EnvironmentFailedError(f"{problem}, after a reset")
+            obs = self._admitted(obs, ", after a reset")
         except Exception as exc:
             self._fault = exc
             self._env_is_broken = True
@@ -258,7 +261,8 @@ class EpisodePlayer:
             act = self.act(obs, test=test)
         try:
             new_obs, rew, terminated, truncated, info = self.env.step(act)
-            problem = self._check(new_obs) or reward_problem(rew)
+            new_obs = self._admitted(new_obs)
+            problem = reward_problem(rew)
             if problem is not None:
                 raise EnvironmentFailedError(problem)
         except Exception as exc:
@@ -280,6 +284,25 @@ class EpisodePlayer:
             if terminated or truncated:
                 self._finish_episode("terminated" if terminated else "truncated")
         return new_obs, rew, terminated, truncated, info
+
+    def _admitted(self, obs: Any, where: str = "") -> Any:
+        """Return an observation as its space wants it, cast if need be.
+
+        Raises:
+            EnvironmentFailedError: it does not belong to the space.
+        """
+        if self._cast is not None:
+            obs = self._cast(obs)
+        problem = self._guard.problem(obs)
+        if problem is None:
+            return obs
+        if self._cast is None and not self.strict_spaces:
+            fitting = self._guard.cast(obs)
+            if self._guard.problem(fitting) is None:
+                self._cast = self._guard.cast
+                logger.warning("%s%s: it is cast, as all that follow (worker.strict_spaces refuses it)", problem, where)
+                return fitting
+        raise EnvironmentFailedError(problem + where)
 
     def _keeps_extras(self) -> bool:
         """Whether this actor has more to say of an action than the action."""
@@ -431,6 +454,7 @@ class EpisodePlayer:
         env_step = self.env.step
         append = self.buffer.append_sample
         shape, dtype, few, zeros = self._shape, self._dtype, self._few, self._zeros
+        cast = self._cast
         array, isfinite, vdot = np.ndarray, math.isfinite, np.vdot
         obs, total, test, collect = episode.obs, episode.total, episode.test, episode.collect
         cut = episode.limit - episode.steps
@@ -446,6 +470,8 @@ class EpisodePlayer:
                     action, extras = act_more(obs, test)
                 try:
                     new_obs, rew, terminated, truncated, info = env_step(action)
+                    if cast is not None:
+                        new_obs = cast(new_obs)
                     good = (
                         type(new_obs) is array
                         and new_obs.dtype is dtype
@@ -456,7 +482,9 @@ class EpisodePlayer:
                         )
                     )
                     if not good:
-                        problem = self._check(new_obs) or reward_problem(rew)
+                        new_obs = self._admitted(new_obs)
+                        cast = self._cast
+                        problem = reward_problem(rew)
                         if problem is not None:
                             raise EnvironmentFailedError(problem)
                 except Exception as exc:

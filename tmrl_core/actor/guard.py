@@ -1,102 +1,153 @@
 """What an environment may return: checks that are cheap enough for every step.
 
-Types, shapes and dtypes of observations must be those of the space, and numbers must be finite. Bounds are not checked:
-many environments leave them, and nothing downstream breaks.
+Types, shapes and dtypes of observations must be those of the space, or be cast to them, and numbers must be finite.
+Bounds are not checked: many environments leave them, and nothing downstream breaks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 Problem = str | None
-Check = Callable[[Any], Problem]
 
 
-def make_check(space: Any, name: str = "observation") -> Check:
-    """What names the first thing wrong with an observation of `space`, or returns None.
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Check and cast observations of one space.
 
-    Spaces without a fixed structure (Sequence, Graph, Text, ...) take anything.
+    Args:
+        problem: names the first thing wrong with an observation, or returns None.
+        cast: returns the observation with the dtypes, containers and order of keys of the space and of the first
+            observation, as far as all values survive; what does not fit is left for `problem` to name.
     """
+
+    problem: Callable[[Any], Problem]
+    cast: Callable[[Any], Any]
+
+
+def make_guard(space: Any, name: str = "observation") -> Guard:
+    """Return the guard of a space; spaces without a fixed structure (Sequence, Graph, Text, ...) take anything."""
     if isinstance(space, spaces.Dict):
-        return _dict_check(space, name)
+        return _dict_guard(space, name)
     if isinstance(space, spaces.Tuple):
-        return _tuple_check(space, name)
+        return _tuple_guard(space, name)
     if isinstance(space, spaces.Discrete):
-        return _discrete_check(name)
+        return _discrete_guard(name)
     if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
-        return _array_check(tuple(space.shape or ()), np.dtype(space.dtype), name)
-    return lambda obs: None
+        return _array_guard(tuple(space.shape or ()), np.dtype(space.dtype), name)
+    return Guard(lambda obs: None, lambda obs: obs)
 
 
-def _array_check(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Check:
+def _array_guard(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Guard:
     floating = np.issubdtype(dtype, np.inexact)
 
-    def check(obs: Any) -> Problem:
+    def problem(obs: Any) -> Problem:
         if not isinstance(obs, (np.ndarray, np.generic)):
             return f"the {name} is a {type(obs).__name__}, its space wants an array of {dtype} of shape {shape}"
         if obs.shape != shape:
             return f"the {name} has the shape {obs.shape}, its space wants {shape}"
         if obs.dtype != dtype:
-            return (
-                f"the {name} is of {obs.dtype}, its space wants {dtype} (GenericGymEnv's to_float32 turns float64 into "
-                "float32)"
-            )
+            return f"the {name} is of {obs.dtype}, its space wants {dtype}"
         if floating and not np.isfinite(obs).all():
             found = "NaN" if np.isnan(obs).any() else "an infinite number"
             return f"the {name} holds {found}, finite numbers are wanted"
         return None
 
-    return check
+    def cast(obs: Any) -> Any:
+        return obs if isinstance(obs, (np.ndarray, np.generic)) and obs.dtype == dtype else _cast_array(obs, dtype)
+
+    return Guard(problem, cast)
 
 
-def _discrete_check(name: str) -> Check:
-    def check(obs: Any) -> Problem:
+def _cast_array(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a value as an array of `dtype`, or unchanged where numbers would change beyond rounding."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # a ragged list
+        return value
+    if array.dtype.kind not in "biuf":
+        return value
+    with np.errstate(all="ignore"):
+        result = array.astype(dtype)
+        if array.dtype.kind == "f" and dtype.kind == "f":
+            survives = (np.isfinite(result) | ~np.isfinite(array)).all()
+        else:
+            survives = (result.astype(array.dtype) == array).all() and ((result < 0) == (array < 0)).all()
+    return result if survives else value
+
+
+def _discrete_guard(name: str) -> Guard:
+    def problem(obs: Any) -> Problem:
         if isinstance(obs, (int, np.integer)) and not isinstance(obs, bool):
             return None
         if isinstance(obs, np.ndarray) and obs.shape == () and np.issubdtype(obs.dtype, np.integer):
             return None
         return f"the {name} is {obs!r} of type {type(obs).__name__}, its space wants an integer"
 
-    return check
+    def cast(obs: Any) -> Any:
+        if problem(obs) is None:
+            return obs
+        number = _cast_array(obs, np.dtype(np.int64))
+        return number[()] if number is not obs and number.shape == () else obs
+
+    return Guard(problem, cast)
 
 
-def _dict_check(space: Any, name: str) -> Check:
-    checks = {key: make_check(entry, f"{name}[{key!r}]") for key, entry in space.spaces.items()}
+def _dict_guard(space: Any, name: str) -> Guard:
+    guards = {key: make_guard(entry, f"{name}[{key!r}]") for key, entry in space.spaces.items()}
+    order: list[Any] = []
+    """The keys of the first observation, as the environment returned them."""
 
-    def check(obs: Any) -> Problem:
-        if not isinstance(obs, Mapping):
+    def problem(obs: Any) -> Problem:
+        if not isinstance(obs, dict):
             return f"the {name} is a {type(obs).__name__}, its space wants a dict"
-        if obs.keys() != checks.keys():
-            return f"the {name} has the keys {sorted(map(str, obs))}, its space wants {sorted(map(str, checks))}"
-        for key, inner in checks.items():
-            problem = inner(obs[key])
-            if problem is not None:
-                return problem
+        keys = list(obs)
+        if keys != order:
+            if obs.keys() != guards.keys():
+                return f"the {name} has the keys {sorted(map(str, obs))}, its space wants {sorted(map(str, guards))}"
+            if order:
+                return f"the {name} has its keys in the order {keys}, and had {order} at first"
+            order.extend(keys)
+        for key, inner in guards.items():
+            found = inner.problem(obs[key])
+            if found is not None:
+                return found
         return None
 
-    return check
+    def cast(obs: Any) -> Any:
+        if not isinstance(obs, Mapping) or obs.keys() != guards.keys():
+            return obs
+        return {key: guards[key].cast(obs[key]) for key in order or obs}
+
+    return Guard(problem, cast)
 
 
-def _tuple_check(space: Any, name: str) -> Check:
-    checks = [make_check(entry, f"{name}[{index}]") for index, entry in enumerate(space.spaces)]
+def _tuple_guard(space: Any, name: str) -> Guard:
+    guards = [make_guard(entry, f"{name}[{index}]") for index, entry in enumerate(space.spaces)]
 
-    def check(obs: Any) -> Problem:
-        if not isinstance(obs, (tuple, list)):
+    def problem(obs: Any) -> Problem:
+        if not isinstance(obs, tuple):
             return f"the {name} is a {type(obs).__name__}, its space wants a tuple"
-        if len(obs) != len(checks):
-            return f"the {name} has {len(obs)} entries, its space wants {len(checks)}"
-        for inner, value in zip(checks, obs, strict=True):
-            problem = inner(value)
-            if problem is not None:
-                return problem
+        if len(obs) != len(guards):
+            return f"the {name} has {len(obs)} entries, its space wants {len(guards)}"
+        for inner, value in zip(guards, obs, strict=True):
+            found = inner.problem(value)
+            if found is not None:
+                return found
         return None
 
-    return check
+    def cast(obs: Any) -> Any:
+        if not isinstance(obs, (tuple, list)) or len(obs) != len(guards):
+            return obs
+        return tuple([inner.cast(value) for inner, value in zip(guards, obs, strict=True)])
+
+    return Guard(problem, cast)
 
 
 def reward_problem(reward: Any) -> Problem:

@@ -174,6 +174,13 @@ class WorkerSection(Section, frozen=True, kw_only=True):
     ] = None
     model_history: Annotated[int, doc("A dated copy every n updates that brought a model. 0 or less: never.")] = 0
     max_failures: Annotated[Count, doc("How often in a row the environment may fail before the worker gives up.")] = 3
+    strict_spaces: Annotated[
+        bool,
+        doc(
+            "true: an observation of another dtype than its space's is a failure of the environment. false: it is cast "
+            "where its values survive (float64 to float32, integers and lists to floats), warned of once."
+        ),
+    ] = False
 
 
 class ServerSection(Section, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ class RolloutWorker(Rollout):
         update_weights: `episode` or `step`.
         max_env_steps_per_update: `run` waits while the trainer has more environment steps; None: never.
         max_failures: how often in a row the environment may fail.
+        strict_spaces: refuse observations whose dtype is not their space's, instead of casting them.
         drain_timeout_s: how long `close` waits for acknowledgements.
         buffer_maxlen: samples that the Buffer holds.
         transport: `tls`, `local` or `tlspyo`.
@@ -106,6 +107,7 @@ class RolloutWorker(Rollout):
         update_weights: str | Cfg = CFG,
         max_env_steps_per_update: float | Cfg | None = CFG,
         max_failures: int | Cfg = CFG,
+        strict_spaces: bool | Cfg = CFG,
         drain_timeout_s: float | Cfg = CFG,
         buffer_maxlen: float | Cfg | None = CFG,
         transport: str | Cfg = CFG,
@@ -134,6 +136,7 @@ class RolloutWorker(Rollout):
             crc_debug=crc_debug,
             max_samples_per_episode=max_samples_per_episode,
             max_failures=given(max_failures, settings.max_failures),
+            strict_spaces=given(strict_spaces, settings.strict_spaces),
             device=device,
             name=label,
             seed=chosen_seed,
