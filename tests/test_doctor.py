@@ -194,7 +194,12 @@ def test_our_own_certificate_is_of_another_ca(server: Server, keys: Path, tmp_pa
 
 def test_a_bundle_of_the_other_role(server: Server, keys: Path, tmp_path: Path) -> None:
     bundle = credentials.bundle(keys, "trainer", "hpc", tmp_path)
-    only_failed(look(configured(server.port, bundle), "worker"), "credentials", "these are a trainer's credentials")
+    only_failed(
+        look(configured(server.port, bundle), "worker"),
+        "credentials",
+        "these are a trainer's credentials",
+        "trainer's bundle",
+    )
 
 
 @pytest.mark.parametrize("host", ["a..b", "no such host"])

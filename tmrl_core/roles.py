@@ -20,6 +20,7 @@ from tmrl_core.config.algorithms import (
     stacks_problem,
 )
 from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.storage import write_whole
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server, Trainer
@@ -215,8 +216,7 @@ def write_resolved(config: Config) -> Path:
     """
     path = config.run_folder / "config.yaml"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(resolved(config), encoding="utf-8", newline="\n")
+        write_whole(path, resolved(config).encode())
     except OSError as exc:
         raise ConfigError(f"run.folder: {path} cannot be written: {exc.strerror or exc}") from exc
     return path

@@ -22,6 +22,7 @@ from tmrl_core import roles
 from tmrl_core.config import Config, use, with_changes
 from tmrl_core.ending import WORD
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.storage import open_own
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Child:
             own["creationflags"] = subprocess.CREATE_NEW_PROCESS_GROUP
         else:
             own["start_new_session"] = True
-        with self.log.open("ab" if self.restarts else "wb") as log:
+        with open(self.log, "ab" if self.restarts else "wb", opener=open_own) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tmrl_core", *self.arguments, "--control"],
                 stdin=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tmrl_core.networking.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.relay.spool import About
 from tmrl_core.networking.spool_files import _NOTE, FORMAT, DiskSpool
 from tmrl_core.storage import SegmentFile
 
@@ -37,6 +39,24 @@ def found(folder: Path) -> dict[bytes, list[int]]:
 def test_the_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
     DiskSpool(tmp_path / "spool", 1 << 20).close()
     assert stat.S_IMODE((tmp_path / "spool").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mode bits mean nothing on Windows")
+def test_a_folder_that_others_may_read_is_warned_of_and_its_files_are_private(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o755)
+    left = write(tmp_path, ABOUT, _NOTE.pack(1, 3, 0, 30, 10))
+    left.chmod(0o644)
+    previous = os.umask(0)
+    try:
+        spool = DiskSpool(tmp_path, 1 << 20)
+        spool.append(About(b"t" * 16, "run", "r7", b""), number=0, floor=0, position=0, samples=1, body=[b"body"])
+        spool.close()
+    finally:
+        os.umask(previous)
+    assert f"chmod 700 {tmp_path}" in caplog.text
+    assert [stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("*.seg")] == [0o600, 0o600]
 
 
 def test_what_was_left_is_found(tmp_path: Path) -> None:

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, also after a crash, finds the old content or the new, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+from tmrl_core.storage import write_whole
 
 
 class PolicyFiles:
@@ -53,7 +40,7 @@ class PolicyFiles:
             OSError: a file cannot be written.
         """
         if self.path is not None:
-            write_whole(self.path, data)
+            write_whole(self.path, data, 0o600)
         if self._every <= 0:
             return None
         self._since += 1

@@ -13,6 +13,7 @@ from typing import TypeVar
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.records import MetricRecord, encode_line
 from tmrl_core.metrics.text import clock_text, number_text, return_text
+from tmrl_core.storage import open_own
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class JsonLinesSink(MetricSink):
         self.fsync = fsync
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered: what a failed write has left behind is known, and is not written again at some later flush.
-        self._file = self.path.open("ab", buffering=0)
+        self._file = open(self.path, "ab", buffering=0, opener=open_own)  # noqa: SIM115
         self._torn = _ends_within_a_line(self.path)
 
     def write(self, record: MetricRecord) -> None:

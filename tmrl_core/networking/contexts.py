@@ -159,7 +159,8 @@ def client_context(
             if content.role == "server":  # its certificate is a server's, so its token speaks for it
                 return context
         elif content.role != role:
-            raise CredentialsError(_OTHER_ROLE.format(folder=folder, found=content.role, role=role))
+            what = f"{folder} is a {content.role}'s bundle"
+            raise CredentialsError(_OTHER_ROLE.format(what=what, found=content.role, role=role))
         _load_text_chain(context, Signed(content.certificate, content.key), folder)
         return context
     warn_if_writable(folder)
@@ -172,7 +173,7 @@ def client_context(
             raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
         others = (other for other in ("worker", "trainer", "server") if other != role)
         if found := next((other for other in others if [*folder.glob(f"{other}*.pem")]), None):
-            raise CredentialsError(_OTHER_ROLE.format(folder=folder, found=found, role=role))
+            raise CredentialsError(_OTHER_ROLE.format(what=folder, found=found, role=role))
     if len(own) == 1:
         _load_file_chain(context, own[0], own[0].with_suffix(".key"))
     elif own:
@@ -183,7 +184,7 @@ def client_context(
 
 
 _OTHER_ROLE = (
-    "these are a {found}'s credentials ({folder}), and this is a {role}. Make a {role}'s bundle where the CA is "
+    "these are a {found}'s credentials ({what}), and this is a {role}. Make a {role}'s bundle where the CA is "
     f"(`{BUNDLE} {{role}} --name NAME`) and install it here, or let network.credentials_dir name the {{role}}'s folder."
 )
 _NOT_FOR_WORKERS = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import IO
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.handshakes import BUNDLE, CREATE
+from tmrl_core.storage import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -86,18 +86,8 @@ def warn_if_writable(folder: Path) -> None:
 
 def write_file(file: Path, text: str, *, private: bool = False) -> None:
     """Replace a file in one step; a private one is never readable by others, not even for a moment."""
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(file, text.encode(), 0o600 if private else 0o644, sync=True)
     except OSError as exc:
         raise CredentialsError(f"{file} cannot be written: {exc.strerror}") from exc
 
@@ -107,6 +97,8 @@ def writing(folder: Path) -> Iterator[None]:
     """The folder, made if it is missing, for one writing process at a time; a killed one leaves no lock behind."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (folder / ".lock").is_symlink():
+            raise CredentialsError(f"{folder / '.lock'} is a symbolic link. Remove it, or choose another folder.")
         lock = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115
     except OSError as exc:
         raise CredentialsError(f"{folder} cannot be written: {exc.strerror}") from exc

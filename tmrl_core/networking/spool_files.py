@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import queue
+import stat
 import struct
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +84,7 @@ class DiskSpool(Spool):
         with suppress(OSError):  # what is wrong with it, the lock says; samples are nobody else's on this machine
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(folder, "the Server's spool")
+        _warn_if_open(folder)
         # Of the writing thread, once it runs:
         self._files: OrderedDict[bytes, SegmentFile] = OrderedDict()
         self._lengths: dict[bytes, int] = {}
@@ -92,6 +96,8 @@ class DiskSpool(Spool):
         self._closed = False
         try:
             for path in sorted(folder.glob(f"*{SUFFIX}")):
+                with suppress(OSError):
+                    path.chmod(0o600)  # earlier versions left it to the umask
                 self._find(path)
         except BaseException:
             self._lock.close()
@@ -214,7 +220,9 @@ class DiskSpool(Spool):
             length = self._lengths.pop(about.stream, None)
             path = self._path(about.stream)
             if length is None:
-                file = SegmentFile.create(path, FORMAT, _description(about), sync=self._sync, calls=self._calls)
+                file = SegmentFile.create(
+                    path, FORMAT, _description(about), sync=self._sync, calls=self._calls, mode=0o600
+                )
             else:
                 file = SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=length)
             self._files[about.stream] = file
@@ -269,6 +277,18 @@ class DiskSpool(Spool):
     def _tell(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the relay's loop is closed
             self.post(function)
+
+
+def _warn_if_open(folder: Path) -> None:
+    """Log a warning when other users may look or write into the spool's folder; it is used all the same."""
+    about = folder.stat()
+    if sys.platform != "win32" and (stat.S_IMODE(about.st_mode) & 0o077 or about.st_uid != os.getuid()):
+        logger.warning(
+            "%s (server.spool_dir) is open to other users of this machine. Its files are not, but make it yours alone: "
+            "`chmod 700 %s`.",
+            folder,
+            folder,
+        )
 
 
 def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:

@@ -11,14 +11,15 @@
         log.append(b"who and which", [head, body])  # whole, or StorageError and nothing
         log.remove_before(number)                   # whole old files
 
-`format.py` is the bytes, `files.py` one file, `log.py` a folder of them, `lock.py` the lock. No layer is below this one
-but the errors.
+`format.py` is the bytes, `files.py` one file, `log.py` a folder of them, `lock.py` the lock, `own_files.py` writing
+without following links. No layer is below this one but the errors.
 """
 
 from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader
 from tmrl_core.storage.format import MAX_NOTE_BYTES, MAX_PAYLOAD_BYTES, Record
 from tmrl_core.storage.lock import FolderLock
 from tmrl_core.storage.log import Place, RecordLog
+from tmrl_core.storage.own_files import open_own, write_whole
 
 __all__ = [
     "MAX_NOTE_BYTES",
@@ -31,4 +32,6 @@ __all__ = [
     "RecordLog",
     "SegmentFile",
     "SegmentReader",
+    "open_own",
+    "write_whole",
 ]

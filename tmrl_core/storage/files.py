@@ -103,8 +103,11 @@ class SegmentFile:
         *,
         sync: Sync = "os",
         calls: FileCalls = OS,
+        mode: int = 0o644,
     ) -> SegmentFile:
         """A new file with its head and, if there is a `first_note`, a record with it and no payload.
+
+        `mode` is the file's, from the moment that it exists, less the umask.
 
         Raises:
             StorageError: it is there already, or cannot be written; no file is left then.
@@ -114,7 +117,7 @@ class SegmentFile:
             parts += record_buffers(first_note, [])[0]
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
-            descriptor = os.open(path, flags, 0o644)
+            descriptor = os.open(path, flags, mode)
         except OSError as exc:
             raise storage_error(f"{path} cannot be made", exc) from exc
         made = cls(path, descriptor, 0, sync, calls)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tmrl_core.errors import FolderLockedError, StorageError
+from tmrl_core.storage.own_files import open_own
 
 LOCK_FILE = "lock"
 _LOCKED_BYTE = 1 << 20
@@ -28,7 +29,8 @@ class FolderLock:
 
     Raises:
         FolderLockedError: another process, or another part of this one, holds it; the message names its process id.
-        StorageError: the folder cannot be made or written, or its file system has no locks.
+        StorageError: the folder cannot be made or written, its file system has no locks, or the lock is a link or
+            another user's file.
     """
 
     def __init__(self, folder: Path, purpose: str) -> None:
@@ -37,7 +39,7 @@ class FolderLock:
         path = folder / LOCK_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         except OSError as exc:
             raise StorageError(f"{folder} ({purpose}) cannot be used: {exc}") from exc
         try:

@@ -233,9 +233,9 @@ def server_transport(
             if identity.role != hello.role:
                 return (
                     "role",
-                    f"these are a {identity.role}'s credentials (the certificate of {identity.name}), and this is a "
-                    f"{hello.role}. Make a bundle for it: python -m tmrl_core --credentials bundle {hello.role} --name "
-                    "NAME",
+                    f"these are a {identity.role}'s credentials: this certificate is a {identity.role}'s; it cannot "
+                    f"act as {hello.role}. Make a bundle for that role: python -m tmrl_core --credentials bundle "
+                    f"{hello.role} --name NAME",
                 )
             return None
         if not hello.token:

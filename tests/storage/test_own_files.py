@@ -1,0 +1,96 @@
+"""Writing in folders that somebody else has prepared."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.config import from_values
+from tmrl_core.errors import StorageError
+from tmrl_core.metrics import JsonLinesSink
+from tmrl_core.roles import write_resolved
+from tmrl_core.storage import FolderLock, open_own, write_whole
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim"
+    path.write_text("precious")
+    return path
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_is_a_link_is_refused_and_its_target_untouched(tmp_path: Path, victim: Path, link: object) -> None:
+    assert callable(link)
+    (tmp_path / "run").mkdir()
+    link(victim, tmp_path / "run" / "lock")
+    with pytest.raises(StorageError, match=r"Remove it, or choose another folder"):
+        FolderLock(tmp_path / "run", "the memory")
+    assert victim.read_text() == "precious"
+
+
+def test_a_dangling_link_makes_no_file(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "made")
+    with pytest.raises(StorageError, match="symbolic link"):
+        FolderLock(tmp_path / "run", "the memory")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FolderLock(tmp_path, "the memory").close()
+    owner = os.stat(tmp_path / "lock").st_uid
+    if owner == 0:  # root's are everybody's
+        os.chown(tmp_path / "lock", 12345, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(StorageError, match=r"belongs to another user \(\d+\)"):
+        FolderLock(tmp_path, "the memory")
+
+
+def test_the_configuration_of_a_run_replaces_a_link(tmp_path: Path, victim: Path) -> None:
+    config = from_values({"run": {"name": "r", "folder": str(tmp_path / "runs" / "r")}})
+    config.run_folder.mkdir(parents=True)
+    (config.run_folder / "config.yaml").symlink_to(victim)
+    path = write_resolved(config)
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink()
+    assert "run:" in path.read_text()
+
+
+def test_records_are_not_appended_through_a_link(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        JsonLinesSink(tmp_path / "metrics.jsonl")
+    assert victim.read_text() == "precious"
+
+
+def test_truncating_comes_after_the_checks(tmp_path: Path, victim: Path) -> None:
+    os.link(victim, tmp_path / "second")
+    with pytest.raises(OSError, match="second name"):
+        open_own(tmp_path / "second", os.O_WRONLY | os.O_TRUNC)
+    assert victim.read_text() == "precious"
+    (tmp_path / "second").unlink()
+    with open(victim, "w", opener=open_own) as file:
+        file.write("x")
+    assert victim.read_text() == "x"
+
+
+def test_a_whole_file_has_its_mode_from_the_moment_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    really = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        modes.append(stat.S_IMODE(os.stat(source).st_mode))
+        really(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_whole(tmp_path / "a", b"1", 0o600)
+    assert modes == [0o600]
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]

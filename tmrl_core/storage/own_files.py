@@ -1,0 +1,73 @@
+"""Files of this user's own, in folders that somebody else may have prepared: no link is followed on writing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+
+def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
+    """Open a file as `os.open` does and return the descriptor, if it is a file of this user's and not a link.
+
+    A link would lead the writing to a file of somebody else's choice. It fits `open` as its `opener`. On Windows, where
+    users need a privilege to make symbolic links, it is `os.open`.
+
+    Raises:
+        OSError: it is a symbolic link, has a second name (a hard link), belongs to another user than this one or root,
+            or cannot be opened. With `os.O_TRUNC` nothing was cut off then.
+    """
+    if sys.platform == "win32":
+        return os.open(path, flags | os.O_BINARY, mode)
+    try:
+        descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP and os.path.islink(path):
+            raise OSError(errno.ELOOP, "it is a symbolic link. Remove it, or choose another folder", path) from exc
+        raise
+    try:
+        about = os.fstat(descriptor)
+        if stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
+            raise OSError(errno.EPERM, "it has a second name (a hard link). Remove it, or choose another folder", path)
+        if about.st_uid not in (0, os.getuid()):
+            raise OSError(
+                errno.EPERM, f"it belongs to another user ({about.st_uid}). Remove it, or choose another folder", path
+            )
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = False) -> None:
+    """Write a file so that a reader, also after a crash, finds the old content or the new, whole.
+
+    A link of that name is replaced, not followed.
+
+    Args:
+        path: the file; its folder is made if it is missing.
+        data: the content.
+        mode: the file's, from the moment that it exists, less the umask.
+        sync: whether to wait for the disk.
+
+    Raises:
+        OSError: it cannot be written; what was there is as before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
