@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from wire_bytes import versions
@@ -83,11 +84,23 @@ def sink(keys: str, port: int, stop: threading.Event, ready: threading.Event) ->
     return rows
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=60.0, help="connected")
-    arguments = parser.parse_args()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+class Peaks(NamedTuple):
+    """Figures of one measurement."""
+
+    mb: dict[str, float]
+    """Peak memory of each role."""
+    samples: int
+    """Arrived in that time."""
+    torch: bool
+    """The worker has loaded it."""
+
+
+def measure(seconds: float) -> Peaks:
+    """Let a worker and a Server be connected for some time.
+
+    Raises:
+        RuntimeError: no sample has arrived within a minute.
+    """
     from tmrl_core.networking import credentials
 
     stop, ready = threading.Event(), threading.Event()
@@ -98,29 +111,37 @@ def main() -> int:
         port = free_port()
         config = Path(folder) / "config.yaml"
         config.write_text(f"server: {{port: {port}}}\nnetwork: {{credentials_dir: {keys}, backoff_max_s: 1.0}}\n")
-        processes = {role: start(role, folder, str(config)) for role in ("server", "worker")}
+        processes = {role: start(role, folder, str(config)) for role in REACH_MB}
         thread = threading.Thread(target=lambda: rows.append(sink(keys, port, stop, ready)))
         thread.start()
         try:
             if not ready.wait(60):
-                print("no sample has arrived within a minute", file=sys.stderr)
-                return 1
-            time.sleep(arguments.seconds)
-            peaks = {role: peak_mb(process.pid) for role, process in processes.items()}
+                raise RuntimeError("no sample has arrived within a minute")
+            time.sleep(seconds)
+            mb = {role: peak_mb(process.pid) for role, process in processes.items()}
             torch = has_torch(processes["worker"].pid)
         finally:
-            for role in ("worker", "server"):  # the worker first: its samples are still acknowledged
+            for role in REACH_MB:  # the worker first: its samples are still acknowledged
                 processes[role].terminate()
                 processes[role].wait(30)
             stop.set()
             thread.join()
-    print(f"{versions()}; {arguments.seconds:g} s connected, {rows[0]:,} samples\n")
+    return Peaks(mb, rows[0], torch)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=60.0, help="connected")
+    arguments = parser.parse_args()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    peaks = measure(arguments.seconds)
+    print(f"{versions()}; {arguments.seconds:g} s connected, {peaks.samples:,} samples\n")
     print("| process | peak, MB | to reach |")
     print("| --- | --- | --- |")
-    for role, peak in peaks.items():
+    for role, peak in peaks.mb.items():
         print(f"| {role} | {peak:.1f} | {REACH_MB[role]:g} |")
-    print(f"\nThe worker has {'loaded' if torch else 'not loaded'} torch. NumPy {np.__version__}.")
-    return 0 if not torch and all(peaks[role] <= REACH_MB[role] for role in peaks) else 1
+    print(f"\nThe worker has {'loaded' if peaks.torch else 'not loaded'} torch. NumPy {np.__version__}.")
+    return 0 if not peaks.torch and all(peaks.mb[role] <= REACH_MB[role] for role in peaks.mb) else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,29 @@
-"""A process of a benchmark, and the pipe to it."""
+"""A process of a benchmark, the pipe to it, and the cost of work."""
 
 from __future__ import annotations
 
 import multiprocessing as mp
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 ANSWER_S = 300.0
 """A process that does not answer for so long has failed."""
+
+
+class Cost(NamedTuple):
+    """The cost of some work."""
+
+    wall_s: float
+    processor_s: float
+    """Of all threads of the process; it says more than `wall_s` on a machine that others use too."""
+
+
+def timed(work: Callable[[], object]) -> Cost:
+    """Return the cost of a call in this process."""
+    started, used = time.perf_counter(), time.process_time()
+    work()
+    return Cost(time.perf_counter() - started, time.process_time() - used)
 
 
 class Process:

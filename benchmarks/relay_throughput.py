@@ -7,7 +7,8 @@ decodes every message, checks its number and length and commits it. The baseline
 sockets, TLS 1.3, the same certificate; the source writes 1 MB at a time, the middle reads into a 1 MB buffer and writes
 on, the sink reads into a 1 MB buffer and checks a number in each MB. Five repetitions in turn, median and range.
 
-It also hands 100 MB over at once, and reports how far the Server's memory grew in all of it.
+It also hands 100 MB over at once, and reports how far the Server's memory grew in all of it. Processor time is that of
+all three processes, without their start.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from processes import Process
+from processes import Cost, Process
 from wire_bytes import versions
 
 UNIT = 1_000_000
 STAMPS = 16
 BUDGET = 64 << 20
+PROCESSOR_REACH = 1.25
 
 
 # --- the baseline ---
@@ -41,6 +43,7 @@ def raw_sink(keys: str, port: int, total: int, pipe: Pipe) -> None:
     buffer = bytearray(UNIT)
     view = memoryview(buffer)
     pipe.send("ready")
+    used = time.process_time()
     got = 0
     start = 0.0
     while got < total:
@@ -52,7 +55,7 @@ def raw_sink(keys: str, port: int, total: int, pipe: Pipe) -> None:
             filled += n
         assert buffer[0] == (got // UNIT) % STAMPS
         got += UNIT
-    pipe.send(time.perf_counter() - start)
+    pipe.send((time.perf_counter() - start, time.process_time() - used))
 
 
 def raw_source(keys: str, port: int, total: int, pipe: Pipe) -> None:
@@ -60,9 +63,11 @@ def raw_source(keys: str, port: int, total: int, pipe: Pipe) -> None:
     units = [bytes([i]) + os.urandom(UNIT - 1) for i in range(STAMPS)]
     pipe.send("ready")
     pipe.recv()
+    used = time.process_time()
     for i in range(total // UNIT):
         sock.sendall(units[i % STAMPS])
-    pipe.recv()
+    sock.close()
+    pipe.send(time.process_time() - used)
 
 
 def raw_relay(keys: str, pipe: Pipe) -> None:
@@ -78,6 +83,7 @@ def raw_relay(keys: str, pipe: Pipe) -> None:
         sock = context.wrap_socket(raw, server_side=True)
         ends[sock.recv(1)] = sock
     view = memoryview(bytearray(UNIT))
+    used = time.process_time()
     while True:
         n = ends[b"W"].recv_into(view)
         if not n:
@@ -86,6 +92,7 @@ def raw_relay(keys: str, pipe: Pipe) -> None:
         while filled < UNIT and ends[b"W"].pending():
             filled += ends[b"W"].recv_into(view[filled:])
         ends[b"T"].sendall(view[:filled])
+    pipe.send(time.process_time() - used)
 
 
 def raw_client(keys: str, port: int, role: bytes) -> ssl.SSLSocket:
@@ -119,8 +126,8 @@ def our_server(keys: str, pipe: Pipe) -> None:
     )
     with Server(config=config) as server:
         pipe.send(server.port)
-        while pipe.recv() == "memory":
-            pipe.send((peak_bytes("VmRSS"), peak_bytes("VmHWM")))
+        while pipe.recv() == "figures":
+            pipe.send((peak_bytes("VmRSS"), peak_bytes("VmHWM"), time.process_time()))
 
 
 def _settings(keys: str, port: int) -> Any:
@@ -154,12 +161,14 @@ def our_source(keys: str, port: int, payload: int, total: int, at_once: bool, pi
     chunks = chunk(0, total // payload) if at_once else [chunk(i, 1)[0] for i in range(STAMPS)]
     pipe.send("ready")
     pipe.recv()
+    used = time.process_time()
     if at_once:
         link.send(chunks, [])
     else:
         for i in range(total // payload):
             link.send([chunks[i % STAMPS]], [])
-    pipe.send(link.close())
+    report = link.close()
+    pipe.send((report, time.process_time() - used))
 
 
 def our_sink(keys: str, port: int, payload: int, total: int, pipe: Pipe) -> None:
@@ -172,6 +181,7 @@ def our_sink(keys: str, port: int, payload: int, total: int, pipe: Pipe) -> None
     link.start()
     link.wait_connected(30)
     pipe.send("ready")
+    used = time.process_time()
     rows = 0
     start = 0.0
     while rows < total // payload:
@@ -187,8 +197,9 @@ def our_sink(keys: str, port: int, payload: int, total: int, pipe: Pipe) -> None
                 assert stamp == rows % STAMPS
                 rows += 1
         link.commit(received)
-    pipe.send(time.perf_counter() - start)
+    wall_s = time.perf_counter() - start
     link.close()
+    pipe.send((wall_s, time.process_time() - used))
 
 
 # --- both ---
@@ -201,8 +212,7 @@ def peak_bytes(field: str) -> int:
     return 0
 
 
-def measure_raw(keys: str, total: int) -> float:
-    """MB/s."""
+def measure_raw(keys: str, total: int) -> Cost:
     relay = Process(raw_relay, keys)
     port = relay.recv()
     sink = Process(raw_sink, keys, port, total)
@@ -210,37 +220,36 @@ def measure_raw(keys: str, total: int) -> float:
     source = Process(raw_source, keys, port, total)
     source.recv()
     source.pipe.send("go")
-    seconds: float = sink.recv()
+    wall_s, sink_s = sink.recv()
+    processor_s = sink_s + source.recv() + relay.recv()
     for process in (source, sink, relay):
-        process.process.kill()
         process.end()
-    return total / seconds / 1e6
+    return Cost(wall_s, processor_s)
 
 
-def measure_ours(keys: str, payload: int, total: int, at_once: bool = False) -> tuple[float, int]:
-    """MB/s, and by how many bytes the Server's memory grew over idle."""
+def measure_ours(keys: str, payload: int, total: int, at_once: bool = False) -> tuple[Cost, int]:
+    """Return the cost of all three processes, and by how many bytes the Server's memory grew over idle."""
     server = Process(our_server, keys)
     port = server.recv()
     sink = Process(our_sink, keys, port, payload, total)
     sink.recv()
     source = Process(our_source, keys, port, payload, total, at_once)
     source.recv()
-    server.pipe.send("memory")
-    idle, _ = server.recv()
+    idle, _, used = server.ask("figures")
     source.pipe.send("go")
-    seconds = sink.recv()
-    report = source.recv()
+    wall_s, sink_s = sink.recv()
+    report, source_s = source.recv()
     assert report.acknowledged == total // payload, report
-    server.pipe.send("memory")
-    _, peak = server.recv()
+    _, peak, server_s = server.ask("figures")
     server.pipe.send("end")
     for process in (source, sink, server):
         process.end()
-    return total / seconds / 1e6, peak - idle
+    return Cost(wall_s, sink_s + source_s + server_s - used), peak - idle
 
 
-def row(name: str, values: list[float], unit: str = "MB/s") -> str:
-    return f"{name:<52} {statistics.median(values):8.0f} {unit}   ({min(values):.0f} to {max(values):.0f})"
+def row(name: str, rates: list[float], processor_s: float) -> str:
+    median, least, most = statistics.median(rates), min(rates), max(rates)
+    return f"{name:<52} {median:8.0f} MB/s   ({least:.0f} to {most:.0f}), {processor_s:.2f} s of processor time a GB"
 
 
 def main() -> int:
@@ -250,35 +259,50 @@ def main() -> int:
     arguments = parser.parse_args()
     from tmrl_core.networking import credentials
 
+    labels = {
+        "raw": "raw two-hop TLS, blocking sockets, 1 MB writes",
+        "100 kB": "relayed, samples of 100 kB",
+        "1 MB": "relayed, samples of 1 MB",
+        "100 MB": "relayed, 100 MB handed over at once",
+    }
+    rates: dict[str, list[float]] = {name: [] for name in labels}
+    seconds_a_gb: dict[str, list[float]] = {name: [] for name in labels}
+    growth: list[int] = []
+
+    def keep(name: str, cost: Cost, amount: int) -> None:
+        rates[name].append(amount / cost.wall_s / 1e6)
+        seconds_a_gb[name].append(cost.processor_s / amount * 1e9)
+
     with tempfile.TemporaryDirectory() as keys:
         credentials.create(keys, ["localhost"])
         total = arguments.megabytes * UNIT
-        sides: dict[str, list[float]] = {"raw": [], "100 kB": [], "1 MB": [], "100 MB": []}
-        growth: list[int] = []
         for _ in range(arguments.repetitions):
-            sides["raw"].append(measure_raw(keys, total))
+            keep("raw", measure_raw(keys, total), total)
             for name, payload, amount, at_once in (
                 ("100 kB", 100_000, total, False),
                 ("1 MB", 1_000_000, total, False),
                 ("100 MB", 100_000, 100 * UNIT, True),
             ):
-                rate, grown = measure_ours(keys, payload, amount, at_once)
-                sides[name].append(rate)
+                cost, grown = measure_ours(keys, payload, amount, at_once)
+                keep(name, cost, amount)
                 growth.append(grown)
     print(f"{arguments.repetitions} repetitions in turn, {arguments.megabytes} MB each, two cores: {os.cpu_count()}")
     print(versions(), ssl.OPENSSL_VERSION)
-    print(row("raw two-hop TLS, blocking sockets, 1 MB writes", sides["raw"]))
-    for name in ("100 kB", "1 MB"):
-        print(row(f"relayed, samples of {name}", sides[name]))
-    print(row("relayed, 100 MB handed over at once", sides["100 MB"]))
-    raw = statistics.median(sides["raw"])
-    ratios = {name: statistics.median(sides[name]) / raw for name in ("100 kB", "1 MB")}
-    bulk = statistics.median(sides["100 MB"]) / statistics.median(sides["1 MB"])
+    processor = {name: statistics.median(values) for name, values in seconds_a_gb.items()}
+    for name, label in labels.items():
+        print(row(label, rates[name], processor[name]))
+    raw = statistics.median(rates["raw"])
+    ratios = {name: statistics.median(rates[name]) / raw for name in ("100 kB", "1 MB")}
+    bulk = statistics.median(rates["100 MB"]) / statistics.median(rates["1 MB"])
     for name, ratio in ratios.items():
         print(f"ratio of {name} to raw: {ratio:.2f} (to reach: 0.8)")
+    print(
+        f"processor time of 100 kB to raw: {processor['100 kB'] / processor['raw']:.2f} (to reach: {PROCESSOR_REACH})"
+    )
     print(f"ratio of 100 MB at once to 1 MB: {bulk:.2f} (to reach: 0.9)")
     print(f"growth of the Server's memory over idle: {max(growth) / 2**20:.0f} MiB at most (budget {BUDGET >> 20} MiB)")
-    return 0 if min(ratios.values()) >= 0.8 and bulk >= 0.9 and max(growth) <= 1.1 * BUDGET else 1
+    reached = min(ratios.values()) >= 0.8 and processor["100 kB"] <= PROCESSOR_REACH * processor["raw"]
+    return 0 if reached and bulk >= 0.9 and max(growth) <= 1.1 * BUDGET else 1
 
 
 if __name__ == "__main__":

@@ -436,7 +436,7 @@ def main() -> int:
             n = arguments.samples
             note("samples tls", (n - 1) * UNIT / our_samples(keys, "tls", "samples", UNIT, n)[0] / 1e6)
             note("samples theirs", (n - 1) * UNIT / their_samples(keys, "samples", UNIT, n)[0] / 1e6)
-            note("samples raw", measure_raw(keys, n * UNIT))
+            note("samples raw", n / measure_raw(keys, n * UNIT).wall_s)
             for transport in ("tls", "tlspyo"):
                 _, delays = our_samples(keys, transport, "ping", 1_000, arguments.pings)
                 note(f"ping {transport}", 1e3 * statistics.median(delays))
