@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import math
 from typing import Any
 
@@ -100,11 +102,44 @@ def test_arrays_that_the_environment_uses_again_are_copied() -> None:
     assert [float(entry[0][0]) for entry in buffer.memory] == [0, 1, 2, 3]
 
 
+class Color(enum.Enum):
+    RED = 1
+
+
+def test_what_cannot_be_carried_of_an_info_is_left_out_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = Buffer(None)
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    odd = {
+        "seen": {1, 2},
+        "nested": {"when": datetime.datetime(2024, 1, 1), "count": 3},
+        "list": [Color.RED],
+        Color.RED: 1,
+        "kept": np.arange(2),
+        "endless": endless,
+    }
+    infos = []
+    for number in range(3):
+        buffer.append_sample(sample(number, info=odd))
+        infos += [entry[5] for entry in buffer.memory]
+        buffer.clear()  # another chunk is no reason to say it again
+    buffer.append_sample(sample(3, info={f"key{number}": object() for number in range(100)}))
+    assert buffer.memory[0][5] == {}
+    for info in infos:
+        assert list(info) == ["nested", "kept", "endless"]
+        assert info["nested"] == {"count": 3}
+        assert info["kept"].tolist() == [0, 1]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(set(messages)) == 20
+    for words in ("info['seen'] is a set", "info['nested']['when'] is a datetime.datetime", "info['list'][0]", "a key"):
+        assert sum(words in message for message in messages) == 1
+
+
 def test_a_refused_sample_is_not_appended() -> None:
     buffer = Buffer(None)
     buffer.append_sample(sample(0))
-    with pytest.raises(CodecError, match=r"info\['frame'\] is a object"):
-        buffer.append_sample(sample(1, info={"frame": object()}))
+    with pytest.raises(CodecError, match=r"observation\['frame'\] is a object"):
+        buffer.append_sample((None, {"frame": object()}, 0.0, False, False, {}))
     with pytest.raises(CodecError, match="name of an extra"):
         buffer.append_sample(sample(1), extras={1: 2.0})  # type: ignore[dict-item]
     with pytest.raises(CodecError, match="observation"):

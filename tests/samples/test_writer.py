@@ -98,7 +98,6 @@ def test_actions_may_begin_late() -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"info": {"frame": object()}}, "info['frame']"),
         ({"info": [1]}, "info is a list"),
         ({"action": [object()]}, "action[0]"),
     ],

@@ -91,6 +91,7 @@ class Buffer:
         self._room = self._maxlen
         self._rows_hint = FIRST_ROWS
         self._ragged: set[str] = set()
+        self._left_out: set[str] = set()
         self._version: Version = NO_VERSION
         self._episode = 0
         # A run is rows of one episode and version. `_run_step` is the step index of the row `_run_row` of the writer.
@@ -121,6 +122,7 @@ class Buffer:
 
         Raises:
             CodecError: something in the sample cannot be carried; the message names the field. Nothing is appended.
+                An entry of the info is left out instead, with one warning.
         """
         action, observation, reward, terminated, truncated, info = sample
         if action is None and not self._run_begins and self._next_step():
@@ -267,7 +269,7 @@ class Buffer:
             self._run_row = self._writer.rows if self._writer else 0
         self._run_begins = self._episode_over = False
         if self._writer is None:
-            self._writer = ChunkWriter(observation, reward, extras, self._ragged, self._rows_hint)
+            self._writer = ChunkWriter(observation, reward, extras, self._ragged, self._rows_hint, self._left_out)
         self._writer.begin_run(self._episode, self._run_step, self._version)
 
     def _seal(self) -> None:

@@ -38,11 +38,15 @@ class UncarriableError(Exception):
         self.reason = reason
         self.path: list[Any] = []
 
+    def told(self, name: str) -> str:
+        """Return the place in the field `name`, and the reason."""
+        path = name + "".join(f"[{_key_name(key)}]" for key in reversed(self.path))
+        return f"{path} {self.reason}, which the codec cannot carry"
+
     def named(self, name: str) -> CodecError:
         """Return the error for the caller, which names the field."""
-        path = name + "".join(f"[{_key_name(key)}]" for key in reversed(self.path))
         return CodecError(
-            f"{path} {self.reason}, which the codec cannot carry. It carries {ALLOWED}, nested up to {MAX_DEPTH} "
+            f"{self.told(name)}. It carries {ALLOWED}, nested up to {MAX_DEPTH} "
             f"levels. Convert the value or leave it out."
         )
 

@@ -80,6 +80,35 @@ def own(value: Any, name: str) -> Any:
     return _rebuild(value, name, _OWN)
 
 
+def own_entries(entries: dict[Any, Any], name: str) -> tuple[dict[Any, Any], list[str]]:
+    """Return a deep copy of a dict without what cannot be carried, and a sentence for each part left out.
+
+    Of a dict in it only the entries that cannot be carried are left out; of other containers all.
+    """
+    try:
+        return _walk(entries, _OWN, 0), []
+    except UncarriableError:
+        refused: list[str] = []
+        return _own_parts(entries, name, [], refused), refused
+
+
+def _own_parts(entries: dict[Any, Any], name: str, path: list[Any], refused: list[str]) -> dict[Any, Any]:
+    owned: dict[Any, Any] = {}
+    for key, value in entries.items():
+        inside = path
+        try:
+            own_name = own_key(key)
+            inside = [*path, key]
+            if isinstance(value, dict) and len(inside) < MAX_DEPTH:
+                owned[own_name] = _own_parts(value, name, inside, refused)
+            else:
+                owned[own_name] = _walk(value, _OWN, len(inside))
+        except UncarriableError as error:
+            error.path += reversed(inside)
+            refused.append(error.told(name))
+    return owned
+
+
 def pack(value: Any, name: str) -> Any:
     """Return the value in terms of MessagePack; large arrays are referred to, not copied.
 

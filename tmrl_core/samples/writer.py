@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from tmrl_core.errors import CodecError
 from tmrl_core.samples.columns import Chunk, Kind, Tree
 from tmrl_core.samples.nodes import ArrayLeaf, Leaf, Node, leaves_of, plan, write_all
 from tmrl_core.samples.records import Segment, Version
-from tmrl_core.samples.values import own
+from tmrl_core.samples.values import own_entries
 
 MAX_CHUNK_BYTES = 1024 * 1024
 """Columns stop growing here, so that no append has to copy more than this while the environment waits."""
@@ -22,6 +23,9 @@ FIRST_ROWS = 256
 """Rows that a first chunk has room for; later ones go by what the chunk before them held."""
 
 _MIN_ROWS = 16
+_MOST_WARNINGS = 20
+
+logger = logging.getLogger(__name__)
 
 
 class _Other:
@@ -35,6 +39,7 @@ class ChunkWriter:
         observation, reward, extras: fields of the first sample, which say what the columns are; nothing is written yet.
         ragged: paths of leaves whose shapes vary; they become lists. The writer adds what it finds.
         rows_hint: how many rows to expect.
+        left_out: warnings of entries of infos that were given. The writer adds its own.
 
     Raises:
         CodecError: a field holds something that cannot be carried.
@@ -48,6 +53,7 @@ class ChunkWriter:
         "_extras",
         "_flat",
         "_info",
+        "_left_out",
         "_missing",
         "_observation",
         "_observation_column",
@@ -65,10 +71,17 @@ class ChunkWriter:
     )
 
     def __init__(
-        self, observation: Any, reward: Any, extras: dict[str, Any] | None, ragged: set[str], rows_hint: int
+        self,
+        observation: Any,
+        reward: Any,
+        extras: dict[str, Any] | None,
+        ragged: set[str],
+        rows_hint: int,
+        left_out: set[str] | None = None,
     ) -> None:
         self.rows = 0
         self._ragged = ragged
+        self._left_out = set() if left_out is None else left_out
         self._action: Node | None = None
         self._observation = plan(observation, "observation", ragged)
         self._reward = _plan_reward(reward)
@@ -126,7 +139,7 @@ class ChunkWriter:
         elif not self._append_any(action, observation, reward, extras):
             return False
         # What can raise comes before anything that is kept by row.
-        owned = _own_info(info) if info else None
+        owned = _own_info(info, self._left_out) if info else None
         if terminated or truncated:
             terminated, truncated = bool(terminated), bool(truncated)
             if terminated:
@@ -243,10 +256,15 @@ def _plan_reward(reward: Any) -> ArrayLeaf:
     return node
 
 
-def _own_info(info: Any) -> dict[Any, Any]:
+def _own_info(info: Any, left_out: set[str]) -> dict[Any, Any]:
+    """Return a copy of an info; warn once of each entry that cannot be carried, and leave it out."""
     if not isinstance(info, dict):
         raise CodecError(f"info is a {type(info).__name__}, and has to be a dict.")
-    owned: dict[Any, Any] = own(info, "info")
+    owned, refused = own_entries(info, "info")
+    for told in refused:
+        if told not in left_out and len(left_out) < _MOST_WARNINGS:
+            left_out.add(told)
+            logger.warning("%s; it is left out of this sample and of all that follow", told)
     return owned
 
 
