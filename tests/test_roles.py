@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tmrl_core import roles
-from tmrl_core.config import Config, from_values, load, use
+from tmrl_core.config import Config, from_values, use
 from tmrl_core.errors import ConfigError, StarvedError
 
 
@@ -54,13 +54,6 @@ def test_credentials_are_made_for_tls_on_this_machine_only(values: dict[str, obj
     assert not roles.ensure_credentials(here)
 
 
-def test_the_resolved_configuration_is_left_in_the_run_s_folder() -> None:
-    config = from_values({"run": {"name": "x"}, "server": {"port": 4000}})
-    path = roles.write_resolved(config)
-    assert path == Path("runs") / "x" / "config.yaml"
-    assert load(path, environ={}) == config
-
-
 def test_a_worker_is_made_as_configured_and_needs_no_server_to_play() -> None:
     config = from_values(
         {
@@ -103,13 +96,6 @@ def test_a_worker_keeps_to_its_limits() -> None:
                 roles.run_worker(worker, lockstep, expert=True)
     finally:
         use(None)
-
-
-def test_a_run_folder_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    config = from_values({"run": {"folder": str(tmp_path / "file")}})
-    with pytest.raises(ConfigError, match=r"run\.folder.*cannot be written"):
-        roles.write_resolved(config)
 
 
 def test_the_wrong_actions_are_refused_before_anything_starts() -> None:

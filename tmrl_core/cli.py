@@ -295,7 +295,6 @@ def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     from tmrl_core import roles
 
     roles.ensure_credentials(config)
-    roles.write_resolved(config)
     made = roles.make_trainer(config)
     try:
         ending.calls(made.stop)

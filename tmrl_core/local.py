@@ -17,6 +17,7 @@ from typing import Any
 
 from tmrl_core import roles
 from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
+from tmrl_core.config.run_folder import check_run_folder
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 from tmrl_core.outcome import Outcome, draw_curve, files, what_next
@@ -78,7 +79,7 @@ def run_local(
     if warning is not None:
         logger.warning("%s", warning)
     use(config)
-    roles.write_resolved(config)  # before anything starts: that folder is where all of them write
+    check_run_folder(config)  # before anything starts: that folder is where all of them write
     view = View(config)
     if single_process:
         group: Group = Threads(config, workers)

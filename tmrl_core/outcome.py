@@ -112,7 +112,7 @@ FILES = (
     ("checkpoint", "to go on from"),
     ("metrics.jsonl", "every number that was measured"),
     ("tensorboard", "the same for TensorBoard: tensorboard --logdir"),
-    ("config.yaml", "the configuration, every key"),
+    ("config.yaml", "the configuration in force, every key"),
     ("logs", "what each role said"),
 )
 

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional, resolved
+from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional
 from tmrl_core.config.algorithms import (
     action_space_problem,
     actor_of,
@@ -20,7 +20,6 @@ from tmrl_core.config.algorithms import (
     stacks_problem,
 )
 from tmrl_core.errors import ConfigError, MissingExtraError
-from tmrl_core.storage import write_whole
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server, Trainer
@@ -206,20 +205,6 @@ def run_trainer(trainer: Trainer, config: Config) -> None:
         trainer.run_with_wandb()
     else:
         trainer.run()
-
-
-def write_resolved(config: Config) -> Path:
-    """Leave the whole configuration, without secrets, in the run's folder.
-
-    Raises:
-        ConfigError: that folder cannot be written.
-    """
-    path = config.run_folder / "config.yaml"
-    try:
-        write_whole(path, resolved(config).encode())
-    except OSError as exc:
-        raise ConfigError(f"run.folder: {path} cannot be written: {exc.strerror or exc}") from exc
-    return path
 
 
 def check_spaces(config: Config) -> None:

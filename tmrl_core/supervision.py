@@ -348,7 +348,6 @@ class Threads(Group):
         self._server = roles.make_server(self._config)
         config = with_changes(self._config, [f"server.port={self._server.port}"])
         use(config)
-        roles.write_resolved(config)
         self._trainer = roles.make_trainer(config)
         self._run("trainer", lambda: roles.run_trainer(self._trainer, config))
         for index in range(self._count):

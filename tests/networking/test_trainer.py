@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from tmrl_core.actor import SquashedGaussianMLPActor
-from tmrl_core.config import CFG, Config
+from tmrl_core.config import CFG, Config, load
 from tmrl_core.config.sections import (
+    ActorSection,
     AgentSection,
     CheckpointSection,
     EvaluationSection,
@@ -207,6 +208,29 @@ def test_it_goes_on_from_a_checkpoint_and_calls_the_updater(server: Server, work
     assert transitions > 30
     assert trainer.training.delivery["incarnation"] > 0
     assert len(trainer.training.delivery["marks"]) == 1
+
+
+def test_the_configuration_in_force_is_in_the_run_s_folder_and_no_refused_one_overwrites_it(
+    server: Server, worker: Worker, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path, epochs=1)
+    written = tmp_path / "tests" / "config.yaml"
+
+    def run(config: Config, port: int) -> None:
+        trainer = Trainer(server_port=port, config=config)
+        trainer.stop()
+        trainer.run()
+
+    run(config, 1)  # no Server lets it in
+    assert not written.exists()
+    Trainer(server_port=server.port, config=config).run()
+    assert load(written, environ={}).trainer.epochs == 1
+    other = msgspec.structs.replace(config, actor=ActorSection(kwargs={"hidden_sizes": [4]}), agent=AgentSection())
+    with pytest.raises(CheckpointError, match=r"agent\.model"):
+        run(other, server.port)
+    run(config, server.port)  # finished: nothing goes on with it
+    assert load(written, environ={}) == config
+    assert [load(copy, environ={}) for copy in (tmp_path / "tests" / "configs").iterdir()] == [config]
 
 
 def test_a_run_that_goes_on_says_so_in_its_records(server: Server, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.config import from_values
+from tmrl_core.config.run_folder import write_in_force
 from tmrl_core.errors import StorageError
 from tmrl_core.metrics import JsonLinesSink
-from tmrl_core.roles import write_resolved
 from tmrl_core.storage import FolderLock, open_own, write_whole
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
@@ -58,7 +58,7 @@ def test_the_configuration_of_a_run_replaces_a_link(tmp_path: Path, victim: Path
     config = from_values({"run": {"name": "r", "folder": str(tmp_path / "runs" / "r")}})
     config.run_folder.mkdir(parents=True)
     (config.run_folder / "config.yaml").symlink_to(victim)
-    path = write_resolved(config)
+    path = write_in_force(config)
     assert victim.read_text() == "precious"
     assert not path.is_symlink()
     assert "run:" in path.read_text()

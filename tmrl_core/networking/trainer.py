@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config.run_folder import check_run_folder, write_in_force
 from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
@@ -94,6 +95,7 @@ class Trainer:
     ) -> None:
         config = self._config = config if config is not None else current()
         kind = given(transport, config.network.transport)
+        self._configured = isinstance(training_cls, Cfg)
         self.training_cls: Callable[[], Any] = (
             training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
         )
@@ -122,7 +124,7 @@ class Trainer:
             dump_run_instance_fn,
             load_run_instance_fn,
             None if updater_fn is None else lambda training: updater_fn(training, self.training_cls),
-            configured=isinstance(training_cls, Cfg),
+            configured=self._configured,
         )
         self._checkpoint_told: tuple[int, int] | None = None
         self._linked = LinkedTraining(settings, config, self._run_name, self._model.write)
@@ -304,6 +306,7 @@ class Trainer:
     def open_interface(self, training: Any, recorder: Recorder) -> RemoteInterface:
         """Dial the Server."""
         interface = self._linked.open(training, recorder)
+        interface.on_let_in = self._write_configuration
         interface.event(names.EVENT_START, run_name=self._run_name)
         return interface
 
@@ -311,6 +314,14 @@ class Trainer:
         """Close the link, if there is one."""
         self._linked.close()
         self._linked.interface = None
+
+    def _write_configuration(self) -> None:
+        """Leave the configuration in force in the run's folder, where the training object is made of it."""
+        if self._configured:
+            try:
+                write_in_force(self._checkpoints.in_force)
+            except OSError as exc:
+                logger.warning("the configuration cannot be written to %s: %s", self._config.run_folder, exc)
 
     def _close_memory(self, training: Any) -> None:
         """Let another trainer use the folder of a memory on disk; it can still be read."""
@@ -339,6 +350,8 @@ class Trainer:
             self._running = None
 
     def _run_here(self, wandb: WandbSettings | None) -> None:
+        if self._configured:
+            check_run_folder(self._config)
         prepare_torch(self._config)
         training, is_new = self._checkpoints.make_or_load()
         self.training = training
@@ -362,6 +375,7 @@ class Trainer:
         with contextlib.ExitStack() as closing:
             recorder = self.open_recorder(training, closing, wandb)
             interface = self._linked.open(training, recorder)
+            interface.on_let_in = self._write_configuration
             closing.callback(self._linked.close)
             self._train(training, interface, recorder)
 

@@ -84,6 +84,8 @@ class RemoteInterface(TrainingInterface):
         """Called with messages before they are acknowledged; raises StorageError where they cannot be kept."""
         self.on_episode: Callable[[EpisodeRecord], None] | None = None
         """Called with the record of each episode."""
+        self.on_let_in: Callable[[], None] | None = None
+        """Called once, when the Server has let this trainer in."""
         self.ending = False
         """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
         self._max_message_bytes = max_message_bytes
@@ -420,6 +422,9 @@ class RemoteInterface(TrainingInterface):
 
     def _tick(self) -> None:
         """What is looked at now and then: who is there, evaluations, the network's numbers."""
+        if self.on_let_in is not None and self.link.was_connected:
+            let_in, self.on_let_in = self.on_let_in, None
+            let_in()
         members = {member.stream: member for member in self.link.members}
         if members.keys() != self._workers.keys():
             for stream, member in members.items():
