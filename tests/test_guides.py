@@ -1,0 +1,155 @@
+"""The pages that tell what to type: their commands, options, configuration keys, snippets and links exist and work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+import msgspec
+import pytest
+
+from tmrl_core.actor import NumpySquashedGaussianMLPActor
+from tmrl_core.cli import all_overrides, parser
+from tmrl_core.cli_credentials import parser as credentials_parser
+from tmrl_core.cli_doctor import parser as doctor_parser
+from tmrl_core.config import Config, load
+from tmrl_core.config.messages import keys_of
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "docs" / "recipes.md"
+PAGES = [
+    ROOT / "README.md",
+    RECIPES,
+    ROOT / "docs" / "howto.md",
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+    ROOT / "credentials" / "README.md",
+]
+FILES = {"json", "key", "pem", "py", "token", "yaml"}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The arguments of each `tmrl_core` command of a page; a shell's variables count as 1."""
+    text = re.sub(r"\\\n\s*", " ", text_of(page))
+    for found in re.findall(r"tmrl_core (--[^#|&>'`\n]*)", text):
+        yield shlex.split(re.sub(r"\$\w+", "1", found))
+
+
+@each_page
+def test_its_commands_are_accepted(page: Path) -> None:
+    for words in commands(page):
+        if "--credentials" in words:
+            credentials_parser().parse_args([word for word in words if word != "--credentials"])
+        elif "--doctor" in words:
+            doctor_parser().parse_args([word for word in words if word != "--doctor"])
+        else:
+            load(ROOT / "config" / "pendulum_sac.yaml", all_overrides(parser().parse_args(words)), {})
+
+
+@each_page
+def test_its_configuration_keys_exist(page: Path, tmp_path: Path) -> None:
+    sections = keys_of(Config)
+    for found in re.findall(r"`([a-z_]+(?:\.\w+)+)\b(?!\()", text_of(page)):
+        first, *rest = found.split(".")
+        if first not in sections or rest[-1] in FILES:
+            continue
+        section: type[msgspec.Struct] | None = sections[first]
+        for key in rest:
+            if section is not None:
+                assert key in keys_of(section), found
+                section = keys_of(section)[key]
+    for block in blocks(page, "yaml"):
+        (tmp_path / "shown.yaml").write_text(block, encoding="utf-8")
+        load(tmp_path / "shown.yaml", environ={})
+
+
+@each_page
+def test_its_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_policy_acts_in_another_loop(tmp_path: Path) -> None:
+    (shown,) = blocks(ROOT / "docs" / "howto.md", "python")
+    weights = tmp_path / "runs" / "pendulum_sac" / "policy.tmod"
+    weights.parent.mkdir(parents=True)
+    env = gymnasium.make("Pendulum-v1")
+    NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, hidden_sizes=(256, 256)).save(weights)
+    code = f"{shown}\nimport sys\nprint('torch' in sys.modules)"
+    said = run(tmp_path, sys.executable, "-W", "error", "-c", code).stdout
+    assert re.fullmatch(r"return -\d+\.\d+\nFalse\n", said)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="bash and POSIX signals")
+def test_the_slurm_job_ends_in_order_before_its_time_limit_and_is_requeued(tmp_path: Path) -> None:
+    (script,) = blocks(RECIPES, "bash")
+    (tmp_path / "train.sbatch").write_text(script, encoding="utf-8")
+    (tmp_path / "my.yaml").write_text("network: {security: null}\nserver: {port: 9}\ntrainer: {device: cpu}\n")
+    program(tmp_path / "bin" / "python", f'exec "{sys.executable}" "$@"')
+    program(tmp_path / "bin" / "scontrol", 'echo "$@" > scontrol.log')
+    with subprocess.Popen(
+        ["bash", "train.sbatch"], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stderr is not None
+        said = next(line for line in job.stderr if "start: " in line)
+        job.send_signal(signal.SIGUSR1)
+        said += job.stderr.read()
+        assert job.wait(60) == 0, said
+    assert "SIGTERM: ending in order" in said
+    assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    (unit,) = blocks(RECIPES, "ini")
+    program(tmp_path / "python", "")
+    unit = unit.replace("/opt/tmrl_core/bin/python", str(tmp_path / "python"))
+    (tmp_path / "tmrl-server.service").write_text(unit, encoding="utf-8")
+    said = run(tmp_path, "systemd-analyze", "verify", "--man=no", "./tmrl-server.service")
+    assert (said.stdout, said.stderr) == ("", "")
+
+
+def test_the_image_copies_files_that_exist() -> None:
+    (image,) = blocks(RECIPES, "dockerfile")
+    copied = [word for line in re.findall(r"^COPY (.*)$", image, re.MULTILINE) for word in line.split()[:-1]]
+    assert copied
+    assert [word for word in copied if not (ROOT / word).exists()] == []
+
+
+def program(path: Path, body: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TMRL_CORE_")}
+    return kept | {
+        "PATH": os.pathsep.join([str(folder / "bin"), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+        "SLURM_JOB_ID": "17",
+        "TMRL_CORE_HOME": str(folder / "home"),
+    }
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=100, check=True
+    )
