@@ -68,7 +68,7 @@ make = tmrl_core.actor.numpy_twin("tmrl_core.actor:SquashedGaussianMLPActor", {"
 actor = make(observation_space=box, action_space=box)
 actor.from_bytes(actor.to_bytes()).act(np.zeros(3, np.float32))
 try:
-    tmrl_core.actor.SquashedGaussianMLPActor
+    tmrl_core.actor.TorchActorModule
 except ImportError as exc:
     assert "tmrl_core[trainer]" in str(exc), exc
 else:
@@ -158,6 +158,49 @@ def test_messages_name_the_policy_that_was_configured(name: str) -> None:
         twin.from_blob("other", b"", "cpu")
     with pytest.raises(WeightsError, match=f"not for {name}: "):
         twin.from_bytes(make(observation_space=spaces.Box(-1, 1, (5,)), action_space=action_space).to_bytes(), "cpu")
+
+
+ON_A_ROBOT = """
+import sys, json
+sys.modules["torch"] = None  # importing it raises
+import numpy as np
+from gymnasium import spaces
+import tmrl_core.actor
+from tmrl_core import RolloutWorker, SquashedGaussianMLPActor, partial
+from tmrl_core.actor import choose_actor
+from tmrl_core.errors import MissingExtraError
+obs = spaces.Box(-1, 1, (3,), np.float32)
+for name in ["CategoricalMLPActor", "DeterministicMLPActor", "GaussianMLPActor", "QValueMLPActor",
+             "SquashedGaussianMLPActor"]:
+    policy = getattr(tmrl_core.actor, name)
+    discrete = name in ("CategoricalMLPActor", "QValueMLPActor")
+    action_space = spaces.Discrete(2) if discrete else spaces.Box(-1, 1, (1,), np.float32)
+    for given in (policy, partial(policy, hidden_sizes=(8,))):
+        for backend in ("auto", "numpy"):
+            choose_actor(given, backend=backend)(observation_space=obs, action_space=action_space).act(obs.sample())
+        try:
+            choose_actor(given, backend="torch")
+        except MissingExtraError as exc:
+            print(policy.__name__, exc)
+import gymnasium
+with RolloutWorker(lambda: gymnasium.make("Pendulum-v1"), SquashedGaussianMLPActor, standalone=True,
+                   max_samples_per_episode=5) as worker:
+    worker.run_episodes(nb_episodes=1)
+    print(worker.buffer.stat_test_steps)
+"""
+
+
+def test_the_names_of_the_policies_give_their_twins_where_torch_is_not_installed() -> None:
+    command = [sys.executable, "-c", ON_A_ROBOT]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    names = [line.split()[0] for line in lines[:-1]]
+    assert len(names) == 10
+    assert set(names) == {
+        "NumpyCategoricalMLPActor", "NumpyDeterministicMLPActor", "NumpyGaussianMLPActor", "NumpyQValueMLPActor",
+        "NumpySquashedGaussianMLPActor",
+    }  # fmt: skip
+    assert all("pip install" in line for line in lines[:-1])
+    assert lines[-1] == "5"
 
 
 def test_without_torch_an_unknown_keyword_is_named_beside_what_to_install() -> None:

@@ -1,4 +1,7 @@
-"""Policies: what acts, and its weights. What needs torch is imported when it is first asked for."""
+"""Policies: what acts, and its weights. What needs torch is imported when it is first asked for.
+
+Where torch is not installed, the name of a policy gives its NumPy twin: a robot's script needs no other imports.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,9 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as exc:
         if exc.name == "torch":
+            twin = f"Numpy{name}"
+            if twin in _HOMES:
+                return __getattr__(twin)
             raise MissingExtraError("torch", "trainer", f"tmrl_core.actor.{name}") from exc
         raise
     return getattr(module, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -107,22 +108,25 @@ def choose_actor(
     if same is NumpySquashedGaussianMLPActor and "random" not in keywords:
         # As its twin begins. Of itself it does not, since the one that is trained is never sent any weights.
         kwargs = {**(kwargs or {}), "random": None}
+    torch_only = same is not None or (backend == "torch" and _acts_without_torch(actor))
+    if torch_only and importlib.util.find_spec("torch") is None:
+        missing = MissingExtraError("torch", "trainer", f"the policy {actor}")
+        accepted = [] if same is None else list(inspect.signature(same).parameters.keys() - _NO_KEYWORDS)
+        unknown = sorted(keywords.keys() - accepted) if accepted else []
+        if unknown:
+            raise ConfigError(
+                f"actor.kwargs: {actor} without torch knows {', '.join(sorted(accepted))}, not {', '.join(unknown)}. "
+                f"{missing}"
+            )
+        raise missing
     if isinstance(actor, str):
-        try:
-            return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
-        except MissingExtraError as exc:
-            accepted = [] if same is None else list(inspect.signature(same).parameters.keys() - _NO_KEYWORDS)
-            unknown = sorted(keywords.keys() - accepted) if accepted else []
-            if unknown:
-                raise ConfigError(
-                    f"actor.kwargs: {actor} without torch knows {', '.join(sorted(accepted))}, not {', '.join(unknown)}"
-                    f". {exc}"
-                ) from exc
-            raise
+        return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
     return functools.partial(actor, **kwargs) if kwargs else cast(Callable[..., Any], actor)
 
 
 def _acts_without_torch(actor: Any) -> bool:
+    while isinstance(actor, functools.partial):
+        actor = actor.func
     return actor in _NUMPY_CLASSES or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
 
 
