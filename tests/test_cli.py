@@ -142,6 +142,18 @@ def test_the_configuration_file_s_folder_is_searched_for_references(run: Run, tm
     assert done.returncode == 0, done.stderr
 
 
+def test_the_configuration_file_that_is_used_is_named_before_it_imports_anything(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("print('it ran', flush=True, file=__import__('sys').stderr)\nEnv = 3\n")
+    file = tmp_path / "tmrl_core.yaml"
+    file.write_text("environment: {cls: 'theirs:Env'}\nserver: {host: 127.0.0.1}\n")
+    said = run("--benchmark", "--steps", "1").stderr
+    assert "it ran" in said
+    assert -1 < said.find(f"configuration: {file}") < said.find("it ran")
+    looked = run("--doctor", "--timeout", "0.1")
+    assert "theirs:Env" in looked.stdout
+    assert "it ran" not in looked.stderr
+
+
 def test_the_benchmark_prints_rates_and_needs_no_torch(tmp_path: Path, environ: dict[str, str]) -> None:
     code = (
         "import sys; from tmrl_core import cli; status = cli.main(['--benchmark', '--steps', '300']);"

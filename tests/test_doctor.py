@@ -171,6 +171,32 @@ def test_code_that_cannot_be_imported(
     only_failed(look(from_values(values)), "code")
 
 
+@pytest.mark.parametrize("role", ["worker", "trainer"])
+def test_nothing_that_the_configuration_names_is_imported(
+    server: Server, keys: Path, tmp_path: Path, role: ClientRole
+) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "evil_package").mkdir(parents=True)
+    run = f"import pathlib; pathlib.Path({str(tmp_path / 'it_ran')!r}).touch()"
+    for file in ("evil.py", "evil_package/__init__.py", "evil_package/deep.py"):
+        (theirs / file).write_text(f"{run}\nclass Thing:\n    pass\n")
+    named = {
+        "environment": {"cls": "evil_package.deep:Thing", "kwargs": {"any": 1}},
+        "actor": {"cls": "evil:Thing"},
+        "agent": {"cls": "evil:Thing"},
+        "memory": {"cls": "evil:Thing", "sample_preprocessor": "evil:Thing"},
+        "worker": {"sample_compressor": "evil:Thing", "obs_preprocessor": "evil_package:Thing"},
+        "server": {"port": server.port},
+        "network": {"credentials_dir": str(keys)},
+    }
+    steps = look(from_values(named), role, folders=[theirs])
+    assert "evil_package.deep:Thing" in steps["code"].found
+    assert {step.state for step in steps.values()} <= {"ok", "skipped"}
+    for reference in ("evil:Thin", "evil_package.deeper:Thing", "evils:Thing"):
+        only_failed(look(from_values({**named, "actor": {"cls": reference}}), role, folders=[theirs]), "code")
+    assert not (tmp_path / "it_ran").exists()
+
+
 def test_no_credentials(server: Server, tmp_path: Path) -> None:
     steps = look(configured(server.port, tmp_path / "none"))
     step = only_failed(steps, "credentials", "ca.pem not found")

@@ -161,6 +161,9 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     set_up_logging(options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options)
+    if source := config_file(options):
+        # Said before anything that it names is imported: without `-c` it may be somebody else's file.
+        logger.info("configuration: %s", source.absolute())
     use(config)
     with Ending(control=options.control, last=own_process) as ending:
         return ROLES[options.role](config, options, ending)
@@ -233,12 +236,22 @@ def load_config(options: argparse.Namespace) -> Config:
     Raises:
         ConfigError: it is missing or wrong.
     """
-    path = Path(options.config).expanduser() if options.config else find_config_file()
-    # The console script does not put the current folder there as `python -m` does.
-    for folder in (Path.cwd(), *([path.resolve().parent] if path is not None else [])):
+    path = config_file(options)
+    for folder in module_folders(path):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
     return load(path, all_overrides(options))
+
+
+def config_file(options: argparse.Namespace) -> Path | None:
+    """The configuration file that these options stand for; None: the built-in defaults."""
+    return Path(options.config).expanduser() if options.config else find_config_file()
+
+
+def module_folders(path: Path | None) -> list[Path]:
+    """Where the modules that a configuration file names may lie, besides `sys.path`."""
+    # The console script does not put the current folder there as `python -m` does.
+    return [Path.cwd(), *([path.resolve().parent] if path is not None else [])]
 
 
 def all_overrides(options: argparse.Namespace) -> list[str]:

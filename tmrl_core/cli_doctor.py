@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tmrl_core.cli import common_options, load_config, set_up_logging, shown
-from tmrl_core.config import find_config_file
+from tmrl_core.cli import all_overrides, common_options, config_file, module_folders, set_up_logging, shown
+from tmrl_core.config import load
 from tmrl_core.doctor import Step, examine
 
 EPILOG = """\
 Run it on the machine of a worker or a trainer. It takes nobody's place: a run that is going on is not disturbed.
+It imports nothing that the configuration names but tmrl_core's own code: the rest is only looked for.
 Exit status: 0 if everything is all right, 1 if something is not.
 """
 _SIGNS = {"ok": "ok      ", "failed": "FAILED  ", "skipped": "skipped "}
@@ -42,11 +43,12 @@ def run_doctor(arguments: Sequence[str]) -> int:
     """Examine, print each step as it is done, and return the exit status."""
     options = parser().parse_args(arguments)
     set_up_logging("error" if options.log_level == "info" else options.log_level)
-    path = options.config or find_config_file()
+    path = config_file(options)
     steps: list[Step] = []
     for step in examine(
-        lambda: load_config(options),
+        lambda: load(path, all_overrides(options)),
         source=str(path) if path is not None else "built-in defaults",
+        folders=module_folders(path),
         role=options.role,
         timeout_s=max(0.1, options.timeout),
     ):

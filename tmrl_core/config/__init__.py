@@ -16,7 +16,7 @@ from tmrl_core.config.loading import (
     with_changes,
 )
 from tmrl_core.config.ratios import ratios_conflict, ratios_warning
-from tmrl_core.config.references import environment_maker, resolve, resolve_optional, resolve_with
+from tmrl_core.config.references import environment_maker, is_own, locate, resolve, resolve_optional, resolve_with
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.config.sentinel import CFG, Cfg, given
 
@@ -32,7 +32,9 @@ __all__ = [
     "from_values",
     "given",
     "is_loopback",
+    "is_own",
     "load",
+    "locate",
     "ratios_conflict",
     "ratios_warning",
     "resolve",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
+import importlib.machinery
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tmrl_core.config.hints import misfits
@@ -26,21 +31,13 @@ def resolve(reference: str, key: str = "") -> Any:
         ConfigError: no such module or name, with near misses; or the text is no reference.
         ImportError: the module exists, and what it imports does not; or its own code raised.
     """
-    label = f"{key}: {reference!r}" if key else repr(reference)
-    module_name, colon, name = reference.partition(":")
-    if not colon or not module_name or not name:
-        raise ConfigError(
-            f"{label} is no reference; write package.module:Name, for example tmrl_core.envs:GenericGymEnv"
-        )
+    label, module_name, name = _parts(reference, key)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         # Only the module itself, or a package on the way to it: what it imports in turn is not a wrong reference.
         if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
-            raise ConfigError(
-                f"{label}: there is no module {exc.name!r}. Install it, or run where Python finds it "
-                "(the current folder and the configuration file's folder are searched)."
-            ) from exc
+            raise ConfigError(_NO_MODULE.format(label=label, name=exc.name)) from exc
         raise
     found: Any = module
     for part in name.split("."):
@@ -51,6 +48,81 @@ def resolve(reference: str, key: str = "") -> Any:
             hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
             raise ConfigError(f"{label}: {module_name!r} has no {part!r}.{hint}") from exc
     return found
+
+
+_NO_MODULE = (
+    "{label}: there is no module {name!r}. Install it, or run where Python finds it (the current folder and the "
+    "configuration file's folder are searched)."
+)
+
+
+def _parts(reference: str, key: str) -> tuple[str, str, str]:
+    """The label for messages, the module and the name in it."""
+    label = f"{key}: {reference!r}" if key else repr(reference)
+    module_name, colon, name = reference.partition(":")
+    if not colon or not all(module_name.split(".")) or not name:
+        raise ConfigError(
+            f"{label} is no reference; write package.module:Name, for example tmrl_core.envs:GenericGymEnv"
+        )
+    return label, module_name, name
+
+
+def is_own(reference: str) -> bool:
+    """Return whether a reference names something of this project's."""
+    return reference.partition(":")[0].partition(".")[0] == "tmrl_core"
+
+
+def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
+    """Check that a reference names something, by the files alone: nothing is imported, so none of its code runs.
+
+    Args:
+        reference: the reference.
+        key: path of the key that holds it, for error messages.
+        folders: searched after `sys.path`.
+
+    Raises:
+        ConfigError: no such module, or its source has no such name; or the text is no reference.
+    """
+    label, module_name, name = _parts(reference, key)
+    places: Sequence[str] | None = [*sys.path, *map(str, folders)]
+    spec = None
+    module = ""
+    for part in module_name.split("."):
+        module = f"{module}.{part}" if module else part
+        # Finders of installed packages (editable ones) know top-level names only; looking those up imports nothing.
+        found = importlib.machinery.PathFinder.find_spec(module, places) if places is not None else None
+        spec = found or (_find_installed(module) if "." not in module else None)
+        if spec is None:
+            raise ConfigError(_NO_MODULE.format(label=label, name=module))
+        places = spec.submodule_search_locations
+    first = name.partition(".")[0]
+    names = _names_in(spec.origin) if spec is not None and spec.has_location and not places else None
+    if names is not None and first not in names:
+        matches = difflib.get_close_matches(first, names, n=3)
+        hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
+        raise ConfigError(f"{label}: {module_name!r} has no {first!r}.{hint}")
+
+
+def _find_installed(module: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except ValueError:  # a module that was made by hand
+        return None
+
+
+def _names_in(origin: str | None) -> set[str] | None:
+    """Every name that a source file binds somewhere; None where only running it would tell."""
+    if origin is None or not origin.endswith(".py"):
+        return None
+    try:
+        nodes = list(ast.walk(ast.parse(Path(origin).read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    names |= {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+    return None if names & {"*", "__getattr__"} else names
 
 
 def public_names(found: Any) -> list[str]:

@@ -6,8 +6,9 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 
 from tmrl_core.config import Config
 from tmrl_core.doctor import machine, way
@@ -51,6 +52,7 @@ def examine(
     load: Callable[[], Config],
     *,
     source: str,
+    folders: Sequence[Path] = (),
     role: ClientRole | None = None,
     timeout_s: float = 5.0,
     measure_s: float = 2.0,
@@ -62,6 +64,7 @@ def examine(
     Args:
         load: loads the configuration.
         source: the file, for people.
+        folders: where what the configuration names is looked for, besides `sys.path`; none of it is imported.
         role: whose part is played; None: the one that the credentials are for.
         timeout_s: longest wait of each step.
         measure_s: about how long each direction is measured.
@@ -87,7 +90,7 @@ def examine(
         f"as {role}",
     )
     try:
-        yield Step("code", "ok", machine.code(config, role))
+        yield Step("code", "ok", machine.code(config, role, folders))
     except FailedStepError as exc:
         yield Step("code", "failed", exc.found, exc.todo)
     if network.transport == "local":

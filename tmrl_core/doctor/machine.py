@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from tmrl_core.config import CFG, Config, resolve_optional, resolve_with
+from tmrl_core.config import CFG, Config, is_own, locate, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
 from tmrl_core.networking import credentials, tlspyo_files
@@ -21,42 +22,51 @@ from tmrl_core.networking.transports.select import client_transport, link_settin
 _SOON_DAYS = 30
 
 
-def code(config: Config, role: ClientRole) -> str:
-    """Import what the configuration names for this role; nothing is made of it.
+def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
+    """Look for what the configuration names for this role; only the project's own code is imported.
+
+    Args:
+        config: the configuration, which somebody else may have written.
+        role: whose part is played.
+        folders: where modules are looked for besides `sys.path`.
 
     Raises:
-        FailedStepError: something cannot be imported.
+        FailedStepError: something is not there.
     """
     from tmrl_core.actor import choose_actor
     from tmrl_core.roles import check_device
 
+    environment, worker, actor = config.environment, config.worker, config.actor
+    named: list[tuple[str, Mapping[str, Any], str]] = [(environment.cls, environment.kwargs, "environment.cls")]
+    if role == "worker":
+        optional: dict[str, str | None] = {"worker.sample_compressor": worker.sample_compressor}
+        optional["worker.obs_preprocessor"] = worker.obs_preprocessor
+    else:
+        named += [(config.agent.cls, config.agent.kwargs, "agent.cls")]
+        named += [(config.memory.cls, config.memory.kwargs, "memory.cls")]
+        optional = {"memory.sample_preprocessor": config.memory.sample_preprocessor}
+    own_policy = role == "worker" and is_own(actor.cls)
+    if not own_policy:
+        named.append((actor.cls, actor.kwargs, "actor.cls"))
     try:
-        environment = config.environment
-        resolve_with(environment.cls, environment.kwargs, "environment.cls")
+        for reference, kwargs, at in named:
+            if is_own(reference):
+                resolve_with(reference, kwargs, at)
+            else:
+                locate(reference, at, folders)
+        for at, maybe in optional.items():
+            if maybe is not None:
+                locate(maybe, at, folders)
         if role == "worker":
-            worker = config.worker
-            resolve_optional(worker.sample_compressor, "worker.sample_compressor")
-            resolve_optional(worker.obs_preprocessor, "worker.obs_preprocessor")
             check_device(worker.device, "worker.device")
-            policy = choose_actor(config.actor.cls, config.actor.kwargs, device=worker.device, backend=worker.backend)
-            made = getattr(policy, "func", policy)
-            return f"{environment.cls} and the policy {getattr(made, '__name__', made)} can be imported"
-        resolve_with(config.actor.cls, config.actor.kwargs, "actor.cls")
-        resolve_with(config.agent.cls, config.agent.kwargs, "agent.cls")
-        resolve_with(config.memory.cls, config.memory.kwargs, "memory.cls")
-        resolve_optional(config.memory.sample_preprocessor, "memory.sample_preprocessor")
-        check_device(config.trainer.device, "trainer.device")
-        return f"{config.agent.cls}, {config.memory.cls} and {environment.cls} can be imported"
+        else:
+            check_device(config.trainer.device, "trainer.device")
+        if own_policy:
+            choose_actor(actor.cls, actor.kwargs, device=worker.device, backend=worker.backend)
     except TmrlError as exc:
         raise from_text(str(exc), "Correct that key of the configuration.") from exc
-    except ImportError as exc:
-        raise FailedStepError(
-            f"what the configuration names cannot be imported: {exc}", "Install the package that is missing."
-        ) from exc
-    except Exception as exc:  # the user's own module, run by its import
-        raise FailedStepError(
-            f"what the configuration names fails when it is imported: {exc!r}", "Correct that module."
-        ) from exc
+    found = ", ".join(reference for reference, _, _ in named)
+    return f"{found}{f', {actor.cls}' if own_policy else ''} are there; none but tmrl_core's own was imported"
 
 
 class Proof(NamedTuple):
