@@ -29,13 +29,13 @@ SWITCH_INTERVAL_S = 0.0005
 EPILOG = """\
 examples:
   python -m tmrl_core --local -c config/pendulum_sac.yaml       all roles on this machine, over TLS
-  python -m tmrl_core --server -c my.yaml                       one role of three, on any machine that can be reached
+  python -m tmrl_core --server -c my.yaml                       one role, where the others can reach it
   python -m tmrl_core --worker -c my.yaml --set worker.name=robot7
   python -m tmrl_core --trainer -c my.yaml --wandb
   python -m tmrl_core --status -c my.yaml --watch 2             what the Server sees; --json for programs
   python -m tmrl_core --credentials create --host server.example.org
   python -m tmrl_core --credentials bundle worker --name robot7
-  python -m tmrl_core --doctor -c my.yaml                       what is wrong between this machine and the Server
+  python -m tmrl_core --doctor -c my.yaml                       check the path from this machine to the Server
 docs/configuration.md lists every key of the configuration.
 """
 
@@ -88,7 +88,7 @@ def common_options() -> argparse.ArgumentParser:
         default="info",
         type=str.lower,
         choices=["debug", "info", "warning", "error"],
-        help="least important messages to show on standard error (default: %(default)s)",
+        help="lowest level of the messages on standard error (default: %(default)s)",
     )
     return common
 
@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     )
     role = made.add_mutually_exclusive_group(required=True)
     for name, text in (
-        ("server", "the Server: relays between workers and trainer; the only one that listens"),
+        ("server", "the Server: relays between workers and trainer; the only role that listens"),
         ("worker", "a RolloutWorker: collects samples in the environment"),
         ("trainer", "the Trainer: learns and publishes the policy"),
         ("local", "all roles on this machine"),
@@ -120,31 +120,31 @@ def parser() -> argparse.ArgumentParser:
     role.add_argument(
         "--credentials",
         metavar="COMMAND",
-        help="certificates and tokens: create, bundle, install, show; `--credentials --help` says more",
+        help="manage certificates and tokens: create, bundle, install, show, ...; see `--credentials --help`",
     )
     role.add_argument(
         "--doctor",
         action="store_true",
-        help="check the way from this machine to the Server; `--doctor --help` says more",
+        help="check the path from this machine to the Server; see `--doctor --help`",
     )
     made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
     local = made.add_argument_group("with --local")
-    local.add_argument("--workers", type=int, default=None, metavar="N", help="how many RolloutWorkers (default: 2)")
+    local.add_argument("--workers", type=int, default=None, metavar="N", help="number of RolloutWorkers (default: 2)")
     local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
-    local.add_argument("--quickstart", action="store_true", help="a new run, and at its end what to do next")
-    local.add_argument("--small", action="store_true", help="a short run that tries the way, not the learning")
+    local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
+    local.add_argument("--small", action="store_true", help="a short run that tests the installation, not the learning")
     figures = made.add_argument_group("with --test and --benchmark")
     figures.add_argument("--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10)")
     figures.add_argument("--steps", type=int, default=None, metavar="N", help="steps of a benchmark (default: 10000)")
     looking = made.add_argument_group("with --status")
     looking.add_argument("--json", action="store_true", help="JSON instead of tables")
-    looking.add_argument("--watch", type=float, default=None, metavar="SECONDS", help="again and again, so far apart")
+    looking.add_argument("--watch", type=float, default=None, metavar="SECONDS", help="repeat every SECONDS")
     supervised = made.add_argument_group("for supervisors")
     supervised.add_argument(
-        "--control", action="store_true", help="the line `stop` on standard input, or its end, ends the role in order"
+        "--control", action="store_true", help="end the role in order at the line `stop` or the end of standard input"
     )
     supervised.add_argument(
-        "--announce", action="store_true", help="with --server: print its port as a line of JSON once it listens"
+        "--announce", action="store_true", help="with --server: print the port as a line of JSON once it listens"
     )
     return made
 

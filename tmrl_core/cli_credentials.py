@@ -17,9 +17,9 @@ On the machine that hosts the Server:
   python -m tmrl_core --credentials create --host server.example.org
   python -m tmrl_core --credentials bundle trainer --name hpc
   python -m tmrl_core --credentials bundle worker --name robot7
-Copy each bundle to its machine (it is secret: anyone who has it can be that worker or trainer), and there:
+Copy each bundle to its machine (it is secret: anyone who has it can act as that worker or trainer), and run there:
   python -m tmrl_core --credentials install robot7.worker.bundle
-When robot7 was stolen (a running Server follows at once):
+If robot7 is stolen (a running Server applies it at once):
   python -m tmrl_core --credentials revoke robot7
 """
 
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     common = common_options()
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --credentials",
-        description="Certificates and tokens with which the roles prove who they are.",
+        description="Manage the certificates and tokens that identify the roles.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -37,23 +37,27 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     create = commands.add_parser(
-        "create", parents=[common], help="make a CA, a server certificate and a token per role; or renew the second"
+        "create",
+        parents=[common],
+        help="create a CA, a server certificate and a token for each role; again: only a new server certificate",
     )
     create.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="NAME",
-        help="name or address of the Server, may be repeated; this machine's loopback is always added",
+        help="name or address of the Server; may be repeated; the loopback names are always added",
     )
     create.add_argument("--days", type=float, default=credentials.DAYS, help="validity (default: %(default)s)")
     create.add_argument(
-        "--overwrite", action="store_true", help="a new CA and new tokens; all bundles of the old one stop working"
+        "--overwrite",
+        action="store_true",
+        help="create a new CA and new tokens; all bundles of the old CA stop working",
     )
 
-    bundle = commands.add_parser("bundle", parents=[common], help="make one file with what another machine needs")
+    bundle = commands.add_parser("bundle", parents=[common], help="write one file with all that another machine needs")
     bundle.add_argument("for_role", choices=["worker", "trainer", "server"], metavar="ROLE")
-    bundle.add_argument("--name", default="", help="of that worker or trainer: its certificate's")
+    bundle.add_argument("--name", default="", help="name of the worker or trainer, written into its certificate")
     bundle.add_argument("--out", metavar="FILE", help="file or folder (default: NAME.ROLE.bundle here)")
     bundle.add_argument("--days", type=float, default=credentials.DAYS, help="validity (default: %(default)s)")
 
@@ -61,24 +65,24 @@ def parser() -> argparse.ArgumentParser:
     install.add_argument("file", metavar="FILE")
     install.add_argument("--overwrite", action="store_true", help="move an installed bundle of another CA aside first")
 
-    commands.add_parser("show", parents=[common], help="fingerprints and expiry, what was revoked; no secret")
+    commands.add_parser("show", parents=[common], help="print fingerprints, expiry and revocations; no secrets")
 
     revoke = commands.add_parser(
-        "revoke", parents=[common], help="take back the certificates of one machine; a running Server follows"
+        "revoke", parents=[common], help="revoke the certificates of one machine; a running Server applies it"
     )
-    revoke.add_argument("name", metavar="NAME", help="whose certificates; or the bundle or certificate file itself")
-    revoke.add_argument("--of-role", choices=CLIENT_ROLES, help="of this role only (default: of any)")
+    revoke.add_argument("name", metavar="NAME", help="name in the certificates; or the bundle or certificate file")
+    revoke.add_argument("--of-role", choices=CLIENT_ROLES, help="only certificates of this role (default: any)")
 
     renew = commands.add_parser(
-        "renew", parents=[common], help="new server certificate, or new bundles of these names; the CA stays"
+        "renew", parents=[common], help="create a new server certificate, or new bundles for NAMEs; the CA stays"
     )
-    renew.add_argument("names", nargs="*", metavar="NAME", help="whose bundles (default: the server certificate)")
+    renew.add_argument("names", nargs="*", metavar="NAME", help="name in the bundle (default: the server certificate)")
     renew.add_argument("--all", action="store_true", help="the server certificate and the bundles of all names")
-    renew.add_argument("--out", metavar="FOLDER", help="where the bundles go (default: here)")
+    renew.add_argument("--out", metavar="FOLDER", help="folder for the bundles (default: here)")
     renew.add_argument("--days", type=float, default=credentials.DAYS, help="validity (default: %(default)s)")
 
     rotate = commands.add_parser(
-        "rotate-token", parents=[common], help="a new token for a role; who knows the old one only is out"
+        "rotate-token", parents=[common], help="create a new token for a role; the old one is no longer accepted"
     )
     rotate.add_argument("for_role", choices=CLIENT_ROLES, metavar="ROLE")
     return made

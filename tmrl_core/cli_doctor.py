@@ -13,9 +13,9 @@ from tmrl_core.config import load
 from tmrl_core.doctor import Step, examine
 
 EPILOG = """\
-Run it on the machine of a worker or a trainer. It takes nobody's place: a run that is going on is not disturbed.
-It imports nothing that the configuration names but tmrl_core's own code: the rest is only looked for.
-Exit status: 0 if everything is all right, 1 if something is not.
+Run it on a worker's or the trainer's machine. It does not disturb a run in progress.
+It imports only tmrl_core's own code; other names in the configuration are searched for, not imported.
+Exit status: 0 if all checks pass, 1 if one fails.
 """
 _SIGNS = {"ok": "ok      ", "failed": "FAILED  ", "skipped": "skipped "}
 
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     """The grammar of a command line with `--doctor`."""
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --doctor",
-        description="Check, step by step, whether a worker or trainer could work with the Server from this machine.",
+        description="Check step by step that a worker or trainer on this machine can work with the Server.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common_options()],
@@ -32,9 +32,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--doctor", action="store_true", help=argparse.SUPPRESS)
     made.add_argument(
-        "--role", choices=["worker", "trainer"], help="whose part to play (default: what the credentials here are for)"
+        "--role",
+        choices=["worker", "trainer"],
+        help="role to check (default: the role of the credentials on this machine)",
     )
-    made.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds for each step (default: 5)")
+    made.add_argument(
+        "--timeout", type=float, default=5.0, metavar="S", help="longest time for each step, in seconds (default: 5)"
+    )
     made.add_argument("--json", action="store_true", help="print the steps as JSON")
     return made
 
