@@ -30,6 +30,7 @@ class ScriptedLink:
         self.chunks: list[Chunk] = []
         self.records: list[EpisodeRecord] = []
         self.sends: list[int] = []
+        self.expert = False
         self.waits = 0
         self.on_wait: Callable[[ScriptedLink], None] = lambda link: None
         self.on_send: Callable[[ScriptedLink], None] = lambda link: None

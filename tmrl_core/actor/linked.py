@@ -65,6 +65,8 @@ class LinkedPlayer(EpisodePlayer):
         self._evaluated: int | None = None
         self._closed = False
         self._finish_said = False
+        self._refused = ""
+        """Why the latest policy that did not fit was refused: each of a run would be for the same reason."""
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._load_kept_policy(needs_policy)
@@ -264,7 +266,9 @@ class LinkedPlayer(EpisodePlayer):
         try:
             self._load(_policy_of(update))
         except WeightsError as exc:
-            logger.error("version %d.%d of the policy is refused, the old one stays: %s", *update.version, exc)
+            if str(exc) != self._refused:
+                self._refused = str(exc)
+                logger.error("version %d.%d of the policy is refused, the old one stays: %s", *update.version, exc)
             return
         if update.exploration:
             self.actor.set_exploration(update.exploration)

@@ -127,6 +127,13 @@ class ActorModule(ABC):
             path.write_bytes(data)
             return self.load(path, device)
 
+    def architecture(self) -> dict[str, Any]:
+        """Return what must be the same at worker and trainer, as `tmrl_core.actor.weights.describe` puts it.
+
+        The trainer compares it when a worker joins. Nothing by default: weights are compared when they arrive.
+        """
+        return {}
+
     def to_device(self, device: Any) -> ActorModule:
         """The actor on `device` (may be self, as it is by default)."""
         return self

@@ -13,7 +13,7 @@ import numpy as np
 from tmrl_core.actor.activations import activation_name
 from tmrl_core.actor.flattening import flatten_into, layout_of, vector_size
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, decode_arrays, encode_arrays
+from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, decode_arrays, describe, encode_arrays
 from tmrl_core.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
@@ -98,6 +98,10 @@ class NumpyMLPActor(ActorModule):
         for head, columns in self._columns.items():
             self._matrices[-1][:-1, columns] = weights[f"{head}.weight"].T
             self._matrices[-1][-1, columns] = weights[f"{head}.bias"]
+
+    def architecture(self) -> dict[str, Any]:
+        """Return names and shapes of the weights, and the activation."""
+        return describe(self._shapes, {"activation": self._activation})
 
     def to_bytes(self) -> bytes:
         """The weights as the content of a safetensors file, which the torch policy reads."""

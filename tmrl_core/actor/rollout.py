@@ -119,6 +119,8 @@ class Rollout(LinkedPlayer):
             TmrlError: the link has failed for good.
         """
         with self._running():
+            if self._link is not None:
+                self._link.expert = expert
             for episode in _count_to(nb_episodes):
                 if self.ending():
                     break

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, read_metadata
+from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, describe, read_metadata
 from tmrl_core.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -48,6 +48,16 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         """What else must agree for weights to fit; travels with them and is compared when they are loaded."""
         return {}
 
+    def architecture(self) -> dict[str, Any]:
+        """Return names and shapes of the `state_dict`, unless the class writes its weights in its own way."""
+        own = (type(self).to_bytes, type(self).save) != (TorchActorModule.to_bytes, TorchActorModule.save)
+        return {} if own else describe(self._shapes(), self.weights_metadata())
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            name: tuple(value.shape) for name, value in self.state_dict().items() if isinstance(value, torch.Tensor)
+        }
+
     def to_bytes(self) -> bytes:
         """The `state_dict` as the content of a safetensors file."""
         tensors: dict[str, torch.Tensor] = {}
@@ -76,10 +86,9 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
             raise WeightsError(f"these {len(data)} bytes are no weights in the safetensors format: {exc}") from exc
         owner = type(self).__name__
-        state = self.state_dict()
         check_shapes(
             owner,
-            {name: tuple(value.shape) for name, value in state.items()},
+            self._shapes(),
             {name: tuple(value.shape) for name, value in tensors.items()},
             ADVICE,
         )

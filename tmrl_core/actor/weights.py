@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -63,3 +64,46 @@ def check_shapes(
 
 
 ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."
+
+
+def describe(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return a policy's architecture as plain values: what a worker tells the trainer when it joins."""
+    return {"shapes": {name: list(shape) for name, shape in shapes.items()}, "metadata": dict(metadata)}
+
+
+def difference(worker: Any, trainer: Mapping[str, Any]) -> str:
+    """Return the first difference between two policies' architectures; empty where there is none or one is not known.
+
+    Args:
+        worker: what `describe` returned there; it came over the network and may be anything.
+        trainer: what `describe` returned here, or nothing.
+    """
+    if not trainer or not isinstance(worker, dict):
+        return ""
+    for part in ("metadata", "shapes"):
+        found, expected = worker.get(part), trainer[part]
+        if not isinstance(found, dict) or not all(_is_plain(value) for value in found.items()):
+            return ""
+        if part == "shapes" and (sizes := _hidden_sizes(found)) != (ours := _hidden_sizes(expected)):
+            return f"hidden_sizes: {sizes} at the worker, {ours} at the trainer"
+        # As when weights are loaded, words about them count where both sides have them.
+        names = found.keys() | expected.keys() if part == "shapes" else found.keys() & expected.keys()
+        for name in sorted(names):
+            if found.get(name) != expected.get(name):
+                return f"{name}: {found.get(name, 'none')} at the worker, {expected.get(name, 'none')} at the trainer"
+    return ""
+
+
+def _is_plain(entry: tuple[Any, Any]) -> bool:
+    name, value = entry
+    return isinstance(name, str) and (
+        isinstance(value, str) or (isinstance(value, list) and all(type(size) is int for size in value))
+    )
+
+
+def _hidden_sizes(shapes: Mapping[str, Any]) -> list[int]:
+    """Outputs of the layers `net.0`, `net.2`, ... of a multi-layer perceptron."""
+    sizes: list[int] = []
+    while isinstance(shape := shapes.get(f"net.{2 * len(sizes)}.weight"), list) and len(shape) == 2:
+        sizes.append(shape[0])
+    return sizes

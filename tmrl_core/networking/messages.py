@@ -30,6 +30,8 @@ Label: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
 
 MAX_SIGNATURE_BYTES = 60_000
 """Of a stream's signature: what fits into one frame, whatever else the message says."""
+EXPERT = b"expert"
+"""Signature of a message whose samples an expert has collected, whatever the trainer's policy is."""
 MAX_BODY_BYTES = 60_000
 """Of a directive, a report or a page of a status: what fits into one frame, whatever else the message says."""
 MAX_REASON_CHARACTERS = 500

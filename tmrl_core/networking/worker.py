@@ -13,12 +13,14 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from tmrl_core.actor.history import PolicyFiles
+from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout import Rollout
 from tmrl_core.actor.twins import choose_actor
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.networking.links import WorkerLink
+from tmrl_core.networking.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.transports.select import link_settings
-from tmrl_core.samples import Buffer
+from tmrl_core.samples import Buffer, encode_value
 
 
 class RolloutWorker(Rollout):
@@ -167,7 +169,7 @@ class RolloutWorker(Rollout):
             ),
             name=label,
             run=given(run_name, config.run.name),
-            signature=env_signature(self.env),
+            signature=_signature(self.env, self.actor),
             queue_bytes=given(queue_bytes, settings.queue_bytes),
             when_full=cast(Literal["block", "drop_oldest"], full),
             drain_timeout_s=drain_s,
@@ -185,6 +187,13 @@ def _mixed_seed(seed: int | None, name: str) -> int | None:
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1)[0])
+
+
+def _signature(env: Any, actor: ActorModule) -> dict[str, Any]:
+    """Return what the trainer checks when this worker joins; without the policy where that makes it too long."""
+    of_env = env_signature(env)
+    whole = {**of_env, "policy": actor.architecture()}
+    return whole if len(encode_value(whole)) <= MAX_SIGNATURE_BYTES else of_env
 
 
 def env_signature(env: Any) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.weights import difference
 from tmrl_core.errors import CodecError, StarvedError
 from tmrl_core.metrics import records as names
 from tmrl_core.metrics.recorder import Recorder
@@ -17,7 +19,18 @@ from tmrl_core.metrics.records import episode_values
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.delivery import Received
 from tmrl_core.networking.links import TrainerLink
-from tmrl_core.networking.messages import Blob, Collect, Directive, Evaluation, Progress, Version, encode_body, plain
+from tmrl_core.networking.messages import (
+    EXPERT,
+    Blob,
+    Collect,
+    Directive,
+    Evaluation,
+    Progress,
+    Version,
+    encode_body,
+    plain,
+)
+from tmrl_core.networking.peers import Member
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
 from tmrl_core.training.evaluation import EvaluationResult, Evaluator
 from tmrl_core.training.interface import TrainingInterface
@@ -102,6 +115,10 @@ class RemoteInterface(TrainingInterface):
         self._refusals_said: set[tuple[str, str]] = set()
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
+        self._policy: dict[str, Any] = {}
+        """Architecture of the policy that is published; empty before the first one, and where it is not known."""
+        self._unfit: dict[bytes, str] = {}
+        """Linked streams whose workers cannot take that policy, and why."""
         self._revision = 0
         self._evaluations: dict[bytes, Evaluation] = {}
         self._shares: dict[bytes, bytes] = {}
@@ -130,6 +147,7 @@ class RemoteInterface(TrainingInterface):
         self.commit()
         buffer = Buffer(maxlen=None)
         received = self.link.receive()
+        self._note_members()
         for one in received:
             try:
                 message = decode_message(one.payload, max_bytes=self._max_message_bytes)
@@ -139,8 +157,10 @@ class RemoteInterface(TrainingInterface):
             chunk = message.chunk
             if chunk is not None:
                 chunk.stream = one.stream
-            self._outstanding.append((one, chunk, ""))
-            buffer.extend([chunk] if chunk is not None else [], message.records)
+            unfit = "" if message.signature == EXPERT else self._unfit.get(one.stream, "")
+            self._outstanding.append((one, chunk, unfit))
+            if not unfit:
+                buffer.extend([chunk] if chunk is not None else [], message.records)
         self._note_episodes(buffer)
         self._tick()
         return buffer
@@ -238,6 +258,10 @@ class RemoteInterface(TrainingInterface):
     def broadcast_model(self, actor: Any) -> Version:
         """Publish a policy as the latest."""
         tag, data = actor.to_blob()
+        if not self._policy and isinstance(actor, ActorModule):
+            self._policy = actor.architecture()
+            for member in self.link.members:
+                self._hold_policy(member)
         exploration = getattr(actor, "exploration", None)
         version = self.link.publish({POLICY: Blob(tag, data)}, exploration() if callable(exploration) else None)
         if self._on_publish is not None:
@@ -281,7 +305,11 @@ class RemoteInterface(TrainingInterface):
 
     def workers(self) -> list[tuple[bytes, str]]:
         """The workers that are linked."""
-        return [(member.stream, member.name) for member in self.link.members if member.live]
+        return [(member.stream, member.name) for member in self._live()]
+
+    def _live(self) -> list[Member]:
+        """Those that can act with the policy that is published, as far as is known."""
+        return [member for member in self.link.members if member.live and member.stream not in self._unfit]
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
         """Whether it says so; it does once all of it was acknowledged."""
@@ -416,7 +444,7 @@ class RemoteInterface(TrainingInterface):
 
     def _streams(self) -> list[bytes]:
         """Of the workers that are there; last those whose environment or policy may be another one."""
-        live = [member for member in self.link.members if member.live]
+        live = self._live()
         live.sort(key=lambda member: (member.stream in self._strange, member.since_s))
         return [member.stream for member in live]
 
@@ -425,6 +453,15 @@ class RemoteInterface(TrainingInterface):
         if self.on_let_in is not None and self.link.was_connected:
             let_in, self.on_let_in = self.on_let_in, None
             let_in()
+        self._note_members()
+        if self.evaluator is not None:
+            self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())
+        now = self._clock()
+        if now >= self._next_record:
+            self._next_record = now + NETWORK_RECORD_S
+            self._record_network()
+
+    def _note_members(self) -> None:
         members = {member.stream: member for member in self.link.members}
         if members.keys() != self._workers.keys():
             for stream, member in members.items():
@@ -433,19 +470,14 @@ class RemoteInterface(TrainingInterface):
             for stream, name in self._workers.items():
                 if stream not in members:
                     self._evaluations.pop(stream, None)
+                    self._unfit.pop(stream, None)
                     if stream in self._announced:
                         self._announced.remove(stream)
                         self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
             self._workers = {stream: member.name for stream, member in members.items()}
             self._strange &= members.keys()
-        if self.evaluator is not None:
-            self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())
-        now = self._clock()
-        if now >= self._next_record:
-            self._next_record = now + NETWORK_RECORD_S
-            self._record_network()
 
-    def _joined(self, member: Any) -> None:
+    def _joined(self, member: Member) -> None:
         now = self._clock()
         self._joins = min(float(JOINS_AT_ONCE), self._joins + (now - self._joins_at) * JOINS_PER_S)
         self._joins_at = now
@@ -453,12 +485,9 @@ class RemoteInterface(TrainingInterface):
             self._joins -= 1.0
             self._announced.add(member.stream)
             self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
-        try:
-            signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}
-        except CodecError:
-            signature = {}
+        signature = _signature_of(member)
         for name, expected in self._signature.items():
-            found = signature.get(name) if isinstance(signature, dict) else None
+            found = signature.get(name)
             # It may be anything, arrays that compare to arrays too.
             if isinstance(found, str) and found != expected and self._is_new(member.name, f"{name} {found}"):
                 logger.warning(
@@ -469,6 +498,20 @@ class RemoteInterface(TrainingInterface):
                     plain(found, 2_000),
                     expected,
                 )
+
+        self._hold_policy(member)
+
+    def _hold_policy(self, member: Member) -> None:
+        """Refuse what a worker will send whose policy cannot take the weights that are published; say so once."""
+        signature = _signature_of(member)
+        spaces = [(signature.get(name), expected) for name, expected in self._signature.items()]
+        if any(isinstance(found, str) and found != expected for found, expected in spaces):
+            return  # said already; it is the cause where the policy differs too
+        found = difference(signature.get("policy"), self._policy)
+        if found:
+            reason = f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs"
+            self._unfit[member.stream] = reason
+            self._say_refused(member.name, reason)
 
     def _record_network(self) -> None:
         counts = self.link.counts
@@ -490,3 +533,12 @@ class RemoteInterface(TrainingInterface):
                 names.LACK: self.progress.lack,
             },
         )
+
+
+def _signature_of(member: Member) -> dict[str, Any]:
+    """Return what a worker says of its environment and policy; it may be anything."""
+    try:
+        signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}
+    except CodecError:
+        signature = {}
+    return signature if isinstance(signature, dict) else {}

@@ -17,6 +17,7 @@ from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import Body, StreamSender
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.messages import (
+    EXPERT,
     Directive,
     PolicyUpdate,
     Progress,
@@ -117,6 +118,8 @@ class WorkerLink(Link):
             os.urandom(16), queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
         )
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
+        self.expert = False
+        """Whether the samples are of a policy that is not the trainer's, on purpose."""
         self._handed: deque[_Handed] = deque()
         self._handed_bytes = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
@@ -240,14 +243,16 @@ class WorkerLink(Link):
         self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], first_size: int
     ) -> Iterator[tuple[Body, int]]:
         limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
+        encode = partial(
+            encode_message_buffers, signature=EXPERT if self.expert else b"", compression=self._compression
+        )
         if len(chunks) != 1 or first_size <= limit:
-            rows = sum(chunk.rows for chunk in chunks)
-            yield encode_message_buffers(chunks, records, compression=self._compression), rows
+            yield encode(chunks, records), sum(chunk.rows for chunk in chunks)
             return
         pieces = list(split_chunk(chunks[0], limit))
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
-            yield encode_message_buffers(piece, records if last else (), compression=self._compression), piece.rows
+            yield encode(piece, records if last else ()), piece.rows
 
     # --- policies, directives, progress ---
 

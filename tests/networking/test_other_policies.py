@@ -1,0 +1,115 @@
+"""Workers whose policy is not the trainer's: refused when they join."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tmrl_core.actor import SquashedGaussianMLPActor
+from tmrl_core.config import Config, from_values
+from tmrl_core.envs import GenericGymEnv
+from tmrl_core.networking import RolloutWorker, Server
+from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.training.remote import RemoteInterface
+
+DIFFERENCE = "another policy, hidden_sizes: [64] at the worker, [16] at the trainer. Give both the same actor.cls"
+
+
+class Place:
+    """A Server, and a trainer's interface that has published a policy of 16 hidden units."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.stack = stack
+        self.config: Config = from_values(
+            {"network": {"transport": "local"}, "server": {"port": 0}, "run": {"folder": str(folder)}}
+        )
+        self.server = stack.enter_context(Server(config=self.config))
+        link = TrainerLink(LinkSettings(port=self.server.port, transport="local"), name="trainer", run="default")
+        link.start()
+        stack.callback(link.close)
+        self.interface = RemoteInterface(link)
+        self.samples = 0
+
+    def publish(self) -> None:
+        env = GenericGymEnv()
+        self.interface.broadcast_model(
+            SquashedGaussianMLPActor(env.observation_space, env.action_space, hidden_sizes=(16,))
+        )
+
+    def worker(self, hidden: int, **kwargs: Any) -> RolloutWorker:
+        made = RolloutWorker(
+            GenericGymEnv,
+            partial(SquashedGaussianMLPActor, hidden_sizes=(hidden,)),
+            max_samples_per_episode=4,
+            model_path=None,
+            server_port=self.server.port,
+            name="robot7",
+            config=self.config,
+            max_env_steps_per_update=None,
+            **kwargs,
+        )
+        return self.stack.enter_context(made)
+
+    def take_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(200):
+            self.samples += len(self.interface.retrieve_buffer())
+            self.interface.commit()
+            if condition():
+                return
+            self.interface.wait(0.1)
+        raise AssertionError(f"{self.samples} samples have arrived")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(stack, tmp_path)
+
+
+@pytest.mark.parametrize("first", ["trainer", "worker"])
+def test_its_samples_are_refused_and_both_sides_say_why_once(
+    place: Place, first: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    if first == "trainer":
+        place.publish()
+    worker = place.worker(64)
+    link = worker.link
+    assert link is not None
+    place.take_until(lambda: bool(place.interface.link.members))
+    place.publish()
+    for number in (1, 2, 3):
+        worker.collect_train_episode()
+        worker.send_and_clear_buffer()
+        place.publish()
+        place.take_until(lambda number=number: link.counts.samples_refused == 5 * number)  # type: ignore[misc]
+        worker.update_actor_weights(blocking=True)
+    assert place.samples == 0
+    assert place.interface.workers() == []
+    worker.close()  # its link's thread has logged all that it will
+    said = [line for line in caplog.messages if DIFFERENCE in line]
+    assert [line.split(":")[0] for line in said] == [
+        "samples refused, of worker robot7",
+        "the trainer refused message 0 of this worker",
+    ]
+    assert sum("of the policy is refused, the old one stays" in line for line in caplog.messages) == 1
+
+
+def test_an_experts_policy_may_be_any(place: Place) -> None:
+    place.publish()
+    place.worker(64).run(nb_episodes=2, expert=True)
+    place.take_until(lambda: place.samples == 10)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_the_trainers_own_is_taken_from_either_backend(place: Place, backend: str) -> None:
+    place.publish()
+    place.worker(16, backend=backend).run(nb_episodes=2)
+    place.take_until(lambda: place.samples == 10)
+    assert [name for _, name in place.interface.workers()] == ["robot7"]
