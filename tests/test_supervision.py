@@ -14,7 +14,7 @@ import pytest
 from tmrl_core import supervision
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, TmrlError
-from tmrl_core.supervision import Child, Processes, Threads, environment, trainer_threads
+from tmrl_core.supervision import Child, Processes, Threads, environment
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +36,16 @@ class Listener:
         self.said.append(text)
 
 
-def test_the_trainer_computes_with_the_cores_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in supervision.THREAD_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert trainer_threads(Config(), workers=10_000) == 1
-    assert trainer_threads(from_values({"trainer": {"threads": 7}}), workers=1) == 7
+def test_only_a_number_that_is_configured_limits_the_trainer_s_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads(**trainer: int) -> list[int | None]:
+        group = Processes(from_values({"run": {"folder": str(tmp_path)}, "trainer": trainer}), [], workers=1)
+        return [child.threads for child in (group.server, *group.workers, group.trainer)]
+
+    assert threads() == [1, 1, None]
+    assert threads(threads=7) == [1, 1, 7]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert trainer_threads(Config(), workers=1) is None
     assert environment(2)["OMP_NUM_THREADS"] == "2"
     assert environment(None)["OMP_NUM_THREADS"] == "3"
 

@@ -185,7 +185,7 @@ class Processes(Group):
         self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
-        self.trainer = self._child("trainer", ["--trainer"], threads=trainer_threads(config, workers))
+        self.trainer = self._child("trainer", ["--trainer"], threads=config.trainer.threads)
 
     def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
         return Child(name, arguments, self._logs / f"{name}.log", threads)
@@ -300,16 +300,6 @@ class Processes(Group):
         """End all at once."""
         for child in (*self.workers, self.trainer, self.server):
             child.end_now()
-
-
-def trainer_threads(config: Config, workers: int) -> int | None:
-    """Threads for the trainer's arithmetic: as configured, as the user's environment says, or the cores left over."""
-    if config.trainer.threads is not None:
-        return config.trainer.threads
-    if any(os.environ.get(name) for name in THREAD_VARIABLES):
-        return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - workers)
 
 
 def environment(threads: int | None) -> dict[str, str]:

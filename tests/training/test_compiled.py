@@ -95,6 +95,15 @@ def test_a_compiled_update_learns_what_a_plain_one_does(name: str, extras: bool)
         torch.testing.assert_close(fast.td_error_B, plain.td_error_B, rtol=1e-3, atol=1e-4)
 
 
+def test_a_graph_serves_any_number_of_threads() -> None:
+    agent = make("sac", True)
+    for threads in (1, 2, 1, 3):
+        torch.set_num_threads(threads)
+        train(agent, False, 2)
+    torch.set_num_threads(1)
+    assert len(agent.compiler._graphs) == 1
+
+
 def test_random_numbers_are_drawn_in_the_same_order() -> None:
     states = []
     for wanted in (False, True):

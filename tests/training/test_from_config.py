@@ -104,6 +104,22 @@ def test_a_reference_that_names_nothing_says_where() -> None:
         training_from_config(config(agent={"cls": "tmrl_core.training:Nothing"}))
 
 
+@pytest.mark.parametrize(
+    ("values", "threads"),
+    [
+        ({}, None),
+        ({"trainer": {"threads": 3}}, 3),
+        ({"run": {"seed": 1}}, None),
+        ({"run": {"seed": 1}, "worker": {"collection": "synchronous"}}, 1),
+        ({"run": {"seed": 1}, "worker": {"collection": "synchronous"}, "trainer": {"threads": 3}}, 3),
+    ],
+)
+def test_a_run_that_can_be_repeated_computes_with_one_number_of_threads(
+    values: dict[str, Any], threads: int | None
+) -> None:
+    assert training_from_config(config(**values)).keywords["threads"] == threads  # type: ignore[attr-defined]
+
+
 def test_threads_are_set() -> None:
     before = torch.get_num_threads()
     try:

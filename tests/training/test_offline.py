@@ -108,6 +108,33 @@ def test_an_epoch_is_rounds_of_steps_and_gives_a_row_each(make_rows: Any) -> Non
     assert training.finished
 
 
+@pytest.mark.parametrize(("fixed", "used"), [(3, {3}), (None, {1})])
+def test_a_loop_sets_its_threads_for_updates_only(make_rows: Any, fixed: int | None, used: set[int]) -> None:
+    import torch
+
+    seen = set()
+
+    class Counting(Listener):
+        def train(self, batch: Any) -> dict[str, Any]:
+            seen.add(torch.get_num_threads())
+            return super().train(batch)
+
+    interface = Fed(make_rows, 5)
+    torch.set_num_threads(2)
+    try:
+        training = TrainingOffline(
+            SPACES,
+            lambda nb_steps, device: ReplayMemory(device, nb_steps, memory_size=100, batch_size=4),
+            Counting, rounds=1, steps=10, max_training_steps_per_env_step=1e9, threads=fixed,
+        )  # fmt: skip
+        interface.agent = training.agent
+        training.run_epoch(interface)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert seen == used, "measured, ten short updates are made with one thread"
+
+
 def test_it_publishes_at_the_start_and_every_so_many_updates(make_rows: Any) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface, update_model_interval=8)

@@ -73,6 +73,15 @@ def test_the_same_seed_makes_the_same_weights() -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
+def test_it_says_how_long_each_update_took() -> None:
+    agent = make(FEW, update_epochs=2)
+    times: list[float] = []
+    agent.after_update = times.append
+    metrics = agent.train(play(agent, 100, 5.0)[0])
+    assert len(times) == metrics["updates"] == 8
+    assert min(times) > 0
+
+
 def test_the_first_minibatch_sees_the_densities_that_the_workers_saw() -> None:
     agent = make(BOX, update_epochs=1, minibatch_size=1000)
     metrics = agent.train(play(agent, 64, 0.5)[0])

@@ -510,7 +510,12 @@ class TrainerSection(Section, frozen=True, kw_only=True):
         Text | None, doc("`cpu`, `cuda`, `cuda:1`. null: cuda where there is one; in lockstep the CPU.")
     ] = None
     threads: Annotated[
-        Positive | None, doc("Threads that torch computes with. null: torch decides; `--local`: the cores left over.")
+        Positive | None,
+        doc(
+            "Threads that torch computes with on a CPU. null: the number is measured while training, and follows what "
+            "else this machine does; at most `OMP_NUM_THREADS`. 1 where `run.seed` is set and the collection is "
+            "synchronous or in lockstep, so that such a run can be repeated."
+        ),
     ] = None
     inbox_bytes: Annotated[
         Annotated[int, Meta(ge=2 * MIB)], doc("Bytes of received samples that wait for the training thread.")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 
 class TrainingAgent(ABC):
@@ -57,6 +57,17 @@ class TrainingAgent(ABC):
     @abstractmethod
     def get_actor(self) -> Any:
         """The ActorModule to publish; its weights are read before the next update."""
+
+
+@runtime_checkable
+class TimesUpdates(Protocol):
+    """An agent that makes many updates in one `train`, and says how long each took.
+
+    Attributes:
+        after_update: called after each with its seconds; the loop sets it.
+    """
+
+    after_update: Callable[[float], None] | None
 
 
 def actor_of(training: Any) -> Any:

@@ -63,6 +63,8 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[
     if sys.platform == "linux" and all(tensor.device.type == "cpu" for tensor in inputs):
         # What calls the loops and products is compiled too: in Python, that took a twentieth of an update.
         options["cpp_wrapper"] = True
+        # As many threads as torch is set to when it runs, not when it is compiled.
+        options["cpp.dynamic_threads"] = True
         for node in graph.graph.nodes:
             if node.op == "placeholder":
                 # Some inputs know their shapes from when they were noted and some do not; all are as `inputs` says.
@@ -217,7 +219,7 @@ class Compiler:
             return None
         leaves, spec = _flat(transitions)
         batch = tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves)
-        key = kind, self._settings.key, batch, torch.get_num_threads(), spec
+        key = kind, self._settings.key, batch, spec
         found = self._graphs.get(key) or self._make(key, leaves, spec)
         if found is None:
             return None

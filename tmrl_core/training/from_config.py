@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from tmrl_core.config.algorithms import (
 )
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.training.threads import available_cores
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,14 @@ def prepare_torch(config: Config) -> None:
             raise ConfigError(
                 f"trainer.device: torch cannot compute on {device!r}, take another, or cpu: {reason}"
             ) from exc
-    if config.trainer.threads is not None:
-        torch.set_num_threads(config.trainer.threads)
+    threads = config.trainer.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
     logger.info(
-        "threads of torch: %d, cores: %d (trainer.threads; workers on this machine need cores of their own)",
+        "threads of torch: %s%d (trainer.threads), cores: %d",
+        "" if threads is not None else "measured while training, at most ",
         torch.get_num_threads(),
-        os.cpu_count() or 1,
+        available_cores(),
     )
 
 
@@ -168,7 +170,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         start_training=trainer.start_training,
         device=trainer.device,
         **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
-        **_bad_updates(config, loop),
+        **_of_our_loops(config, loop),
         **_limiter(config),
         **_declared(config, loop),
         **_lockstep(config),
@@ -196,15 +198,19 @@ def _check_loop(made: partial[Any], reference: str) -> None:
         ) from exc
 
 
-def _bad_updates(config: Config, loop: Any) -> dict[str, Any]:
-    """Keyword arguments for updates that are not finite, of a loop that knows of them."""
+def _of_our_loops(config: Config, loop: Any) -> dict[str, Any]:
+    """Keyword arguments for updates that are not finite and for threads, of a loop that knows of them."""
     from tmrl_core.training.offline import TrainingOffline
 
     if not (isinstance(loop, type) and issubclass(loop, TrainingOffline)):
         return {}
+    threads = config.trainer.threads
+    if threads is None and config.run.seed is not None and config.worker.collection != "asynchronous":
+        threads = 1  # such a run can be repeated, if its rounding is the same
     return {
         "max_bad_updates": config.trainer.max_bad_updates,
         "bad_updates_folder": config.run_folder / "bad_updates",
+        "threads": threads,
     }
 
 

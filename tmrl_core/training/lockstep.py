@@ -17,6 +17,7 @@ import numpy as np
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.messages import Version
+from tmrl_core.training.agent import TimesUpdates
 from tmrl_core.training.evaluation import mean_of
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.lockstep_round import Round
@@ -123,6 +124,8 @@ class TrainingLockstep(TrainingOffline):
             *args,
             **kwargs,
         )
+        if isinstance(self.agent, TimesUpdates):
+            self.agent.after_update = lambda seconds: self._threads.note(1, seconds)
 
     @property
     def versions_before(self) -> int:
@@ -252,7 +255,10 @@ class TrainingLockstep(TrainingOffline):
         statistics.add(metrics)
         statistics.updates = updates
         statistics.sampling_s += sampled - before
-        statistics.training_s += time.perf_counter() - sampled
+        training_s = time.perf_counter() - sampled
+        statistics.training_s += training_s
+        if not isinstance(self.agent, TimesUpdates):
+            self._threads.note(updates, training_s)
         self.total_updates += updates
         self.rounds_done += 1
 

@@ -23,6 +23,7 @@ from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.limiter import SamplesPerInsert
 from tmrl_core.training.round_statistics import RoundStatistics
 from tmrl_core.training.stale_samples import without_stale
+from tmrl_core.training.threads import Threads
 from tmrl_core.training.unwritten import Unwritten
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,8 @@ class TrainingOffline:
         declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
             environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
             compressor changes. With "dtypes" those of actions and extras count too.
+        threads: threads that torch computes with on a CPU while it trains; None: measured, at most as many as torch is
+            set to (`torch.set_num_threads`, `OMP_NUM_THREADS`). How many there are may change the last digits.
 
     Raises:
         ConfigError: `samples_per_insert` and `error_buffer` cannot be held.
@@ -97,6 +100,7 @@ class TrainingOffline:
             "_refused",
             "_bad",
             "_at_once",
+            "_threads",
             *_SETTINGS,
         }
     )
@@ -125,6 +129,7 @@ class TrainingOffline:
         samples_per_insert: float | None = None,
         error_buffer: float | None = None,
         declared: Collection[str] = (),
+        threads: int | None = None,
     ) -> None:
         self.env_cls = env_cls
         self.memory_cls = memory_cls
@@ -194,6 +199,7 @@ class TrainingOffline:
         )
         expect(self.memory, self.agent, (observation_space, action_space), declared)
         self._at_once = UpdatesAtOnce(self.agent)
+        self._threads = Threads(threads, getattr(self.agent, "device", device))
         self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
         """Settings as constructors left them: on resume, those that have changed take effect."""
         self.follow_memory()
@@ -310,8 +316,9 @@ class TrainingOffline:
 
     def _round_row(self, interface: TrainingInterface) -> dict[str, Any] | None:
         """One round; its row of statistics, or None when it was stopped before its end."""
-        if not self._run_round(interface):
-            return None
+        with self._threads:
+            if not self._run_round(interface):
+                return None
         row = self._row()
         interface.record_round(row)
         self.round += 1
@@ -374,6 +381,7 @@ class TrainingOffline:
         training_s = time.perf_counter() - before
         self.statistics.training_s += training_s
         self._at_once.note(len(batches), training_s)
+        self._threads.note(len(batches), training_s)
         self.step += len(batches)
         self.total_updates += len(batches)
         first = self.total_updates - len(batches) + 1

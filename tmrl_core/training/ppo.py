@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -117,6 +118,7 @@ class PPOAgent(TrainingAgent):
     """Modes of collection that it can learn from."""
     action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
     wants_extras: ClassVar[bool] = True
+    transient: ClassVar[frozenset[str]] = frozenset({"after_update"})
 
     def __init__(
         self,
@@ -171,6 +173,7 @@ class PPOAgent(TrainingAgent):
         self.max_grad_norm = max_grad_norm
         self.target_kl = target_kl
         self.normalize_advantages = normalize_advantages
+        self.after_update: Callable[[float], None] | None = None
         self.rounds = 0
         """Rounds trained on."""
         kwargs: dict[str, Any] = {} if log_std is None else {"log_std": log_std}
@@ -232,6 +235,7 @@ class PPOAgent(TrainingAgent):
             for index_B in torch.split(order, self.minibatch_size):
                 if self.normalize_advantages and len(index_B) < 2:
                     continue  # one advantage has no standard deviation
+                started = time.perf_counter()
                 loss, metrics = self._loss(
                     flat_TD[index_B], known[index_B], old_log_prob_T[index_B],
                     advantage_T[index_B], return_T[index_B], value_T[index_B],
@@ -243,6 +247,8 @@ class PPOAgent(TrainingAgent):
                     updates += 1
                 else:
                     skipped += 1
+                if self.after_update is not None:
+                    self.after_update(time.perf_counter() - started)
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)
             if stopped:

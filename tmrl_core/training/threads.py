@@ -1,0 +1,291 @@
+"""Threads that torch computes with, chosen by measuring real updates on this machine as it is now.
+
+Theory of operation
+-------------------
+Threads of one update wait for each other some hundred times. On free cores that costs little; beside another busy
+process each wait may take a time slice, and an update a hundred times as long. So no number is right for long.
+
+`ThreadTuner` keeps one number and now and then challenges it with its half or its double: both make updates in turn,
+in short slices, until one is clearly faster. A larger number has to earn its place. The next contest comes once the
+time that the last one lost is `SHARE` of all, and later each time that nothing changes. Updates that take markedly
+longer or shorter than when the number was chosen bring it forward; with several threads and at least twice as long, it
+begins at once. Before more threads are tried on updates, a probe of some milliseconds sees whether they have cores now.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+START_S = 0.3
+"""Seconds of updates before the first contest: what is made at the beginning is made by then."""
+SLICE_S = 0.1
+WINDOW_S = 0.5
+CHANGED = 1.3
+"""Updates that take so many times as long, or as short, have changed."""
+MARGINS = (1.5, 1.3, 1.2, 1.15, 1.12, 1.1, 1.08)
+"""By how much one side must be faster to win after so many slices of each; one slice more decides in any case."""
+GAIN, KEPT_GAIN = 1.03, 1.01
+"""By how much more threads must be faster than fewer to be taken, and to be kept."""
+SHARE = 0.01
+"""Share of the time that contests may lose."""
+MIN_WAIT_S = 5.0
+MAX_WAIT_S = 120.0
+PROBE_SIZE = 256
+PROBE_PRODUCTS = 16
+
+
+class _Slice:
+    """Updates, and the seconds that they took."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.seconds = 0.0
+
+    def add(self, updates: int, seconds: float) -> None:
+        self.updates += updates
+        self.seconds += seconds
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / max(1, self.updates)
+
+
+class _Contest:
+    """The number of threads in use against another, slice by slice.
+
+    Args:
+        kept: the number in use.
+        challenger: the other one.
+        recent: what the number in use has done just before; its first slice.
+    """
+
+    def __init__(self, kept: int, challenger: int, recent: _Slice) -> None:
+        self.kept = kept
+        self.challenger = challenger
+        self.slices = {kept: [recent] if recent.updates else [], challenger: [_Slice()]}
+        self.current = challenger
+
+    def note(self, updates: int, seconds: float) -> int | None:
+        """Count updates of the current side; the number that has won, if that is clear now."""
+        slice_ = self.slices[self.current][-1]
+        slice_.add(updates, seconds)
+        if slice_.seconds < SLICE_S:
+            return None
+        winner = self._winner()
+        if winner is None:
+            self.current = self.kept if self.current == self.challenger else self.challenger
+            self.slices[self.current].append(_Slice())
+        return winner
+
+    def _winner(self) -> int | None:
+        rounds = min(len(slices) for slices in self.slices.values())
+        if rounds == 0:
+            return None
+        fewer, more = sorted(self.slices)
+        faster = self.mean(fewer) / max(self.mean(more), 1e-9)
+        if rounds <= len(MARGINS):
+            margin = MARGINS[rounds - 1]
+            return more if faster >= margin else fewer if faster <= 1.0 / margin else None
+        return more if faster >= (KEPT_GAIN if more == self.kept else GAIN) else fewer
+
+    def mean(self, threads: int) -> float:
+        """Seconds of an update, without the slowest of several slices: it may hold what was none of its doing."""
+        slices = sorted(self.slices[threads], key=lambda slice_: slice_.mean)
+        total = _Slice()
+        for slice_ in slices[:-1] if len(slices) > 2 else slices:
+            total.add(slice_.updates, slice_.seconds)
+        return total.mean
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that the challenger's updates took longer than they would have with the number in use."""
+        slices = self.slices[self.challenger]
+        return sum(max(0.0, slice_.seconds - slice_.updates * self.mean(self.kept)) for slice_ in slices)
+
+
+class ThreadTuner:
+    """Follows how long updates take, and sets the number of threads for the next ones. Sans-I/O.
+
+    Args:
+        most: threads at most.
+        set_threads: has torch compute with so many.
+        have_cores: whether so many threads have cores to run on now.
+        clock: seconds.
+
+    Attributes:
+        threads: the number that is kept; during a contest updates may be made with another.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        set_threads: Callable[[int], None],
+        have_cores: Callable[[int], bool],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.most = most
+        self.threads = 1
+        self._set = set_threads
+        self._have_cores = have_cores
+        self._clock = clock
+        self._contest: _Contest | None = None
+        self._window = self._recent = _Slice()
+        self._usual_s: float | None = None
+        """Seconds of an update when the number was chosen."""
+        self._rested_s = 0.0
+        self._wait_s = START_S
+        self._least_s = 0.0
+        """Seconds of updates before the next contest, which make up for what the last one has lost."""
+        self._upwards = True
+
+    def begin(self) -> None:
+        """Set the number that was found best so far."""
+        self._set(self._contest.current if self._contest else self.threads)
+
+    def note(self, updates: int, seconds: float) -> None:
+        """So many updates have taken so long; may set another number of threads for the next ones."""
+        if self.most < 2 or updates < 1:
+            return
+        if self._contest is not None:
+            winner = self._contest.note(updates, seconds)
+            if winner is None:
+                self._set(self._contest.current)
+            else:
+                self._end(self._contest, winner)
+            return
+        self._rested_s += seconds
+        self._window.add(updates, seconds)
+        if self._window.seconds >= WINDOW_S:
+            self._recent, self._window = self._window, _Slice()
+            self._look_for_change(self._recent.mean)
+        if self._rested_s >= max(self._wait_s, self._least_s):
+            self._begin_contest()
+
+    def _look_for_change(self, mean_s: float) -> None:
+        if self._usual_s is None or 1 / CHANGED < mean_s / self._usual_s < CHANGED:
+            return
+        slower = mean_s > self._usual_s
+        if self.threads > 1 or not slower:
+            self._upwards = not slower
+            self._wait_s = 0.0
+        if self.threads > 1 and mean_s > 2.0 * self._usual_s:
+            self._least_s = 0.0  # to go on so may cost far more than a contest
+        self._usual_s = mean_s
+
+    def _begin_contest(self) -> None:
+        self._rested_s, self._least_s = 0.0, 0.0
+        self._wait_s = max(self._wait_s, MIN_WAIT_S)
+        upwards = self.threads < self.most and (self._upwards or self.threads == 1)
+        self._upwards = not upwards
+        if upwards:
+            before = self._clock()
+            found = self._have_cores(min(2 * self.threads, self.most))
+            self._set(self.threads)
+            if not found:
+                self._least_s = (self._clock() - before) / SHARE
+                return
+        challenger = min(2 * self.threads, self.most) if upwards else _half(self.threads)
+        self._contest = _Contest(self.threads, challenger, self._recent)
+        self._set(challenger)
+
+    def _end(self, contest: _Contest, winner: int) -> None:
+        self._contest = None
+        self._window = self._recent = _Slice()
+        self._usual_s = contest.mean(winner)
+        if winner == self.threads:
+            self._least_s = contest.lost_s / SHARE
+            self._wait_s = min(2.0 * self._wait_s, MAX_WAIT_S)
+        else:
+            # On in the same direction, as far as there is more.
+            self._upwards = winner > self.threads
+            self._wait_s = START_S if 1 < winner < self.most else MIN_WAIT_S
+            self.threads = winner
+        self._set(winner)
+
+
+def _half(threads: int) -> int:
+    """The next smaller power of two."""
+    half = 1
+    while 2 * half < threads:
+        half *= 2
+    return half
+
+
+# --- torch and this machine -------------------------------------------------------------------------------------------
+
+
+class Threads:
+    """Torch's number of threads within a `with` block; behind it, it is as it was before.
+
+    Args:
+        fixed: the number; None: measured, at most as many as torch is set to, and as this process has cores.
+        device: where updates are made; on any but a CPU nothing is set.
+    """
+
+    def __init__(self, fixed: int | None, device: Any) -> None:
+        # Who trains without torch gets nothing set.
+        self._torch: Any = sys.modules.get("torch") if str(device or "cpu").startswith("cpu") else None
+        self._fixed = fixed
+        self._before = 0
+        self._tuner: ThreadTuner | None = None
+
+    def __enter__(self) -> Threads:
+        if self._torch is None:
+            return self
+        self._before = self._torch.get_num_threads()
+        if self._fixed is not None:
+            self._torch.set_num_threads(self._fixed)
+            return self
+        most = min(self._before, available_cores())
+        if self._tuner is None or self._tuner.most != most:
+            self._tuner = ThreadTuner(most, self._torch.set_num_threads, have_cores)
+        self._tuner.begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._torch is not None:
+            self._torch.set_num_threads(self._before)
+
+    def note(self, updates: int, seconds: float) -> None:
+        """So many updates have taken so long."""
+        if self._tuner is not None:
+            self._tuner.note(updates, seconds)
+
+
+def have_cores(threads: int) -> bool:
+    """Compute products of matrices with one thread and with so many; True where these are faster now."""
+    import torch
+
+    matrix = torch.ones(PROBE_SIZE, PROBE_SIZE)
+
+    def seconds(count: int, most_s: float) -> float:
+        torch.set_num_threads(count)
+        started = time.perf_counter()
+        for _ in range(PROBE_PRODUCTS):
+            torch.mm(matrix, matrix)
+            if time.perf_counter() - started > most_s:
+                break
+        return time.perf_counter() - started
+
+    torch.mm(matrix, matrix)  # what is made at the first time is made now
+    alone_s = seconds(1, float("inf"))
+    return seconds(threads, alone_s) < 0.9 * alone_s
+
+
+def available_cores() -> int:
+    """Cores that this process may use: those of its affinity, within the limit of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            words = " ".join((Path("/sys/fs/cgroup") / name).read_text() for name in files).split()
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):
+            continue  # no such file, or no limit (max)
+        if quota > 0:
+            cores = min(cores, max(1, round(quota / period)))
+    return cores
