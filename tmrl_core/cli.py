@@ -240,7 +240,7 @@ def load_config(options: argparse.Namespace) -> Config:
     for folder in module_folders(path):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
-    return load(path, all_overrides(options))
+    return load(path, all_overrides(options), built_in=True)
 
 
 def config_file(options: argparse.Namespace) -> Path | None:

@@ -442,6 +442,22 @@ def test_an_environment_of_ones_own_has_no_keyword_arguments_but_its_own(tmp_pat
     )
 
 
+def test_only_the_built_in_environment_waits_for_updates_unasked(tmp_path: Path) -> None:
+    def steps(text: str, *overrides: str, built_in: bool = True) -> float | None:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load(path, overrides, {}, built_in=built_in).worker.max_env_steps_per_update
+
+    assert steps("run: {name: mine}") == 2.0
+    assert steps("worker: {max_env_steps_per_update: null}") is None
+    assert steps("{}", "worker.max_env_steps_per_update=null") is None
+    assert steps("environment: {cls: my_package.envs:Robot}") is None
+    assert steps("{}", "environment.cls=my_package.envs:Robot") is None
+    assert steps("{}", built_in=False) is None
+    assert current().worker.max_env_steps_per_update is None, "a script has an environment of its own"
+    assert Config().worker.max_env_steps_per_update is None
+
+
 @pytest.mark.parametrize("digits", [20, 400, 4000])
 @pytest.mark.parametrize("key", ["network.max_message_bytes", "memory.capacity", "trainer.steps", "run.seed"])
 def test_a_number_beyond_all_counting_is_refused(key: str, digits: int) -> None:

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 BUILT_IN = EnvironmentSection()
 """The environment where none is named."""
+BUILT_IN_STEPS = 2.0
+"""Environment steps for each update that its workers make at most."""
 PREFIX = "TMRL_CORE_"
 MAX_TOKEN_CHARACTERS = 4_096
 """As long as a message of the protocol takes it."""
@@ -127,6 +129,8 @@ def load(
     path: str | os.PathLike[str] | None = None,
     overrides: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
+    *,
+    built_in: bool = False,
 ) -> Config:
     """The configuration from defaults, a file, the environment and overrides, checked.
 
@@ -134,6 +138,8 @@ def load(
         path: JSON or YAML by extension; None: searched as `find_config_file` says, else the built-in defaults.
         overrides: `section.key=value`, the value as YAML; later ones win.
         environ: the environment; None: this process's.
+        built_in: where no environment is named, the built-in one is stepped. It is not bound to real time, so
+            `worker.max_env_steps_per_update` is `BUILT_IN_STEPS` then, unless it is set.
 
     Raises:
         ConfigError: with the key's path, what was found, and what is allowed.
@@ -144,6 +150,9 @@ def load(
     source = str(found) if found is not None else "built-in defaults"
     # Checked layer by layer, so that a mistake is reported with the place where it was made.
     convert(values, source)
+    overrides = list(overrides)
+    if built_in and "environment" not in values and not any(one.startswith("environment.") for one in overrides):
+        values.setdefault("worker", {}).setdefault("max_env_steps_per_update", BUILT_IN_STEPS)
     merge_environment(values, environ)
     for override in overrides:
         path_text, value = parse_override(override)

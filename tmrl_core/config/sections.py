@@ -135,9 +135,10 @@ class WorkerSection(Section, frozen=True, kw_only=True):
         doc(
             "Asynchronous collection: all workers together wait when the trainer has more than this many environment "
             "steps for each of its updates (after `trainer.start_training`). Keeps environments that are not bound to "
-            "real time from flooding the trainer. null for real-time environments: never wait."
+            "real time from flooding the trainer: set it there, for example to 2. null: never wait, as real-time "
+            "environments must not. Where no environment is named, the built-in Pendulum is run with 2."
         ),
-    ] = 2.0
+    ] = None
     initial_steps: Annotated[
         Count, doc("Synchronous collection: steps collected before the ratio holds (whole episodes with end_episodes).")
     ] = 1
