@@ -5,8 +5,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tmrl_core.actor import TorchActorModule
 from tmrl_core.actor.history import PolicyFiles
 from tmrl_core.actor.link import Farewell
 from tmrl_core.actor.rollout import Rollout
@@ -176,6 +178,35 @@ def test_a_kept_policy_that_does_not_fit_matters_only_when_no_other_comes(make: 
     assert make(files=PolicyFiles(path)).actor.value == 0.25
     with pytest.raises(WeightsError, match="garbage"):
         make(files=PolicyFiles(path), linked=False, needs_policy=True)
+
+
+class TextActor(TorchActorModule):
+    """Has a format of its own, which raises what it likes."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        super().__init__(observation_space, action_space)
+        self.value = 0.0
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return np.full(1, self.value, np.float32)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(str(self.value))
+
+    def load(self, path: str | Path, device: Any) -> TextActor:
+        self.value = float(Path(path).read_text())
+        return self
+
+
+def test_a_torch_policy_s_own_format_is_what_arrives_and_is_kept(make: Any, link: Any, tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    path.write_bytes(b"of before")
+    worker = make(actor=TextActor, files=PolicyFiles(path))
+    link.publish(0.5)
+    worker.update_actor_weights()
+    assert worker.actor.value == 0.5
+    assert path.read_bytes() == b"0.5"
+    assert make(actor=TextActor, files=PolicyFiles(path), linked=False, needs_policy=True).actor.value == 0.5
 
 
 def test_a_copy_that_cannot_be_written_does_not_stop_the_worker(

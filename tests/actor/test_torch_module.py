@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor import TorchActorModule
+from tmrl_core.actor import SquashedGaussianMLPActor, TorchActorModule
 from tmrl_core.errors import WeightsError
 
 OBS = spaces.Dict({"speed": spaces.Box(-1, 1, (2,), np.float64), "gear": spaces.Discrete(4)})
@@ -125,3 +126,78 @@ def test_it_knows_its_device_when_what_it_is_part_of_is_moved() -> None:
     model = torch.nn.Sequential(Probe())
     model.to("meta")
     assert str(model[0].device) == "meta"
+
+
+class OwnFormat(Probe):
+    """Writes its weights as text."""
+
+    def save(self, path: str | Path) -> None:
+        lines = [f"{name} {value.tolist()}" for name, value in self.state_dict().items()]
+        Path(path).write_text("mine\n" + "\n".join(lines))
+
+    def load(self, path: str | Path, device: Any) -> OwnFormat:
+        first, *lines = Path(path).read_text().splitlines()
+        if first != "mine":
+            raise RuntimeError("not mine")
+        pairs = (line.split(" ", 1) for line in lines)
+        self.load_state_dict({name: torch.tensor(json.loads(text)) for name, text in pairs})
+        return self.to(device)
+
+
+class Wrapped(SquashedGaussianMLPActor):
+    """Adds a line to what its base writes."""
+
+    def save(self, path: str | Path) -> None:
+        super().save(path)
+        Path(path).write_bytes(b"mine\n" + Path(path).read_bytes())
+
+    def load(self, path: str | Path, device: Any) -> Any:
+        content = Path(path).read_bytes()
+        assert content.startswith(b"mine\n")
+        Path(path).write_bytes(content.removeprefix(b"mine\n"))
+        return super().load(path, device)
+
+
+class Both(Probe):
+    """Has bytes and files of its own."""
+
+    def to_bytes(self) -> bytes:
+        return b"bytes" + super().to_bytes()
+
+    def from_bytes(self, data: bytes, device: Any) -> Any:
+        return super().from_bytes(data.removeprefix(b"bytes"), device)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(b"mine" + self.to_bytes())
+
+    def load(self, path: str | Path, device: Any) -> Any:
+        return self.from_bytes(Path(path).read_bytes().removeprefix(b"mine"), device)
+
+
+@pytest.mark.parametrize(
+    ("make", "start", "tag"),
+    [
+        (OwnFormat, b"mine\ncount 0\n", "file"),
+        (lambda: Wrapped(OBS["speed"], ACT, hidden_sizes=(4,)), b"mine\n", "file"),
+        (Both, b"bytes", "safetensors"),
+    ],
+)
+def test_a_format_of_its_own_is_used_on_the_wire_and_in_files(
+    make: Any, start: bytes, tag: str, tmp_path: Path
+) -> None:
+    source, by_file, by_bytes = make(), make(), make()
+    found, data = source.to_blob()
+    assert found == tag
+    assert data.startswith(start)
+    assert by_bytes.from_blob(found, data, "cpu") is by_bytes
+    source.save(tmp_path / "weights")
+    assert (tmp_path / "weights").read_bytes().startswith(b"mine")
+    by_file.load(tmp_path / "weights", "cpu")
+    for name, value in source.state_dict().items():
+        assert torch.equal(by_file.state_dict()[name], value)
+        assert torch.equal(by_bytes.state_dict()[name], value)
+
+
+def test_weights_of_another_format_are_refused() -> None:
+    with pytest.raises(WeightsError, match="of the format 'safetensors', OwnFormat reads 'file'"):
+        OwnFormat().from_blob(*Probe().to_blob(), device="cpu")

@@ -301,7 +301,7 @@ class LinkedPlayer(EpisodePlayer):
                 self.actor = self.actor.load(path, self.device)
             else:
                 self.actor = self.actor.from_bytes(path.read_bytes(), self.device)
-        except WeightsError as exc:
+        except Exception as exc:  # an actor's own `load` may raise anything, and what is kept may be of another format
             if needed:
                 raise
             logger.warning("the policy in %s is left aside, the trainer will send one: %s", path, exc)

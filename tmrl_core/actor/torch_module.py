@@ -6,14 +6,14 @@ import itertools
 from abc import ABC
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 
-from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.module import FILE_FORMAT, ActorModule
 from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, describe, read_metadata
 from tmrl_core.errors import WeightsError
 
@@ -25,7 +25,8 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
     """A policy made with torch: implement `act`, and `forward` if it is of use.
 
     `act` gets observations collated to tensors on `device` with a batch dimension of one, and runs without gradients.
-    The weights are the module's `state_dict`, as safetensors.
+    The weights are the module's `state_dict`, as safetensors. Those of a subclass with a `save` and `load` of its own
+    travel as what its `save` writes, unless it has `to_bytes` and `from_bytes` of its own too.
 
     Args:
         observation_space: of the environment.
@@ -34,6 +35,19 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
     """
 
     weights_format: ClassVar[str] = SAFETENSORS_FORMAT
+    _own_files: ClassVar[bool] = False
+    """Weights are what a subclass's `save` writes."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Find out which format the subclass's weights have."""
+        super().__init_subclass__(**kwargs)
+        files, in_bytes = (
+            min(i for i, each in enumerate(cls.__mro__) if not names.isdisjoint(vars(each)))
+            for names in ({"save", "load"}, {"to_bytes", "from_bytes"})
+        )
+        cls._own_files = files < in_bytes
+        if cls._own_files and "weights_format" not in vars(cls):
+            cls.weights_format = FILE_FORMAT
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
         super().__init__(observation_space, action_space)
@@ -59,7 +73,10 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         }
 
     def to_bytes(self) -> bytes:
-        """The `state_dict` as the content of a safetensors file."""
+        """Return the `state_dict` as the content of a safetensors file, or what the subclass's own `save` writes."""
+        return super().to_bytes() if self._own_files else self._state_bytes()
+
+    def _state_bytes(self) -> bytes:
         tensors: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
         for name, value in self.state_dict().items():
@@ -81,6 +98,11 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         Raises:
             WeightsError: names what does not fit.
         """
+        if self._own_files:
+            return cast("Self", super().from_bytes(data, device))
+        return self._take_state(data, device)
+
+    def _take_state(self, data: bytes, device: Any) -> Self:
         try:
             tensors = safetensors.torch.load(data)
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
@@ -98,7 +120,7 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
 
     def save(self, path: str | Path) -> None:
         """Write the weights to a safetensors file."""
-        Path(path).write_bytes(self.to_bytes())
+        Path(path).write_bytes(self._state_bytes() if self._own_files else self.to_bytes())
 
     def load(self, path: str | Path, device: Any) -> Self:
         """Take the weights of a safetensors file over, in place, and return self.
@@ -106,7 +128,8 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         Raises:
             WeightsError: names what does not fit.
         """
-        return self.from_bytes(Path(path).read_bytes(), device)
+        data = Path(path).read_bytes()
+        return self._take_state(data, device) if self._own_files else self.from_bytes(data, device)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As `torch.nn.Module.to`; remembers the device."""
