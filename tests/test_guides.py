@@ -29,6 +29,7 @@ PAGES = [
     ROOT / "README.md",
     RECIPES,
     ROOT / "docs" / "howto.md",
+    ROOT / "docs" / "glossary.md",
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     ROOT / "credentials" / "README.md",
 ]
