@@ -29,8 +29,7 @@ from pathlib import Path
 from wire_bytes import versions
 
 from tmrl_core.config import load
-from tmrl_core.metrics import read_records
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -45,8 +45,7 @@ def environment() -> dict[str, str]:
 
 
 def ours(seed: int, every: int) -> Found | None:
-    from tmrl_core.metrics import read_records
-    from tmrl_core.metrics import records as names
+    from tmrl_core.metrics import names, read_records
 
     with tempfile.TemporaryDirectory() as folder:
         changes = [f"run.seed={seed}", f"run.folder={folder}/runs", f"network.credentials_dir={folder}/keys"]

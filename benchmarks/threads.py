@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from sac_updates import ACTIONS, OBSERVATIONS, memory
 
-from tmrl_core.metrics import read_records
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names, read_records
 from tmrl_core.training import SacAgent
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.offline import TrainingOffline

@@ -135,7 +135,7 @@ def test_the_three_bare_commands_learn_without_any_configuration(start: Start, t
     returns: list[float] = []
 
     def learned(record: MetricRecord) -> bool:
-        value = record.number("return_train") if record.kind == "episode" else None
+        value = record.number("rollout/ep_rew") if record.kind == "episode" else None
         returns.extend([] if value is None else [value])
         assert record.step < LEARNED_BY, f"after {record.step} updates the latest returns are {returns[-5:]}"
         # Episodes of a policy that knows nothing return about -1300, and hardly ever more than -900.

@@ -68,12 +68,12 @@ def test_a_killed_trainer_begins_the_round_again_and_nothing_is_stuck(start: Sta
     out, _ = trainer.communicate(timeout=100)
     assert trainer.returncode == 0, out
     # It goes on from the checkpoint of an epoch's end.
-    rounds = [int(record.values["rounds"] or 0) for record in records(tmp_path, "round")]
+    rounds = [int(record.values["time/iterations"] or 0) for record in records(tmp_path, "round")]
     assert rounds[before] % 5 == 1
     assert rounds[before:] == list(range(rounds[before], 31))
     for record in records(tmp_path, "round"):
-        assert record.values["memory_len"] == 200
-        assert record.values["policy_lag_max"] in (0, None) or record.values["samples_stale"]
+        assert record.values["train/memory_len"] == 200
+        assert record.values["worker/policy_lag_max"] in (0, None) or record.values["wire/samples_stale"]
     assert worker.wait(20) == 0
 
 

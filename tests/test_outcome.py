@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from tmrl_core.config import from_values
-from tmrl_core.metrics import MetricRecord
+from tmrl_core.metrics import MetricRecord, names
 from tmrl_core.outcome import Outcome, files, minutes, python_here, what_next
 
 
 def record(kind: str, step: int = 0, **values: float | str) -> MetricRecord:
     """A record of second 90."""
-    return MetricRecord(time_s=0.0, elapsed_s=90.0, step=step, kind=kind, values=dict(values))  # type: ignore[arg-type]
+    named = names.of_rows(kind, values)
+    return MetricRecord(time_s=0.0, elapsed_s=90.0, step=step, kind=kind, values=named)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_at_the_target_is_learned() -> None:

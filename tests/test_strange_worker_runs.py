@@ -46,16 +46,16 @@ def test_a_worker_with_another_environment_that_comes_first_stops_nobody(start: 
     environment = ("--set", "environment.kwargs.id=MountainCarContinuous-v0", "--set", "run.folder=elsewhere")
     strange = start("--worker", "--set", "worker.name=strange", "--set", at, *environment)
     deadline = time.monotonic() + 100
-    while not any((record.number("refused") or 0) >= 20 for record in records(tmp_path, "network")):
+    while not any((record.number("wire/refused") or 0) >= 20 for record in records(tmp_path, "network")):
         assert time.monotonic() < deadline
         with contextlib.suppress(subprocess.TimeoutExpired):
             pytest.fail(f"it ended with {trainer.wait(0.1)}: {trainer.communicate()[0]}")
-    assert sum(record.number("samples_received") or 0 for record in records(tmp_path, "network")) == 0
+    assert sum(record.number("time/total_timesteps") or 0 for record in records(tmp_path, "network")) == 0
     honest = start("--worker", "--set", "worker.name=honest", "--set", at)
     out, _ = trainer.communicate(timeout=100)
     assert trainer.returncode == 0, out
     assert "samples refused, of worker strange: the observation of samples is float32[2]" in out
     assert "the environment declares float32[3]" in out
     assert {record.text("worker") for record in records(tmp_path, "evaluation")} == {"honest"}
-    assert records(tmp_path, "round")[-1].values["updates"] == 100
+    assert records(tmp_path, "round")[-1].values["train/n_updates"] == 100
     assert honest.wait(30) == strange.wait(30) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tmrl_core.config import Config
 from tmrl_core.errors import MissingExtraError
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names
 from tmrl_core.metrics.records import MetricRecord
 from tmrl_core.metrics.text import return_text
 
@@ -100,7 +100,12 @@ def draw_curve(config: Config) -> str:
     from tmrl_core.metrics import draw
 
     try:
-        draw(config.run_folder, run_name=config.run.name, return_target=config.trainer.evaluation.target_return)
+        draw(
+            config.run_folder,
+            run_name=config.run.name,
+            return_target=config.trainer.evaluation.target_return,
+            x_axis=config.metrics.x_axis,
+        )
     except (MissingExtraError, OSError) as exc:
         return f"No picture of the learning curve: {exc}"
     return ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from tmrl_core.metrics import MetricRecord
+from tmrl_core.metrics import MetricRecord, names
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ def points_of(records: Iterable[MetricRecord], steps_per_round: int | None) -> l
     trained: list[float] = []
     for record in records:
         if record.kind == "episode" and record.values.get("end") != "aborted":
-            value = record.number("return_train")
+            value = record.number(names.RETURN_TRAIN)
             trained += [] if value is None else [value]
         elif record.kind == "round" and steps_per_round is not None:
-            steps = int(record.number("rounds") or 0) * steps_per_round
+            steps = int(record.number(names.ROUNDS) or 0) * steps_per_round
         elif record.kind == "evaluation":
             if steps_per_round is None:
-                steps = int(record.number("samples_received") or 0)
-            mean, std = record.number("return_evaluation"), record.number("return_evaluation_std")
+                steps = int(record.number(names.SAMPLES_RECEIVED) or 0)
+            mean, std = record.number(names.RETURN_EVALUATION), record.number(names.RETURN_EVALUATION_STD)
             assert mean is not None
             assert std is not None
             points.append(Point(steps, mean, std, record.elapsed_s, mean_of(trained)))

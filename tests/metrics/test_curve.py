@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics.curve import draw, latest_run, moving_average
-from tmrl_core.metrics.records import MetricRecord, encode_line, episode_values, record
+from tmrl_core.metrics.records import Axis, MetricRecord, encode_line, episode_values, record
 
 
 def write(folder: Path, records: list[MetricRecord]) -> None:
@@ -83,7 +83,7 @@ def test_a_whole_run(tmp_path: Path, drawn: list[Figure]) -> None:
     for text in (
         "my run", "training episodes of 2 workers", "mean of the latest 5", "test episodes",
         "evaluations (mean ± std)", "target \N{MINUS SIGN}200", "\N{MINUS SIGN}450", "samples/s", "updates/s",
-        "environment steps received", "return of an episode",
+        "environment steps", "return of an episode",
     ):  # fmt: skip
         assert text in shown
     (summary,) = [text for text in shown if "elapsed" in text]
@@ -202,3 +202,14 @@ def test_the_moving_average_is_that_of_a_slow_loop(window: int) -> None:
     values = np.random.default_rng(0).normal(size=9)
     slow = [float(np.mean(values[max(0, end - window) : end])) for end in range(1, 10)]
     assert np.allclose(moving_average(values, window), slow)
+
+
+@pytest.mark.parametrize(
+    ("axis", "label", "last"),
+    [("env_steps", "environment steps", 400), ("updates", "updates", 100), ("wall_time", "minutes", 1 / 60)],
+)
+def test_the_axis_is_chosen(tmp_path: Path, drawn: list[Figure], axis: Axis, label: str, last: float) -> None:
+    write(tmp_path, [start(), episode(0), episode(1)])
+    draw(tmp_path, x_axis=axis)
+    assert drawn[0].axes[1].get_xlabel() == label
+    assert np.asarray(drawn[0].axes[0].collections[0].get_offsets())[-1, 0] == pytest.approx(last)

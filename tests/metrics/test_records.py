@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tmrl_core.metrics import records as names
-from tmrl_core.metrics.records import MetricRecord, decode_line, encode_line, episode_values, plain, record
+from tmrl_core.metrics import names
+from tmrl_core.metrics.records import MetricRecord, Value, decode_line, encode_line, episode_values, plain, record
 
 
-def make(**values: names.Value) -> MetricRecord:
+def make(**values: Value) -> MetricRecord:
     return record("round", values, step=3, started_s=100.0, now_s=112.5)
 
 
@@ -40,7 +40,7 @@ def test_a_record_survives_its_line() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_becomes_null_in_a_line(value: float) -> None:
-    assert decode_line(encode_line(make(loss_actor=value))).values == {"loss_actor": None}
+    assert decode_line(encode_line(make(loss_actor=value))).values == {"train/actor_loss": None}
 
 
 @pytest.mark.parametrize("line", [b'{"time_s": 1.0, "elap', b"", b"[]", b'{"time_s": "x"}', b"\xff\xfe"])
@@ -65,7 +65,7 @@ def test_a_line_that_holds_no_record_is_an_error(line: bytes) -> None:
         ((1, 2), "(1, 2)"),
     ],
 )
-def test_values_become_pythons_own(value: object, expected: names.Value) -> None:
+def test_values_become_pythons_own(value: object, expected: Value) -> None:
     got = plain({"x": value})["x"]
     assert got == expected
     assert type(got) is type(expected)
@@ -78,12 +78,12 @@ def test_arrays_of_other_sizes_become_text(value: object) -> None:
 
 def test_number_gives_finite_numbers_only() -> None:
     made = make(whole=2, real=0.5, nan=math.nan, none=None, text="1", yes=True)
-    got = {name: made.number(name) for name in (*made.values, "absent")}
+    got = {name.removeprefix("train/"): made.number(name) for name in (*made.values, "absent")}
     assert got == {"whole": 2.0, "real": 0.5, "nan": None, "none": None, "text": None, "yes": None, "absent": None}
 
 
 def test_numbers_leaves_labels_out() -> None:
-    assert make(whole=2, text="1", none=None, yes=True).numbers() == {"whole": 2.0, "yes": 1.0}
+    assert make(whole=2, seed=3, text="1", none=None, yes=True).numbers() == {"train/whole": 2.0, "train/yes": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_numbers_leaves_labels_out() -> None:
     [
         ("train", None, {names.RETURN_TRAIN: -3.5, names.EPISODE_LENGTH_TRAIN: 200}),
         ("test", None, {names.RETURN_TEST: -3.5, names.EPISODE_LENGTH_TEST: 200}),
-        ("test", 4, {names.RETURN_EVALUATION: -3.5, names.EPISODE_LENGTH_EVALUATION: 200, names.EVALUATION: 4}),
+        ("test", 4, {"eval/ep_rew": -3.5, "eval/ep_len": 200, names.EVALUATION: 4}),
     ],
 )
 def test_an_episodes_values_are_named_by_what_it_was_for(
-    mode: Literal["train", "test"], evaluation: int | None, expected: dict[str, names.Value]
+    mode: Literal["train", "test"], evaluation: int | None, expected: dict[str, Value]
 ) -> None:
     values = episode_values(
         worker="robot7",
@@ -110,7 +110,7 @@ def test_an_episodes_values_are_named_by_what_it_was_for(
         evaluation=evaluation,
     )
     assert values == expected | {
-        "worker": "robot7", "mode": mode, "samples_received": 800, "version": "1.9", "agent": "a0",
+        "worker": "robot7", "mode": mode, "time/total_timesteps": 800, "version": "1.9", "agent": "a0",
         "end": "truncated", "seed": 5,
     }  # fmt: skip
 
@@ -119,6 +119,46 @@ def test_every_constant_is_in_the_vocabulary() -> None:
     constants = {
         value
         for name, value in vars(names).items()
-        if name.isupper() and isinstance(value, str) and not name.startswith(("EVENT_", "LOSS_PREFIX"))
+        if name.isupper() and isinstance(value, str) and not name.startswith("EVENT_")
     }
     assert constants == set(names.VOCABULARY)
+
+
+def test_rows_have_the_names_of_stable_baselines3_in_records() -> None:
+    row = {
+        "return_train": -3.0, "return_mean": -2.5, "episode_length_mean": 9.0, "loss_actor": 1.0, "loss_critic": 2.0,
+        "entropy_coef": 0.5, "learning_rate": 1e-3, "updates": 7, "samples_per_s": 60.0, "samples_received": 30,
+        "my_metric": 4, "loss_mine": 5, "return_test": math.nan,
+    }  # fmt: skip
+    made = record("round", row, step=7, started_s=0.0)
+    assert made.values == {
+        "rollout/ep_rew": -3.0, "rollout/ep_rew_mean": -2.5, "rollout/ep_len_mean": 9.0, "train/actor_loss": 1.0,
+        "train/critic_loss": 2.0, "train/ent_coef": 0.5, "train/learning_rate": 1e-3, "train/n_updates": 7,
+        "time/fps": 60.0, "time/total_timesteps": 30, "train/my_metric": 4, "train/mine_loss": 5,
+    }  # fmt: skip
+    assert made.env_steps == 30
+    back = {names.short(name): value for name, value in made.values.items()}
+    assert back == {name: value for name, value in row.items() if name != "return_test"}
+
+
+@pytest.mark.parametrize("short", names.OF_ROWS)
+def test_the_table_of_names_goes_both_ways(short: str) -> None:
+    assert names.short(names.of_row(short)) == short
+
+
+def test_a_line_of_an_earlier_version_is_read_with_todays_names() -> None:
+    def line(kind: str, values: str) -> MetricRecord:
+        return decode_line(b'{"time_s":1.0,"elapsed_s":1.0,"step":5,"kind":"%s","values":{%s}}' % (
+            kind.encode(), values.encode()
+        ))  # fmt: skip
+
+    made = line("round", '"return_train":-5.0,"loss_actor":null,"samples_received":20,"q_mean":1.0')
+    assert made.env_steps == 20
+    assert made.values == {
+        "rollout/ep_rew": -5.0, "train/actor_loss": None, "time/total_timesteps": 20, "train/q_mean": 1.0
+    }  # fmt: skip
+    assert line("episode", '"return_evaluation":1.0,"worker":"a"').values == {"eval/ep_rew": 1.0, "worker": "a"}
+    assert line("evaluation", '"return_evaluation":1.0,"episodes":3').values == {
+        "eval/mean_reward": 1.0,
+        "eval/episodes": 3,
+    }

@@ -24,7 +24,7 @@ class TestMemorySink(SinkSuite):
         return self.made[-1]
 
     def read_back(self, folder: Path) -> list[Written]:
-        return [(kept.kind, kept.step, kept.numbers()) for sink in self.made for kept in sink.records]
+        return [(kept.env_steps or 0, kept.numbers()) for sink in self.made for kept in sink.records]
 
 
 class TestJsonLinesSink(SinkSuite):
@@ -32,7 +32,7 @@ class TestJsonLinesSink(SinkSuite):
         return JsonLinesSink(folder / "deep" / "metrics.jsonl")
 
     def read_back(self, folder: Path) -> list[Written]:
-        return [(kept.kind, kept.step, kept.numbers()) for kept in read_records(folder / "deep" / "metrics.jsonl")]
+        return [(kept.env_steps or 0, kept.numbers()) for kept in read_records(folder / "deep" / "metrics.jsonl")]
 
 
 class TestJsonLinesSinkThatWaitsForTheDisk(TestJsonLinesSink):

@@ -8,10 +8,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto import event_pb2
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics.conformance import SinkSuite, Written
-from tmrl_core.metrics.records import record
+from tmrl_core.metrics.records import Axis, record
 from tmrl_core.metrics.sinks import MetricSink
 from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
 
@@ -32,26 +33,23 @@ class TestTensorBoardSink(SinkSuite):
     def read_back(self, folder: Path) -> list[Written]:
         written = []
         for event in events(folder / "tensorboard"):
-            numbers = {
-                value.tag.partition("/")[2]: value.simple_value
-                for value in event.summary.value
-                if value.HasField("simple_value")
-            }
+            numbers = {value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")}
             if numbers:
-                written.append((event.summary.value[0].tag.partition("/")[0], event.step, numbers))
+                written.append((event.step, numbers))
         return written
 
 
-def test_tensorboard_shows_scalars_at_their_steps_and_times(tmp_path: Path) -> None:
-    with TensorBoardSink(tmp_path) as sink:
+@pytest.mark.parametrize(("axis", "scale"), [("env_steps", 2), ("updates", 1), ("wall_time", 3)])
+def test_tensorboard_shows_scalars_at_their_steps_and_times(tmp_path: Path, axis: Axis, scale: int) -> None:
+    with TensorBoardSink(tmp_path, x_axis=axis) as sink:
         for step in (0, 100, 200):
-            made = record("round", {"return_test": -step / 4}, step=step, started_s=0.0, now_s=1_000.0 + step)
-            sink.write(made)
+            row = {"return_test": -step / 4, "samples_received": 2 * step}
+            sink.write(record("round", row, step=step, started_s=1_000.0 - 2 * step, now_s=1_000.0 + step))
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
-    assert accumulator.Tags()["scalars"] == ["round/return_test"]
-    got = [(point.wall_time, point.step, point.value) for point in accumulator.Scalars("round/return_test")]
-    assert got == [(1000.0, 0, 0.0), (1100.0, 100, -25.0), (1200.0, 200, -50.0)]
+    assert accumulator.Tags()["scalars"] == ["rollout/test_ep_rew", "time/total_timesteps"]
+    got = [(point.wall_time, point.step, point.value) for point in accumulator.Scalars("rollout/test_ep_rew")]
+    assert got == [(1000.0, 0, 0.0), (1100.0, 100 * scale, -25.0), (1200.0, 200 * scale, -50.0)]
 
 
 def test_tensorboard_shows_events_as_text(tmp_path: Path) -> None:
@@ -65,7 +63,16 @@ def test_tensorboard_shows_events_as_text(tmp_path: Path) -> None:
     tags = [tag for tag in accumulator.Tags()["tensors"] if tag.startswith("event/")]
     assert [tag.removesuffix("/text_summary") for tag in tags] == ["event/checkpoint", "event/phase"]
     (point,) = accumulator.Tensors(tags[0])
-    assert (point.step, [text.decode() for text in point.tensor_proto.string_val]) == (7, ["wrote näme"])
+    assert (point.step, [text.decode() for text in point.tensor_proto.string_val]) == (0, ["wrote näme"])
+
+
+def test_hyper_parameters_are_the_configurations_values(tmp_path: Path) -> None:
+    config = {"agent": {"cls": "a:B", "kwargs": {"lr": 0.5}}, "run": {"seed": None, "deep": True}}
+    TensorBoardSink(tmp_path, hparams=config).close()
+    (content,) = [value.metadata.plugin_data.content for event in events(tmp_path) for value in event.summary.value]
+    start = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
+    values = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()}
+    assert values == {"agent.cls": "a:B", "agent.kwargs.lr": 0.5, "run.seed": "null", "run.deep": True}
 
 
 def test_what_is_not_finite_is_kept(tmp_path: Path) -> None:

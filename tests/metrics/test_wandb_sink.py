@@ -147,7 +147,7 @@ def test_without_a_key_the_run_is_kept_on_disk(tmp_path: Path, caplog: pytest.Lo
     (kept,) = runs(tmp_path)
     assert kept.name == "run-run7.wandb"
     content = kept.read_bytes()
-    assert b"round/return_test" in content
+    assert b"rollout/test_ep_rew" in content
     assert b"updates" in content
     assert "no API key" in caplog.text
     assert f"wandb sync {kept.parent}" in caplog.text
@@ -182,7 +182,7 @@ def test_with_key_and_network_the_run_is_online(
         assert sink.mode == "online"
     wandb.teardown()
     sent = b"".join(wandb_server.bodies)
-    assert sent.count(b"round/return_test") >= 2
+    assert sent.count(b"rollout/test_ep_rew") >= 2
     assert KEY.encode() not in sent
     assert "/me/tests/runs/run7" in caplog.text
     assert runs(tmp_path) == []

@@ -141,10 +141,12 @@ def test_it_learns_from_a_worker_and_leaves_everything_in_the_run_s_folder(
     assert worker.report is not None
     assert worker.report.neither == 0
     rounds = values(tmp_path, "round")
-    assert [(row["epoch"], row["round"]) for row in rounds] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(row["time/epoch"], row["time/round"]) for row in rounds] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {"rollout/ep_rew_mean", "rollout/ep_len_mean", "train/memory_fill", "time/fps"} <= rounds[-1].keys()
+    assert not any(name.startswith("rollout/test") for name in rounds[-1])  # nobody plays test episodes here
     evaluations = values(tmp_path, "evaluation")
     assert evaluations
-    assert all(row["episodes"] == 2 and row["worker"] == "robot" for row in evaluations)
+    assert all(row["eval/episodes"] == 2 and row["worker"] == "robot" for row in evaluations)
     events = [row["event"] for row in values(tmp_path, "event")]
     assert events[0] == "start"
     assert events[-1] == "end"

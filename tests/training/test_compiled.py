@@ -16,10 +16,11 @@ from torch import Tensor
 
 from tmrl_core import training
 from tmrl_core.errors import ConfigError
-from tmrl_core.training import compiled
+from tmrl_core.training import compiled, off_policy
 from tmrl_core.training.bad_updates import SKIPPED
 from tmrl_core.training.decompositions import product
 from tmrl_core.training.finite import kept_tensors
+from tmrl_core.training.optimizers import optimizer_metrics
 from tmrl_core.training.transitions import transitions_of
 from tmrl_core.training.update_graph import Backend, Graph
 
@@ -102,6 +103,19 @@ def test_a_graph_serves_any_number_of_threads() -> None:
         train(agent, False, 2)
     torch.set_num_threads(1)
     assert len(agent.compiler._graphs) == 1
+
+
+def test_now_and_then_an_update_leaves_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(off_policy, "GRADIENTS_EVERY", 4)
+    found = []
+    for together in (1, 3):
+        agent = make("sac", True)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(6 // together):
+            agent.train_steps([batch(generator, discrete=False) for _ in range(together)])
+        found.append(optimizer_metrics(agent))
+    assert found[0] == found[1]  # the fourth's, whatever was asked for at once
+    assert {"grad_norm_actor", "grad_norm_critic"} <= found[0].keys()
 
 
 def test_random_numbers_are_drawn_in_the_same_order() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from tmrl_core.actor import ActorModule
+from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.messages import PolicyUpdate, decode_body
+from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training.remote import RemoteInterface
 
 
@@ -47,3 +50,27 @@ def test_a_policy_travels_with_what_workers_explore_with() -> None:
 
 def test_most_policies_say_nothing_of_exploration() -> None:
     assert published(Bare()).exploration == {}
+
+
+def episode(value: float, mode: Any = "train", end: Any = "truncated") -> EpisodeRecord:
+    return EpisodeRecord("", value, 10, mode, end, worker="robot")
+
+
+def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() -> None:
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"), recorder=recorder)
+    interface.record_round({"return_train": math.nan, "samples_received": 0, "updates": 1})
+    played = Buffer(maxlen=None)
+    played.extend(
+        [], [*(episode(float(n)) for n in range(150)), episode(1e9, mode="test"), episode(1e9, end="aborted")]
+    )
+    interface._note_episodes(played)
+    interface.record_round({"return_train": 149.0, "samples_received": 1500, "updates": 2})
+    recorder.close()
+    first, *_, last = [record for record in sink.records if record.kind == "round"]
+    assert set(first.values) == {"time/total_timesteps", "train/n_updates"}
+    assert last.env_steps == 1500
+    assert last.number("rollout/ep_rew_mean") == 99.5  # of the latest hundred
+    assert last.number("rollout/ep_len_mean") == 10.0
+    assert last.number("rollout/ep_rew") == 149.0

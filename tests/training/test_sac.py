@@ -207,7 +207,7 @@ def test_a_policy_that_knows_no_random_actions_is_told_nothing() -> None:
 
 def test_metrics_are_detached_tensors() -> None:
     metrics = SacAgent(OBSERVATIONS, ACTIONS, "cpu", **SMALL).train(batch())
-    assert set(metrics) == {"loss_actor", "loss_critic", "loss_entropy", "entropy_coef"}
+    assert set(metrics) == {"loss_actor", "loss_critic", "loss_entropy", "entropy_coef", "q_mean"}
     assert all(isinstance(value, Tensor) and not value.requires_grad for value in metrics.values())
 
 

@@ -577,6 +577,13 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     """Where training numbers go; JSON lines in `<run>/metrics.jsonl` are always written."""
 
     console: Annotated[bool, doc("Print each round's row.")] = True
+    x_axis: Annotated[
+        Literal["env_steps", "updates", "wall_time"],
+        doc(
+            "What the learning curve, TensorBoard and wandb are drawn over: environment steps received, updates, or "
+            "seconds. Every record holds all three."
+        ),
+    ] = "env_steps"
     tensorboard: Annotated[bool, doc("Write TensorBoard files (extra `tensorboard`).")] = False
     wandb: Annotated[bool, doc("Send to Weights & Biases (extra `wandb`); also the option --wandb.")] = False
     wandb_entity: Annotated[Text | None, doc("wandb entity. null: the account's default.")] = None

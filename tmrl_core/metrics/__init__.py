@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tmrl_core.metrics.console import hide_messages, show_messages
     from tmrl_core.metrics.curve import draw
+    from tmrl_core.metrics.names import VOCABULARY
     from tmrl_core.metrics.progress import LiveProgress, ProgressDisplay
     from tmrl_core.metrics.reading import RecordReader, follow, read_records
     from tmrl_core.metrics.recorder import Recorder, SinkState
-    from tmrl_core.metrics.records import VOCABULARY, MetricRecord, episode_values, record
+    from tmrl_core.metrics.records import MetricRecord, episode_values, record
     from tmrl_core.metrics.sinks import ConsoleSink, JsonLinesSink, MemorySink, MetricSink
     from tmrl_core.metrics.standard import WandbSettings, open_sinks
     from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
@@ -28,7 +29,7 @@ _HOMES = {
     "read_records": "reading",
     "Recorder": "recorder",
     "SinkState": "recorder",
-    "VOCABULARY": "records",
+    "VOCABULARY": "names",
     "MetricRecord": "records",
     "episode_values": "records",
     "record": "records",

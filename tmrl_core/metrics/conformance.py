@@ -14,14 +14,15 @@ import copy
 import math
 from pathlib import Path
 
+from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import Kind, MetricRecord, Value
 from tmrl_core.metrics.sinks import MetricSink
 
 _KINDS: tuple[Kind, ...] = ("event", "network", "episode", "round", "evaluation")
 
-Written = tuple[str, int, dict[str, float]]
-"""Kind, step and the numbers by name: what a sink must keep of a record."""
+Written = tuple[int, dict[str, float]]
+"""Environment steps and the metrics by name: what a sink must keep of a record."""
 
 
 class SinkSuite:
@@ -50,12 +51,12 @@ class SinkSuite:
     def test_takes_every_kind_of_value(self, tmp_path: Path) -> None:
         """Numbers that are not finite, labels, None and records without values are no reason to fail."""
         awkward: dict[str, Value] = {
-            "not_a_number": math.nan,
-            "infinite": -math.inf,
+            "train/not_a_number": math.nan,
+            "train/infinite": -math.inf,
             "none": None,
             "label": "näme \n with a break",
-            "whole": 2**53,
-            "yes": True,
+            "train/whole": 2**53,
+            "wire/yes": True,
         }
         with self.make_sink(tmp_path) as sink:
             sink.write(_record("round", step=1, values=awkward))
@@ -145,15 +146,16 @@ class SinkSuite:
 
 def _record(kind: Kind, *, step: int, values: dict[str, Value] | None = None) -> MetricRecord:
     # Halves and quarters are exact in the 32 bits that some sinks keep of a number.
-    own: dict[str, Value] = {"samples_received": 2 * step, "return_train": -1.25 * step, "worker": "robot7"}
+    own: dict[str, Value] = {names.UPDATES: 2 * step, names.RETURN_TRAIN: -1.25 * step, "worker": "robot7"}
     return MetricRecord(
         time_s=1_700_000_000.0 + step,
         elapsed_s=float(step),
-        step=step,
+        step=2 * step,
+        env_steps=step,
         kind=kind,
         values=own if values is None else values,
     )
 
 
 def _expected(record: MetricRecord) -> Written:
-    return record.kind, record.step, record.numbers()
+    return record.env_steps or 0, record.numbers()

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tmrl_core.errors import MissingExtraError
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names
 from tmrl_core.metrics.reading import read_records
-from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.text import clock_text, return_text
 
 _Floats = npt.NDArray[np.float64]
@@ -31,6 +31,11 @@ _SAMPLES = "#3f7f93"
 _UPDATES = "#8a5fa8"
 _MINUS = "\N{MINUS SIGN}"
 _MOST_POINTS = 20_000
+_AXIS_LABELS: dict[Axis, str] = {
+    "env_steps": "environment steps",
+    "updates": "updates",
+    "wall_time": "minutes",
+}
 
 
 def draw(
@@ -38,17 +43,19 @@ def draw(
     *,
     run_name: str | None = None,
     return_target: float | None = None,
+    x_axis: Axis = "env_steps",
 ) -> Path:
     """Draw a run's learning curve into its folder and return the picture's path.
 
     Above: the return of every training episode of every worker, their moving average, the workers' test episodes and
-    the evaluations with their spread and target, over environment steps. Below: samples and updates a second, or the
-    policy lag where no rates were recorded.
+    the evaluations with their spread and target, over environment steps, updates or minutes. Below: samples and updates
+    a second, or the policy lag where no rates were recorded.
 
     Args:
         run_folder: holds `metrics.jsonl`, which may also be still growing.
         run_name: for the title; None: what the records say, else the folder's name.
         return_target: draws a line; None: what the records say.
+        x_axis: what it is drawn over; where nobody counted environment steps, updates take their place.
 
     Raises:
         FileNotFoundError: there is no `metrics.jsonl`.
@@ -69,7 +76,7 @@ def draw(
             run_name = record.text(names.RUN_NAME)
         if return_target is None:
             return_target = record.number(names.RETURN_TARGET)
-    series = _Series(records)
+    series = _Series(records, x_axis)
 
     figure = Figure(figsize=(9.6, 6.4), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
@@ -80,8 +87,8 @@ def draw(
     lower.set_xlabel(series.axis_label, color=_INK)
     if series.last_x > 0:
         lower.set_xlim(0, series.last_x * 1.015)
-        lower.xaxis.get_major_locator().set_params(integer=True)
-        lower.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        lower.xaxis.get_major_locator().set_params(integer=series.axis != "wall_time")
+        lower.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
     else:
         lower.set_xticks([])
     figure.text(0.095, 0.947, run_name or folder.resolve().name, fontsize=15, fontweight="bold", color=_INK)
@@ -105,29 +112,23 @@ def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
 
 
 class _Series:
-    """Columns over one axis: environment steps, or updates where nobody counted steps."""
+    """Columns over one axis: what was asked for, or updates where nobody counted environment steps."""
 
-    def __init__(self, records: Sequence[MetricRecord]) -> None:
-        known = [
-            (record.elapsed_s, samples)
-            for record in records
-            if (samples := record.number(names.SAMPLES_RECEIVED)) is not None
-        ]
-        self.by_samples = bool(known)
-        self.axis_label = "environment steps received" if known else "updates"
-        known.sort()
+    def __init__(self, records: Sequence[MetricRecord], axis: Axis) -> None:
+        known = sorted((record.elapsed_s, record.env_steps) for record in records if record.env_steps is not None)
+        self.env_steps = max((steps for _, steps in known), default=None)
+        self.axis: Axis = "updates" if axis == "env_steps" and self.env_steps is None else axis
+        self.axis_label = _AXIS_LABELS[self.axis]
         self._known_s = np.array([elapsed for elapsed, _ in known])
-        self._known_samples = np.array([samples for _, samples in known])
+        self._known_steps = np.array([steps for _, steps in known])
         self._records = records
         self.last_x = max((self.x(record) for record in records), default=0.0)
 
     def x(self, record: MetricRecord) -> float:
-        if not self.by_samples:
-            return float(record.step)
-        samples = record.number(names.SAMPLES_RECEIVED)
-        if samples is not None:
-            return samples
-        return float(np.interp(record.elapsed_s, self._known_s, self._known_samples))
+        place = record.at(self.axis)
+        if place is None:
+            return float(np.interp(record.elapsed_s, self._known_s, self._known_steps))
+        return place / 60.0 if self.axis == "wall_time" else float(place)
 
     def of(self, kinds: Iterable[str], name: str) -> tuple[_Floats, _Floats]:
         """Return [points] places and [points] values of one name, in the order of places."""
@@ -331,8 +332,8 @@ def _summary(records: Sequence[MetricRecord], series: _Series) -> str:
     if not records:
         return "no records yet"
     parts = []
-    if series.by_samples:
-        parts.append(f"{series.last_x:,.0f} environment steps")
+    if series.env_steps is not None:
+        parts.append(f"{series.env_steps:,} environment steps")
     parts.append(f"{max(record.step for record in records):,} updates")
     parts.append(f"{clock_text(max(record.elapsed_s for record in records))} elapsed")
     evaluations = series.evaluations()

@@ -16,9 +16,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names
 from tmrl_core.metrics.reading import RecordReader
-from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.records import MetricRecord, Value
 from tmrl_core.metrics.text import clock_text, number_text, return_text
 
 PHASES: Final = ("waiting", "collecting", "learning", "evaluating", "done")
@@ -69,7 +69,7 @@ class ProgressDisplay:
         self._told_phase = False
         self._has_records = False
         self._step = 0
-        self._latest: dict[str, names.Value] = {}
+        self._latest: dict[str, Value] = {}
         self._workers: set[str] = set()
         self._window: deque[tuple[float, float, int]] = deque()
         self._train = Trace()

@@ -54,6 +54,7 @@ class Recorder:
         pause_s: seconds after a first failure; doubles up to `longest_pause_s` while failures go on.
         longest_pause_s: see `pause_s`.
         elapsed_s: seconds that the run had been going before this process (after a resume).
+        env_steps: environment steps that the run had received by then.
         clock: seconds since 1970.
     """
 
@@ -66,12 +67,14 @@ class Recorder:
         pause_s: float = 1.0,
         longest_pause_s: float = 60.0,
         elapsed_s: float = 0.0,
+        env_steps: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if queue_records < 1 or attempts < 1:
             raise ValueError(f"queue_records and attempts must be at least 1, got {queue_records} and {attempts}")
         self._clock = clock
         self.started_s = clock() - elapsed_s
+        self._env_steps = env_steps
         self._closed = False
         self._closed_in_time = False
         self._lanes = [
@@ -95,14 +98,17 @@ class Recorder:
         return sum(state.dropped + state.failed for state in self.states)
 
     def record(self, kind: Kind, values: Mapping[str, Any], *, step: int) -> MetricRecord:
-        """Make a record of now, write it and return it.
+        """Make a record of now, write it and return it; one that does not say its environment steps has the latest.
 
         Args:
             kind: what it is about.
-            values: by name; see `records.VOCABULARY`.
+            values: by name; see `names.VOCABULARY`.
             step: updates done so far.
         """
         made = record(kind, values, step=step, started_s=self.started_s, now_s=self._clock())
+        if made.env_steps is None:
+            made = msgspec.structs.replace(made, env_steps=self._env_steps)
+        self._env_steps = made.env_steps or 0
         self.write(made)
         return made
 

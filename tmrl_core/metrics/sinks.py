@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names
 from tmrl_core.metrics.records import MetricRecord, encode_line
 from tmrl_core.metrics.text import clock_text, number_text, return_text
 from tmrl_core.storage import open_own
@@ -190,6 +190,7 @@ def _log_info(text: str) -> None:
 _SHOWN_FIRST = (
     names.RETURN_TEST,
     names.RETURN_TRAIN,
+    names.RETURN_MEAN,
     names.EPISODE_LENGTH_TEST,
     names.EPISODE_LENGTH_TRAIN,
     names.MEMORY_LEN,
@@ -209,7 +210,7 @@ def describe(record: MetricRecord) -> str:
     if record.kind == "event":
         event = record.text(names.EVENT) or "event"
         text = record.text(names.MESSAGE) or ", ".join(
-            number_text(value) if name == event else f"{name} {number_text(value)}"  # phase: learning
+            number_text(value) if name == event else f"{names.short(name)} {number_text(value)}"  # phase: learning
             for name, value in values.items()
             if name != names.EVENT
         )
@@ -235,17 +236,17 @@ def describe(record: MetricRecord) -> str:
             heading = f"epoch {number_text(values[names.EPOCH])}, {heading}"
     ordered = [name for name in _SHOWN_FIRST if name in values]
     ordered += [name for name in values if name not in _SHOWN_FIRST and name not in (names.EPOCH, names.ROUND)]
+    shown = [(names.short(name), _text(name, record)) for name in ordered]
     lines = [f"{heading} ({when})"]
-    for start in range(0, len(ordered), _COLUMNS):
+    for start in range(0, len(shown), _COLUMNS):
         cells = (
-            f"{name} {_text(name, record):>{max(1, _COLUMN_WIDTH - 3 - len(name))}}"
-            for name in ordered[start : start + _COLUMNS]
+            f"{name} {text:>{max(1, _COLUMN_WIDTH - 3 - len(name))}}" for name, text in shown[start : start + _COLUMNS]
         )
         lines.append("  " + "   ".join(cell.ljust(_COLUMN_WIDTH - 3) for cell in cells).rstrip())
     return "\n".join(lines)
 
 
 def _text(name: str, record: MetricRecord) -> str:
-    if name.startswith("return_") and (value := record.number(name)) is not None:
+    if names.short(name).startswith("return_") and (value := record.number(name)) is not None:
         return return_text(value)
     return number_text(record.values[name])

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics.records import Axis
 from tmrl_core.metrics.sinks import ConsoleSink, JsonLinesSink, MetricSink
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ def open_sinks(
     tensorboard: bool = False,
     wandb: WandbSettings | None = None,
     console: bool = True,
+    x_axis: Axis = "env_steps",
+    hparams: Mapping[str, Any] | None = None,
 ) -> list[MetricSink]:
     """Open a run's sinks: `metrics.jsonl` always, and what else is asked for.
 
@@ -48,6 +51,8 @@ def open_sinks(
         tensorboard: write TensorBoard files.
         wandb: log to wandb with these settings.
         console: log each round's row.
+        x_axis: of TensorBoard and wandb.
+        hparams: the run's configuration, for TensorBoard.
 
     Raises:
         OSError: `metrics.jsonl` cannot be opened.
@@ -60,7 +65,7 @@ def open_sinks(
         from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
 
         try:
-            sinks.append(TensorBoardSink(folder / "tensorboard"))
+            sinks.append(TensorBoardSink(folder / "tensorboard", x_axis=x_axis, hparams=hparams))
         except (MissingExtraError, OSError) as error:
             logger.warning("no TensorBoard files: %s", error)
     if wandb is not None:
@@ -75,6 +80,7 @@ def open_sinks(
                     run_id=wandb.run_id,
                     run_name=wandb.run_name,
                     config=wandb.config,
+                    x_axis=x_axis,
                     key=wandb.key,
                 )
             )

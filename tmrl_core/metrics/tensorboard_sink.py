@@ -6,34 +6,44 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tmrl_core.errors import MissingExtraError
-from tmrl_core.metrics import records as names
-from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics import names
+from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
 
 _file_numbers = itertools.count()
 
 
 class TensorBoardSink(MetricSink):
-    """Writes each record's numbers as scalars `<kind>/<name>` over updates, and events as text, at the record's time.
+    """Writes each record's metrics as scalars, and events as text, at the record's time.
 
-    Strings and other labels of a record are left out; what is not finite is written as it is, and TensorBoard marks it.
+    Labels of a record are left out; what is not finite is written as it is, and TensorBoard marks it.
 
     Args:
         folder: where the event file goes; made if it is not there. Each sink writes a file of its own, so that a
             resumed run adds one.
+        x_axis: what TensorBoard calls the step; whole seconds for wall_time.
+        hparams: the run's configuration, nested; its single values are shown as hyper-parameters.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
         OSError: the file cannot be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        x_axis: Axis = "env_steps",
+        hparams: Mapping[str, Any] | None = None,
+    ) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+            from tensorboard.plugins.hparams import summary_v2
             from tensorboard.plugins.text import metadata
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
@@ -42,6 +52,7 @@ class TensorBoardSink(MetricSink):
         self._summary_type: Any = summary_pb2.Summary
         self._tensor_type: Any = tensor_pb2.TensorProto
         self._text_metadata: Any = metadata.create_summary_metadata(display_name="", description="")
+        self._x_axis: Axis = x_axis
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         # The name that TensorBoard looks for and sorts by. tensorboard's own EventFileWriter would add a thread and a
@@ -53,21 +64,24 @@ class TensorBoardSink(MetricSink):
         self._file = self.path.open("xb")
         self._writer: Any = RecordWriter(self._file)
         self._write(self._event_type(wall_time=now_s, file_version="brain.Event:2"))
+        if hparams:
+            # One session group for the run, also over resumes.
+            summary = summary_v2.hparams_pb(flattened(hparams), trial_id=self.folder.resolve().parent.name)
+            self._write(self._event_type(wall_time=now_s, summary=summary))
         self._file.flush()
 
     def write(self, record: MetricRecord) -> None:
-        """Write one event with all numbers of the record."""
+        """Write one event with all metrics of the record."""
         if self._file.closed:
             raise ValueError("the sink is closed")
-        values = [
-            self._summary_type.Value(tag=f"{record.kind}/{name}", simple_value=value)
-            for name, value in record.numbers().items()
-        ]
+        values = [self._summary_type.Value(tag=name, simple_value=value) for name, value in record.numbers().items()]
         if record.kind == "event" and (text := record.text(names.MESSAGE) or record.text(names.PHASE)):
             values.append(self._text(f"event/{record.text(names.EVENT) or 'event'}", text))
         if values:
             summary = self._summary_type(value=values)
-            self._write(self._event_type(wall_time=record.time_s, step=record.step, summary=summary))
+            self._write(
+                self._event_type(wall_time=record.time_s, step=int(record.at(self._x_axis) or 0), summary=summary)
+            )
 
     def flush(self) -> None:
         """Hand what was written to the operating system."""
@@ -85,3 +99,18 @@ class TensorBoardSink(MetricSink):
         tensor = self._tensor_type(dtype="DT_STRING", string_val=[text.encode()])
         tensor.tensor_shape.dim.add(size=1)
         return self._summary_type.Value(tag=tag, metadata=self._text_metadata, tensor=tensor)
+
+
+def flattened(values: Mapping[str, Any], path: str = "") -> dict[str, bool | float | str]:
+    """Return the single values of a nested configuration by their dotted paths; None as "null"."""
+    flat: dict[str, bool | float | str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{path}{key}.")
+        else:
+            flat[f"{path}{key}"] = value if isinstance(value, bool | int | float) else _label(value)
+    return flat
+
+
+def _label(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -24,15 +24,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tmrl_core.errors import MissingExtraError
-from tmrl_core.metrics import records as names
-from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics import names
+from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
 
 logger = logging.getLogger(__name__)
 
+_AXES: Mapping[Axis, str] = {
+    "env_steps": names.SAMPLES_RECEIVED,
+    "updates": names.UPDATES,
+    "wall_time": names.ELAPSED,
+}
+
 
 class WandbSink(MetricSink):
-    """Logs each record's numbers as `<kind>/<name>`, with updates as the horizontal axis.
+    """Logs each record's metrics with all three axes: environment steps, updates and time.
 
     `WANDB_MODE` (online, offline, disabled) and wandb's other settings hold as usual.
 
@@ -43,6 +49,7 @@ class WandbSink(MetricSink):
         run_name: name to show.
         folder: where wandb keeps its files (in `wandb/` below it); made if it is not there.
         config: settings of the run to show; without secrets.
+        x_axis: the horizontal axis of every chart until somebody chooses another.
         key: wandb's API key; None: `WANDB_API_KEY`, wandb's settings or the netrc file, where `wandb login` puts it.
         start_limit_s: longest wait for wandb's server at the start; then the run is offline.
         finish_limit_s: longest wait for the upload at the end.
@@ -60,6 +67,7 @@ class WandbSink(MetricSink):
         run_id: str | None = None,
         run_name: str | None = None,
         config: Mapping[str, Any] | None = None,
+        x_axis: Axis = "env_steps",
         key: str | None = None,
         start_limit_s: float = 10.0,
         finish_limit_s: float = 10.0,
@@ -74,6 +82,7 @@ class WandbSink(MetricSink):
         """`online`, `offline` or `disabled` once wandb is up, "" before."""
         self._identity = {"project": project, "entity": entity, "id": run_id, "name": run_name}
         self._config = dict(config or {})
+        self._x_axis = _AXES[x_axis]
         self._key = key
         self._start_limit_s = start_limit_s
         self._finish_limit_s = finish_limit_s
@@ -82,7 +91,7 @@ class WandbSink(MetricSink):
         self._closed = False
 
     def write(self, record: MetricRecord) -> None:
-        """Log the record's numbers; the first call starts wandb, which takes up to `start_limit_s` and a few seconds.
+        """Log the record's metrics; the first call starts wandb, which takes up to `start_limit_s` and a few seconds.
 
         Raises:
             Exception: whatever wandb raises, without the key.
@@ -91,9 +100,10 @@ class WandbSink(MetricSink):
             raise ValueError("the sink is closed")
         if self._run is None:
             self._run = self._start()
-        values = {f"{record.kind}/{name}": value for name, value in record.numbers().items()}
+        values = record.numbers()
         if values:
-            self._run.log({names.UPDATES: record.step, names.ELAPSED: record.elapsed_s, **values})
+            axes = {names.UPDATES: record.step, names.ELAPSED: record.elapsed_s}
+            self._run.log({**axes, names.SAMPLES_RECEIVED: record.env_steps or 0, **values})
 
     def flush(self) -> None:
         """Nothing to do: wandb's own process has each record, and writes and sends it when it sees fit."""
@@ -153,9 +163,9 @@ class WandbSink(MetricSink):
             **self._identity,
         )
         self.mode = mode
-        # Records of several kinds come out of the order that wandb's own step counter demands: updates are the axis.
-        run.define_metric(names.UPDATES, hidden=True)
-        run.define_metric("*", step_metric=names.UPDATES)
+        # Records of several kinds come out of the order that wandb's own step counter demands.
+        run.define_metric(self._x_axis, hidden=True)
+        run.define_metric("*", step_metric=self._x_axis)
         if mode == "online":
             logger.info("wandb shows this run at %s", run.url)
         return run

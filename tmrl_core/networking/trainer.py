@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.config.run_folder import check_run_folder, write_in_force
 from tmrl_core.errors import ConfigError, NetworkError, StorageError
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.iterations import Iterations
@@ -177,8 +178,6 @@ class Trainer:
         Raises:
             TmrlError: as `run`.
         """
-        import msgspec
-
         metrics = self._config.metrics
         self._run(
             WandbSettings(
@@ -297,8 +296,11 @@ class Trainer:
                 tensorboard=self._config.metrics.tensorboard,
                 wandb=wandb,
                 console=self._config.metrics.console,
+                x_axis=self._config.metrics.x_axis,
+                hparams=msgspec.to_builtins(self._config, enc_hook=str),
             ),
             elapsed_s=getattr(training, "elapsed_s", 0.0),
+            env_steps=getattr(training, "total_samples", 0),
         )
         closing.callback(recorder.close)
         return recorder

@@ -142,7 +142,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         minimise(self.optimizer_critic, loss)
         if t.weight_B is not None:
             self.td_error_B = td_error(q_KB, target_B)
-        return {"loss_critic": loss.detach()}
+        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
 
     def _update_policy(self, obs: Any, log_prob_BN: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():

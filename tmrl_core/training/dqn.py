@@ -128,9 +128,9 @@ class DQNAgent(OffPolicyAgent):
             target_B = td_target(t.reward_B, t.terminated_B, next_value_B, t.discount)
         q_B = chosen_value(online(t.obs), online.index(t.action))
         loss = huber_loss(q_B, target_B, t.weight_B)
-        minimise(self.optimizer, loss, self.max_grad_norm)
+        metrics = minimise(self.optimizer, loss, self.max_grad_norm)
         if t.weight_B is not None:
             self.td_error_B = td_error(q_B, target_B)
         if self.updates % self.target_interval == 0:
             self._update_targets()
-        return {"loss_critic": loss.detach(), "q_mean": q_B.detach().mean()}
+        return {"loss_critic": loss.detach(), "q_mean": q_B.detach().mean(), **metrics}

@@ -21,6 +21,8 @@ from tmrl_core.training.transitions import Transitions, transitions_of
 
 COMPILE_AFTER = 20_000
 """Updates after which `compile: auto` compiles: they have cost several times what compiling does."""
+GRADIENTS_EVERY = 1_000
+"""Compiled updates keep their gradients to themselves."""
 
 
 class OffPolicyAgent(TrainingAgent):
@@ -102,7 +104,9 @@ class OffPolicyAgent(TrainingAgent):
         done: list[dict[str, Any]] = []
         while len(done) < len(todo):
             rest = todo[len(done) :]
-            made = self.compiler.updates(rest) if self._compiles else []
+            # One in so many is run without compiling, for the gradients that it leaves to be looked at.
+            compiled = GRADIENTS_EVERY - 1 - self.updates_asked % GRADIENTS_EVERY
+            made = self.compiler.updates(rest[:compiled]) if compiled and self._compiles else []
             if made:
                 self.updates_asked += len(made)
                 done += [metrics for metrics, _ in made]

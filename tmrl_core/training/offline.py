@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import pstats
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
@@ -522,18 +523,31 @@ class TrainingOffline:
             "updates": self.total_updates,
             "samples_received": self.total_samples,
             "memory_len": len(self.memory),
+            **self._fill(),
             "return_test": self.memory.stat_test_return,
             "return_train": self.memory.stat_train_return,
             "episode_length_test": self.memory.stat_test_steps or math.nan,
             "episode_length_train": self.memory.stat_train_steps or math.nan,
             "samples_stale": self.samples_stale,
             "updates_skipped": self.updates_skipped,
+            **self._optimizer_metrics(),
             **self.statistics.row(),
         }
         drawn_lag = getattr(self.memory, "take_drawn_lag", lambda: None)()
         if drawn_lag is not None:
             row["drawn_lag_mean"], row["drawn_lag_max"] = drawn_lag
         return row
+
+    def _fill(self) -> dict[str, float]:
+        capacity = getattr(self.memory, "memory_size", None)
+        return {"memory_fill": len(self.memory) / capacity} if capacity else {}
+
+    def _optimizer_metrics(self) -> dict[str, float]:
+        if "torch" not in sys.modules:  # then no agent has optimizers of torch
+            return {}
+        from tmrl_core.training.optimizers import optimizer_metrics
+
+        return optimizer_metrics(self.agent)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

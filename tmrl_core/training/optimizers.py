@@ -50,19 +50,49 @@ def make_optimizer(
     return makers[kind](parameters, fused=fused, **options)
 
 
-def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | None = None) -> None:
+def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | None = None) -> dict[str, Tensor]:
     """One step of the optimizer down this loss.
 
     Args:
         optimizer: whose parameters the loss depends on.
         loss: scalar with gradients.
         max_norm: a larger Euclidean norm of all gradients together is scaled down to this; None: none is.
+
+    Returns:
+        With `max_norm`, that norm before, as the metric `grad_norm`.
     """
+    metrics: dict[str, Tensor] = {}
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     if max_norm is not None:
-        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(
+            [p for group in optimizer.param_groups for p in group["params"]], max_norm
+        )
     optimizer.step()
+    return metrics
+
+
+@torch.no_grad()
+def optimizer_metrics(agent: Any) -> dict[str, float]:
+    """Return learning rates, and norms of the gradients that the latest update has left.
+
+    An agent's optimizers are its attributes. `learning_rate` is the first one's, `learning_rate_x` that of an attribute
+    `optimizer_x` that has another. Compiled updates leave no gradients.
+    """
+    metrics: dict[str, float] = {}
+    for name, optimizer in vars(agent).items():
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            continue
+        suffix = name.removeprefix("optimizer")
+        rate = float(optimizer.param_groups[0]["lr"])
+        if metrics.setdefault("learning_rate", rate) != rate:
+            metrics[f"learning_rate{suffix}"] = rate
+        norms = [
+            torch.linalg.vector_norm(p.grad) for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+        ]
+        if norms:
+            metrics[f"grad_norm{suffix}"] = float(torch.linalg.vector_norm(torch.stack(norms)))
+    return metrics
 
 
 @contextmanager

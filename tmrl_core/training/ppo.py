@@ -243,7 +243,9 @@ class PPOAgent(TrainingAgent):
                 if self.target_kl is not None and float(metrics["kl"]) > 1.5 * self.target_kl:
                     stopped = True
                     break
-                if self._step(loss):
+                norm = self._step(loss)
+                if bool(torch.isfinite(norm)):
+                    metrics["grad_norm"] = norm
                     updates += 1
                 else:
                     skipped += 1
@@ -327,16 +329,15 @@ class PPOAgent(TrainingAgent):
                 "clip_fraction": clipped.float().mean(),
             }
 
-    def _step(self, loss: Tensor) -> bool:
-        """One step against the gradient; False: it is not finite, and nothing has changed."""
+    def _step(self, loss: Tensor) -> Tensor:
+        """One step against the gradient, whose norm is returned; where that is not finite, nothing has changed."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         longest = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
-        if not bool(torch.isfinite(norm)):
-            return False
-        self.optimizer.step()
-        return True
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+        return norm
 
     def _set_rate(self) -> None:
         if self.lr_rounds:

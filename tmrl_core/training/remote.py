@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ import msgspec
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.weights import difference
 from tmrl_core.errors import CodecError, StarvedError
-from tmrl_core.metrics import records as names
+from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import episode_values
 from tmrl_core.metrics.text import return_text
@@ -32,7 +35,7 @@ from tmrl_core.networking.messages import (
 )
 from tmrl_core.networking.peers import Member
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
-from tmrl_core.training.evaluation import EvaluationResult, Evaluator
+from tmrl_core.training.evaluation import EvaluationResult, Evaluator, mean_of
 from tmrl_core.training.interface import TrainingInterface
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,8 @@ JOINS_AT_ONCE = 1_000
 JOINS_PER_S = 1.0
 """How fast records of workers that join may follow each other once so many have come at once: who comes and goes
 without end fills no disk. Records of the network count all of them."""
+WORKERS_CHARTED = 32
+"""Workers whose rates are recorded one by one."""
 POLICY = "policy"
 """Name of the one policy that is published."""
 
@@ -135,6 +140,11 @@ class RemoteInterface(TrainingInterface):
         # Since when each stream has been gone; those of a checkpoint were here before this process.
         self._away: dict[bytes, float] = dict.fromkeys(link.marks, self._started)
         self._stale_samples = 0
+        self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
+        """Training episodes, of all workers."""
+        self._collected: dict[bytes, int] = {}
+        """Steps received of each stream since the latest record of the network."""
+        self._collected_since = self._started
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
@@ -157,6 +167,7 @@ class RemoteInterface(TrainingInterface):
             chunk = message.chunk
             if chunk is not None:
                 chunk.stream = one.stream
+                self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
             unfit = "" if message.signature == EXPERT else self._unfit.get(one.stream, "")
             self._outstanding.append((one, chunk, unfit))
             if not unfit:
@@ -370,9 +381,12 @@ class RemoteInterface(TrainingInterface):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def record_round(self, row: dict[str, Any]) -> None:
-        """Write a round's row to the records."""
-        self._stale_samples = int(row.get(names.SAMPLES_STALE, 0))
-        self._record("round", row)
+        """Write a round's row to the records, with the means over the latest training episodes."""
+        self._stale_samples = int(row.get("samples_stale", 0))
+        values = names.of_rows("round", row)
+        if self._latest:
+            values = {**_means(self._latest), **values}
+        self._record("round", values)
 
     def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
         """Write an event to the records, at `step` updates; None: at those that were reported last."""
@@ -392,6 +406,8 @@ class RemoteInterface(TrainingInterface):
         for record in buffer.episodes:
             if self.on_episode is not None:
                 self.on_episode(record)
+            if record.mode == "train" and record.end != "aborted":
+                self._latest.append(record)
             self._record(
                 "episode",
                 episode_values(
@@ -531,8 +547,27 @@ class RemoteInterface(TrainingInterface):
                 names.OTHER_RUN: counts.other_run_workers,
                 names.RECONNECTS: counts.reconnects,
                 names.LACK: self.progress.lack,
+                **self._worker_rates(),
             },
         )
+
+    def _worker_rates(self) -> dict[str, float]:
+        """Return the steps a second of each worker since the record before, of as many as a chart can show."""
+        now = self._clock()
+        span_s = max(now - self._collected_since, 1e-9)
+        rates = {
+            f"worker/{plain(name).replace('/', '_')}/steps_per_s": self._collected.get(stream, 0) / span_s
+            for stream, name in itertools.islice(self._workers.items(), WORKERS_CHARTED)
+        }
+        self._collected, self._collected_since = {}, now
+        return rates
+
+
+def _means(episodes: Collection[EpisodeRecord]) -> dict[str, float]:
+    return {
+        names.RETURN_MEAN: mean_of([episode.episode_return for episode in episodes]),
+        names.EPISODE_LENGTH_MEAN: statistics.fmean(episode.length for episode in episodes),
+    }
 
 
 def _signature_of(member: Member) -> dict[str, Any]:

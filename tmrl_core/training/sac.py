@@ -156,7 +156,7 @@ class SacAgent(OffPolicyAgent):
         minimise(self.optimizer_critic, loss)
         if t.weight_B is not None:
             self.td_error_B = td_error(q_KB, target_B)
-        return {"loss_critic": loss.detach()}
+        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
 
     def _update_policy(self, obs: Any, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
         # Gradients go through the critics to the action, not into them.

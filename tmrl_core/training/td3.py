@@ -149,7 +149,7 @@ class TD3Agent(OffPolicyAgent):
         minimise(self.optimizer_critic, loss)
         if t.weight_B is not None:
             self.td_error_B = td_error(q_KB, target_B)
-        return {"loss_critic": loss.detach()}
+        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
 
     def _update_policy(self, obs: Any) -> dict[str, Tensor]:
         # Gradients go through the critic to the action, not into it.
