@@ -274,7 +274,7 @@ def test_close_sends_what_is_left_and_reports(make: Any, link: Any, caplog: pyte
     worker.step(obs, test=False, collect_samples=True)
     with caplog.at_level(logging.INFO):
         assert worker.close() == Farewell(2, 0, 0)
-    assert "2 samples acknowledged, 0 handed over to the Server, 0 neither" in caplog.text
+    assert "2 samples acknowledged, 0 handed over to the Server, 0 lost" in caplog.text
     assert [record.end for record in link.records] == ["aborted"]
     assert worker.env.is_closed
     assert worker.close() is None

@@ -230,7 +230,7 @@ def test_a_worker_process_that_is_interrupted_while_there_is_no_trainer_hands_ov
         assert worker.process.poll() is None, worker.says("^$")
         threading.Event().wait(0.01)
     worker.process.send_signal(signal.SIGINT)
-    found = worker.says(r"(\d+) samples acknowledged, (\d+) handed over to the Server, (\d+) neither")
+    found = worker.says(r"(\d+) samples acknowledged, (\d+) handed over to the Server, (\d+) lost")
     acknowledged, handed_over, neither = map(int, found.groups())
     assert (acknowledged, neither) == (0, 0)
     assert handed_over >= 200

@@ -133,7 +133,7 @@ class LinkedPlayer(EpisodePlayer):
         report = Farewell(acknowledged, handed_over, neither + left)
         logger.log(
             logging.WARNING if report[2] else logging.INFO,  # these are lost
-            "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d neither",
+            "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost",
             self.name,
             *report,
         )
