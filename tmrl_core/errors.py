@@ -91,6 +91,10 @@ class EnvironmentFailedError(TmrlError):
     """The environment failed more often in a row than `worker.max_failures` allows."""
 
 
+class PolicyFailedError(TmrlError):
+    """The policy's action is not finite, so it was not executed; or no policy can be expected that does better."""
+
+
 class StarvedError(TmrlError):
     """The ratios of the worker and of the trainer make both wait for each other for ever."""
 

@@ -12,7 +12,7 @@ from tmrl_core.actor import TorchActorModule
 from tmrl_core.actor.history import PolicyFiles
 from tmrl_core.actor.link import Farewell
 from tmrl_core.actor.rollout import Rollout
-from tmrl_core.errors import LinkClosedError, WeightsError
+from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, WeightsError
 from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate
 from tmrl_core.samples import Buffer
 
@@ -320,3 +320,75 @@ def test_a_worker_is_a_context_manager(make: Any, link: Any) -> None:
         worker.collect_train_episode()
     assert link.closed
     assert link.sends == [4]
+
+
+class BrokenActor:
+    """Acts with NaN in the episode's third step while its value is not 0.5."""
+
+    def __new__(cls, base: Any) -> Any:
+        class Broken(base):  # type: ignore[misc]
+            def act(self, obs: Any, test: bool = False) -> Any:
+                action = super().act(obs, test)
+                return action if self.value == 0.5 or obs[1] < 2 else action * np.nan
+
+        return Broken
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_an_action_that_is_not_finite_is_never_executed_and_the_episodes_samples_are_kept(
+    make: Any, link: Any, constant_actor: Any, caplog: pytest.LogCaptureFixture, fast: bool
+) -> None:
+    worker = make(actor=BrokenActor(constant_actor), max_failures=1, **({} if fast else {"crc_debug": True}))
+
+    def heal(link: Any) -> None:
+        assert worker.policy_failures == 2, "one more than max_failures, then it waits"
+        link.publish(0.5)
+
+    link.on_wait = heal
+    worker.run(nb_episodes=4, verbose=False)
+    assert np.isfinite(worker.env.actions).all()
+    assert [record.end for record in link.records] == ["aborted", "aborted", "truncated", "truncated"]
+    assert len(link) == 3 + 3 + 4 + 4, "what was collected before it is kept"
+    assert worker.policy_version == (1, 1)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 2
+    assert "the policy's action is not finite, so it is not executed: [nan]" in said[0]
+    assert "waits for another" in said[1]
+
+
+def test_an_action_that_is_not_finite_ends_a_worker_on_its_own(make: Any, constant_actor: Any) -> None:
+    worker = make(linked=False, actor=BrokenActor(constant_actor))
+    with pytest.raises(PolicyFailedError, match="not finite"):
+        worker.run_episode()
+    assert worker.between_episodes
+    worker.reset(collect_samples=False)
+    with pytest.raises(PolicyFailedError, match="not finite"):
+        worker.step(np.array([0, 2, 0], np.float32), test=False, collect_samples=False)
+    assert len(worker.env.actions) == 2
+
+
+def test_a_policy_that_cannot_be_read_is_refused_said_once_and_counted(
+    make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make()
+    link.publish(0.5)
+    worker.update_actor_weights()
+    take = link.take_policy
+
+    def unreadable() -> Any:
+        raise RemoteProtocolError("a PolicyUpdate could not be decoded")
+
+    monkeypatch.setattr(link, "take_policy", unreadable)
+    for _ in range(3):
+        link.publish(0.75)
+        worker.update_actor_weights()
+        worker.ignore_actor_weights()
+    assert (worker.actor.value, worker.policy_version, worker.policies_refused) == (0.5, (1, 1), 3)
+    assert caplog.text.count("could not be decoded") == 1
+    monkeypatch.setattr(link, "take_policy", take)
+    link.policy = PolicyUpdate((1, 5), link.policy.policies, {"noise": float("nan")})
+    worker.update_actor_weights()
+    assert (worker.policy_version, worker.policies_refused) == ((1, 1), 4)
+    link.publish(0.75)
+    worker.update_actor_weights()
+    assert (worker.actor.value, worker.policies_refused) == (0.75, 4)

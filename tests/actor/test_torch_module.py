@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,17 @@ def test_a_format_of_its_own_is_used_on_the_wire_and_in_files(
 def test_weights_of_another_format_are_refused() -> None:
     with pytest.raises(WeightsError, match="of the format 'safetensors', OwnFormat reads 'file'"):
         OwnFormat().from_blob(*Probe().to_blob(), device="cpu")
+
+
+def test_a_buffer_may_hold_infinite_numbers_but_no_nan() -> None:
+    class Masked(TorchActorModule):
+        def __init__(self, mask: float) -> None:
+            super().__init__(OBS, ACT)
+            self.register_buffer("mask", torch.tensor([0.0, mask]))
+
+        def act(self, obs: Any, test: bool = False) -> Any:
+            return obs
+
+    Masked(1.0).from_bytes(Masked(-math.inf).to_bytes(), "cpu")
+    with pytest.raises(WeightsError, match="mask holds NaN"):
+        Masked(1.0).from_bytes(Masked(math.nan).to_bytes(), "cpu")

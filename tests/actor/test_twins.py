@@ -243,3 +243,18 @@ def test_policies_act_in_the_dtype_of_their_space(name: str, backend: str) -> No
 def test_values_of_another_type_are_refused_with_torch_and_without(name: str, backend: str) -> None:
     with pytest.raises(ConfigError, match=r"^actor\.kwargs\.hidden_sizes: found 64, allowed: Sequence\[int\]"):
         choose_actor(f"tmrl_core.actor:{name}", {"hidden_sizes": 64}, backend=backend)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["SquashedGaussianMLPActor", "GaussianMLPActor"])
+def test_weights_that_are_not_finite_are_refused_whole_with_torch_and_without(name: str, bad: float) -> None:
+    reference = f"tmrl_core.actor:{name}"
+    trained = choose_actor(reference, {"hidden_sizes": [8]}, backend="torch")(OBS, ACT)
+    with torch.no_grad():
+        next(iter(trained.parameters())).view(-1)[0] = bad
+    for backend in ("torch", "numpy"):
+        policy = choose_actor(reference, {"hidden_sizes": [8]}, backend=backend)(OBS, ACT)
+        before = policy.to_bytes()
+        with pytest.raises(WeightsError, match=r"are not finite: \S+ holds NaN or an infinite number"):
+            policy.from_blob(*trained.to_blob(), device="cpu")
+        assert policy.to_bytes() == before

@@ -5,7 +5,8 @@
 preprocessor, `crc_debug` or an overridden method asks for it.
 
 An exception that the environment raised (or a bad value that it returned) is remembered as the *fault*. Only the fault
-leads to a fresh reset; an error of the policy, of a compressor or of the codec is the user's to see.
+leads to a fresh reset; an error of the policy, of a compressor or of the codec is the user's to see. An action that is
+not finite is never executed: the episode ends there, with what was collected of it (`PolicyFailedError`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import make_guard, reset_problem, reward_problem, unpacking_hint
+from tmrl_core.actor.guard import is_finite, make_guard, reset_problem, reward_problem, unpacking_hint
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.pacing import Slices
-from tmrl_core.errors import EnvironmentFailedError
+from tmrl_core.errors import EnvironmentFailedError, PolicyFailedError
 from tmrl_core.samples import Buffer, EpisodeRecord, Version
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,13 @@ def exploration_seed(seed: int) -> int:
     Both make a generator of NumPy's default kind of it: of one seed, the environment's noise would be the policy's.
     """
     return int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0])
+
+
+def _not_finite(action: Any) -> PolicyFailedError:
+    return PolicyFailedError(
+        f"the policy's action is not finite, so it is not executed: {str(action)[:200]}. Its weights or the "
+        "observation's numbers are too large, or its computation is wrong"
+    )
 
 
 class Episode:
@@ -146,7 +154,10 @@ class EpisodePlayer:
         self._version: Version = (0, 0)
         self._episode: Episode | None = None
         self._episodes = 0
+        self.policy_failures = 0
+        """How many actions were not finite since construction; none of them was executed."""
         self._failures_in_a_row = 0
+        self._policy_failures_in_a_row = 0
         self._fault: BaseException | None = None
         self._env_is_broken = False
         self._seeds = np.random.default_rng(seed)
@@ -177,6 +188,12 @@ class EpisodePlayer:
         floating = plain and np.issubdtype(space.dtype, np.floating)
         self._few = floating and len(space.shape) == 1 and space.shape[0] <= _FEW
         self._zeros = np.zeros(space.shape, space.dtype).ravel() if floating and not self._few else None
+        # Actions alike: None where they are integers, and False where they are looked at one by one.
+        acts = self.env.action_space
+        vector = type(acts) is spaces.Box and len(acts.shape) == 1 and acts.shape[0] <= _FEW
+        whole = isinstance(acts, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+        self._few_acts: tuple[int, ...] | None = acts.shape if vector else None
+        self._check_acts = not (whole or (isinstance(acts, spaces.Box) and not np.issubdtype(acts.dtype, np.floating)))
 
     @property
     def slice_length(self) -> int:
@@ -259,6 +276,8 @@ class EpisodePlayer:
             act, extras = self.actor.act_with_extras(obs, test=test)
         else:
             act = self.act(obs, test=test)
+        if self._check_acts and not is_finite(act):
+            raise _not_finite(act)
         try:
             new_obs, rew, terminated, truncated, info = self.env.step(act)
             new_obs = self._admitted(new_obs)
@@ -338,7 +357,7 @@ class EpisodePlayer:
             return
         episode.open = False
         if end != "aborted":
-            self._failures_in_a_row = 0
+            self._failures_in_a_row = self._policy_failures_in_a_row = 0
         self.buffer.end_episode(
             EpisodeRecord(
                 agent="",
@@ -378,10 +397,12 @@ class EpisodePlayer:
         """Play one episode to its end, anew after a failure of the environment.
 
         Returns:
-            True: it ended in order. False: `allow` ended it, or another episode was begun meanwhile.
+            True: it ended in order. False: `allow` ended it, or an action that was not finite, or another episode was
+            begun meanwhile.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
+            PolicyFailedError: an action was not finite, and no other policy is to be expected.
         """
         while True:
             started = time.perf_counter()
@@ -405,6 +426,12 @@ class EpisodePlayer:
                     self._slices.begin()
                     played = self._advance(longest)
                     self._slices.end(played)
+            except PolicyFailedError as exc:
+                self._close_episode()
+                self.policy_failures += 1
+                self._policy_failures_in_a_row += 1
+                self._policy_failed(exc)
+                return False
             except Exception as exc:
                 if exc is not self._fault:
                     raise
@@ -454,6 +481,7 @@ class EpisodePlayer:
         env_step = self.env.step
         append = self.buffer.append_sample
         shape, dtype, few, zeros = self._shape, self._dtype, self._few, self._zeros
+        few_acts, check_acts = self._few_acts, self._check_acts
         cast = self._cast
         array, isfinite, vdot = np.ndarray, math.isfinite, np.vdot
         obs, total, test, collect = episode.obs, episode.total, episode.test, episode.collect
@@ -468,6 +496,12 @@ class EpisodePlayer:
                     action = act(obs, test)
                 else:
                     action, extras = act_more(obs, test)
+                if (
+                    check_acts
+                    and not (type(action) is array and action.shape == few_acts and isfinite(sum(action.tolist())))
+                    and not is_finite(action)
+                ):
+                    raise _not_finite(action)
                 try:
                     new_obs, rew, terminated, truncated, info = env_step(action)
                     if cast is not None:
@@ -509,6 +543,14 @@ class EpisodePlayer:
         return played
 
     # --- failures -----------------------------------------------------------------------------------------------------
+
+    def _policy_failed(self, failure: PolicyFailedError) -> None:
+        """After an action that was not finite, with the episode closed: nobody here has another policy.
+
+        Raises:
+            PolicyFailedError: always.
+        """
+        raise failure
 
     def _recover(self, fault: Exception) -> None:
         """After a failure of the environment: drop what was not sent of the episode, close what was.

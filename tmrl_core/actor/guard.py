@@ -150,6 +150,16 @@ def _tuple_guard(space: Any, name: str) -> Guard:
     return Guard(problem, cast)
 
 
+def is_finite(action: Any) -> bool:
+    """Return whether all floating-point numbers in an action, nested or not, are finite."""
+    if isinstance(action, Mapping):
+        return all(map(is_finite, action.values()))
+    if isinstance(action, (tuple, list)):
+        return all(map(is_finite, action))
+    array = np.asarray(action)
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+
+
 def reward_problem(reward: Any) -> Problem:
     """What is wrong with a reward, or None."""
     try:

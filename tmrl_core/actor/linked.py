@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from tmrl_core.actor.episodes import EpisodePlayer, exploration_seed
 from tmrl_core.actor.history import PolicyFiles
 from tmrl_core.actor.link import Farewell, RolloutLink
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.errors import LinkClosedError, TmrlError, WeightsError
+from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, TmrlError, WeightsError
 from tmrl_core.networking.messages import Blob, Evaluation, PolicyUpdate
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 
@@ -61,7 +62,10 @@ class LinkedPlayer(EpisodePlayer):
         self._link = link
         self._files = files if files is not None else PolicyFiles(None)
         self._drain_timeout_s = drain_timeout_s
+        self.policies_refused = 0
+        """Versions of the policy that could not be read, are not finite or do not fit, since construction."""
         self._versions_seen = 0
+        self._versions_taken = 0
         self._evaluated: int | None = None
         self._closed = False
         self._finish_said = False
@@ -253,23 +257,33 @@ class LinkedPlayer(EpisodePlayer):
         link = self._link
         if link is None:
             return 0
-        link.take_policy()
+        with contextlib.suppress(RemoteProtocolError):  # nothing of it is used
+            link.take_policy()
         published = link.versions_published - self._versions_seen
         self._versions_seen += published
         return published
 
     def take_policy(self, verbose: bool) -> None:
         """Load the latest policy if it is a new one, without counting versions; one that does not fit is logged."""
-        update = self._link.take_policy() if self._link is not None else None
-        if update is None:
+        if self._link is None:
             return
+        self._versions_taken = self._link.versions_published
+        what = "a version"
         try:
+            update = self._link.take_policy()
+            if update is None:
+                return
+            what = f"version {update.version[0]}.{update.version[1]}"
+            if not all(map(math.isfinite, update.exploration.values())):
+                raise WeightsError(f"what it says of exploration is not finite: {update.exploration}")
             self._load(_policy_of(update))
-        except WeightsError as exc:
+        except (WeightsError, RemoteProtocolError) as exc:
+            self.policies_refused += 1
             if str(exc) != self._refused:
                 self._refused = str(exc)
-                logger.error("version %d.%d of the policy is refused, the old one stays: %s", *update.version, exc)
+                logger.error("%s of the policy is refused, the old one stays: %s", what, exc)
             return
+        self._refused = ""
         if update.exploration:
             self.actor.set_exploration(update.exploration)
         self._version = update.version
@@ -278,6 +292,24 @@ class LinkedPlayer(EpisodePlayer):
             self.buffer.set_version(update.version)
         if verbose:
             logger.info("worker %s acts with version %d.%d of the policy", self.name, *update.version)
+
+    def _policy_failed(self, failure: PolicyFailedError) -> None:
+        """Go on with another episode; after more than `max_failures` in a row, when there is another version.
+
+        Raises:
+            PolicyFailedError: this worker is on its own.
+        """
+        link = self._link
+        if link is None:
+            raise failure
+        in_a_row = self._policy_failures_in_a_row
+        if in_a_row == 1:
+            logger.error("%s. The episode ends here.", failure)
+        elif in_a_row == self.max_failures + 1:
+            logger.error("the policy failed %d times in a row: worker %s waits for another", in_a_row, self.name)
+        while in_a_row > self.max_failures and link.versions_published == self._versions_taken and not self.ending():
+            self.send_and_clear_buffer()
+            link.wait_change(WAIT_S)
 
     def _load(self, blob: Blob) -> None:
         """Load, and keep what could be loaded."""

@@ -13,7 +13,15 @@ import numpy as np
 from tmrl_core.actor.activations import activation_name
 from tmrl_core.actor.flattening import flatten_into, layout_of, vector_size
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, decode_arrays, describe, encode_arrays
+from tmrl_core.actor.weights import (
+    ADVICE,
+    SAFETENSORS_FORMAT,
+    check_finite,
+    check_shapes,
+    decode_arrays,
+    describe,
+    encode_arrays,
+)
 from tmrl_core.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
@@ -123,6 +131,7 @@ class NumpyMLPActor(ActorModule):
         arrays, metadata = decode_arrays(data)
         owner = self.owner or type(self).__name__
         check_shapes(owner, self._shapes, {name: array.shape for name, array in arrays.items()}, ADVICE)
+        check_finite(owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
         activation = metadata.get("activation", self._activation)
         if activation != self._activation:
             raise WeightsError(

@@ -16,7 +16,7 @@ from tmrl_core.actor.flattening import flatten_into, layout_of, vector_size
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.numpy_policies import SUPPORTED_ACTIVATIONS
 from tmrl_core.actor.spaces import box_bounds, discrete_actions
-from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, decode_arrays, encode_arrays
+from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_finite, check_shapes, decode_arrays, encode_arrays
 from tmrl_core.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ class NumpyOnPolicyActor(ActorModule):
         arrays, metadata = decode_arrays(data)
         expected = {name: array.shape for name, array in self._weights.items()}
         check_shapes(self.owner, expected, {name: array.shape for name, array in arrays.items()}, ADVICE)
+        check_finite(self.owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
         activation = metadata.get("activation", self._activation)
         if activation != self._activation:
             raise WeightsError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from tmrl_core.actor.module import FILE_FORMAT, ActorModule
-from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_shapes, describe, read_metadata
+from tmrl_core.actor.weights import ADVICE, SAFETENSORS_FORMAT, check_finite, check_shapes, describe, read_metadata
 from tmrl_core.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -115,8 +115,16 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
             ADVICE,
         )
         check_metadata(owner, self.weights_metadata(), read_metadata(data))
+        check_finite(owner, self._not_finite(tensors))
         self.load_state_dict(tensors)
         return self.to_device(device)
+
+    def _not_finite(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
+        parameters = dict(self.named_parameters())  # a buffer may hold infinite numbers on purpose, as a mask
+        for name, tensor in tensors.items():
+            values = tensor.float() if tensor.is_floating_point() else tensor  # not all dtypes can be looked at
+            if not (values.isfinite() if name in parameters else ~values.isnan()).all():
+                yield name
 
     def save(self, path: str | Path) -> None:
         """Write the weights to a safetensors file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,16 @@ def check_shapes(
                 f"the weights are not for {owner}: {name} has the shape {tuple(found[name])}, "
                 f"the policy's has {tuple(shape)}. {advice}"
             )
+
+
+def check_finite(owner: str, bad: Iterable[str]) -> None:
+    """Refuse weights of which these, by name, are not finite: their actions would not be either.
+
+    Raises:
+        WeightsError: there is one.
+    """
+    if first := next(iter(bad), None):
+        raise WeightsError(f"the weights for {owner} are not finite: {first} holds NaN or an infinite number")
 
 
 ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."
