@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.storage import FolderLock
 from tmrl_core.training import ReplayMemory, checkpoint_store
 from tmrl_core.training import remote as remote_module
+from tmrl_core.training.checkpoint_files import read_manifest
 from tmrl_core.training.from_config import training_from_config
 from tmrl_core.training.offline import TrainingOffline
 from tmrl_core.training.sac import SacAgent
@@ -106,6 +107,13 @@ def worker(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     worker.close()
 
 
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not true():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
 def values(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [record.values for record in read_records(tmp_path / "tests" / "metrics.jsonl") if record.kind == kind]
 
@@ -151,7 +159,7 @@ def test_it_learns_from_a_worker_and_leaves_everything_in_the_run_s_folder(
     assert events[0] == "start"
     assert events[-1] == "end"
     assert {"worker_joined", "phase"} <= set(events)
-    assert events.count("checkpoint") == 2
+    assert events.count("checkpoint") == 3  # the first samples, and two epochs
     episodes = values(tmp_path, "episode")
     assert sum(row["mode"] == "test" for row in episodes) >= 2 * len(evaluations)
 
@@ -254,7 +262,8 @@ def test_a_checkpoint_that_could_not_be_written_is_no_event(
 ) -> None:
     trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
     trainer.training, _ = trainer._checkpoints.make_or_load()
-    trainer._checkpoint(trainer.training, wait=True)
+    trainer.training.total_samples = 1
+    trainer._checkpoints.write(trainer.training)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -447,28 +456,44 @@ def test_a_second_trainer_on_the_same_checkpoints_is_refused(tmp_path: Path) -> 
     FolderLock(tmp_path / "tests" / "checkpoint", "this run's checkpoints").close()
 
 
-def test_the_first_checkpoint_is_written_at_once(tmp_path: Path) -> None:
-    trainer = Trainer(server_port=1, config=make_config(tmp_path))
+def test_the_first_checkpoint_is_written_once_samples_are_accepted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also while training waits for more of them; a trainer that nobody sends anything leaves none."""
+    caplog.set_level(logging.INFO)
+    config = make_config(tmp_path, epochs=1000, start_training=10**6)
+    unlimited = msgspec.structs.replace(config.worker, max_env_steps_per_update=None)
+    config = msgspec.structs.replace(config, worker=unlimited)
+    first = tmp_path / "tests" / "checkpoint" / "1" / "manifest.json"
+    alone = Trainer(server_port=1, config=config)
+    alone.checkpoint()
+    thread = threading.Thread(target=alone.run)
+    thread.start()
+    wait_until(lambda: "no checkpoint is written: no sample has been accepted yet" in caplog.text)
+    alone.stop()
+    thread.join(20)
+    assert not first.exists()
+    trainer = Trainer(server_port=server.port, config=config)
     thread = threading.Thread(target=trainer.run)
     thread.start()
-    while trainer.interface is None:
-        thread.join(0.01)
-    assert (tmp_path / "tests" / "checkpoint" / "1" / "manifest.json").exists()
-    trainer.stop()
-    thread.join(20)
+    worker = Worker(server, config, monkeypatch)
+    try:
+        wait_until(first.exists)
+        assert 0 < read_manifest(first.parent)["samples"] <= trainer.training.total_samples
+        assert trainer.training.total_updates == 0
+        trainer.checkpoint()
+        wait_until((first.parent.parent / "2" / "manifest.json").exists)
+    finally:
+        trainer.stop()
+        thread.join(20)
+        worker.close()
 
 
-def test_what_cannot_be_saved_ends_it_before_it_begins(tmp_path: Path) -> None:
-    class Odd(SacAgent):
-        def __init__(self, **settings: Any) -> None:
-            super().__init__(**settings)
-            self.socket: Any = object()
-
-    def make() -> TrainingOffline:
-        return TrainingOffline(spaces(), partial(ReplayMemory, memory_size=10), partial(Odd, **SMALL), device="cpu")
-
-    with pytest.raises(CheckpointError, match=r"agent\.socket"):
-        Trainer(make, server_port=1, config=make_config(tmp_path)).run()
+def test_a_folder_for_checkpoints_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trainer = Trainer(server_port=1, config=make_config(tmp_path), checkpoint_path=tmp_path / "file" / "below")
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be written to .*below.*Set checkpoint\.path"):
+        trainer.run()
 
 
 def test_own_functions_write_and_read_checkpoints(server: Server, worker: Worker, tmp_path: Path) -> None:

@@ -124,6 +124,40 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit(
             assert expected[name] == found[name]
 
 
+@pytest.mark.parametrize("memory_cls", [ReplayMemory, partial(ReplayMemory, priority={}), GenericTorchMemory])
+@pytest.mark.parametrize("update", [0, 3, 5, 7, 12])
+def test_a_checkpoint_in_the_middle_of_a_round_changes_nothing_and_is_gone_on_from_bit_for_bit(
+    tmp_path: Path, make_rows: Any, memory_cls: Any, update: int
+) -> None:
+    class Rested(Recorded):
+        def rest(self) -> None:
+            if training.total_updates == update and len(training.memory) and not taken:
+                CheckpointStore(tmp_path).save(training, wait=True)
+                taken.append(self.position)
+
+    def agent(**kwargs: Any) -> SacAgent:
+        return SacAgent(**kwargs, hidden_sizes=(8, 8))
+
+    def run(training: TrainingOffline, interface: Recorded) -> None:
+        while not training.finished:
+            training.run_epoch(interface)
+
+    taken: list[int] = []
+    torch.manual_seed(1)
+    expected = make_training(memory_cls, agent)
+    run(expected, Recorded(make_rows))
+    torch.manual_seed(1)
+    training = make_training(memory_cls, agent)
+    run(training, Rested(make_rows))
+    torch.manual_seed(99)
+    resumed = CheckpointStore(tmp_path).restore(lambda: make_training(memory_cls, agent))
+    assert resumed is not None
+    assert resumed.total_updates == update
+    run(resumed, Recorded(make_rows, taken[0]))
+    assert same(training, expected)
+    assert same(resumed, expected)
+
+
 class Versioned(Recorded):
     """Counts versions on from where a run stood; what was handed over once is handed over again as it was."""
 

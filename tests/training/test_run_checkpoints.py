@@ -90,6 +90,7 @@ def test_one_trainer_has_them_until_it_lets_go(tmp_path: Path) -> None:
     training, _ = first.make_or_load()
     with pytest.raises(FolderLockedError, match="this run's checkpoints"):
         second.make_or_load()
+    training.total_samples = 1
     first.write(training)
     first.unlock()
     assert second.make_or_load()[1] is False
@@ -97,12 +98,40 @@ def test_one_trainer_has_them_until_it_lets_go(tmp_path: Path) -> None:
 
 
 def test_only_the_first_one_has_to_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("")
-    checkpoints = RunCheckpoints(tmp_path / "file" / "below", Config(), make)
+    checkpoints = RunCheckpoints(tmp_path / "below", Config(), make)
+    training, _ = checkpoints.make_or_load()
+    assert checkpoints.write(training, wait=True) == ""  # nothing to go back to
+    assert not (tmp_path / "below" / "1").exists()
+    training.total_samples = 1
+    (tmp_path / "below").rmdir()
+    (tmp_path / "below").write_text("")
     with pytest.raises(CheckpointError, match=r"the first checkpoint cannot be written to .*below"):
-        checkpoints.write(make(), wait=True, first=True)
-    checkpoints.write(make(), wait=True)
+        checkpoints.write(training)
+    checkpoints.write(training, wait=True)
     assert caplog.text.count("could not be written") == 2
+
+
+def test_they_are_due_with_the_first_samples_when_asked_for_and_by_time(tmp_path: Path) -> None:
+    now = 1000.0
+    config = from_values({"checkpoint": {"every_s": 60}})
+    checkpoints = RunCheckpoints(tmp_path, config, make, clock=lambda: now)
+    training, _ = checkpoints.make_or_load()
+    checkpoints.asked = True
+    assert not checkpoints.due(training)
+    training.total_samples = 1
+    assert checkpoints.due(training)
+    checkpoints.write(training)
+    assert not checkpoints.due(training)
+    checkpoints.asked = True
+    assert checkpoints.due(training)
+    checkpoints.write(training, wait=True)
+    now += 60.0
+    assert not checkpoints.due(training)  # nothing has changed
+    training.total_updates = 1
+    assert checkpoints.due(training)
+    now -= 1.0
+    assert not checkpoints.due(training)
+    checkpoints.unlock()
 
 
 def test_a_configuration_that_has_changed_takes_effect_or_is_refused_with_both_values(
@@ -117,6 +146,7 @@ def test_a_configuration_that_has_changed_takes_effect_or_is_refused_with_both_v
 
     first = checkpoints(run={"seed": 1})
     training, _ = first.make_or_load()
+    training.total_samples = 1
     first.write(training, wait=True)
     assert read_manifest(tmp_path / "1")["configuration"]["run"]["seed"] == 1
     changed = checkpoints(run={"seed": 2}, agent={"kwargs": {"lr_actor": 0.25}})

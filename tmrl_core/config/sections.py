@@ -495,7 +495,7 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     """The Trainer's loop."""
 
     loop: Annotated[Reference, doc("The training loop's class.")] = "tmrl_core.training:TorchTrainingOffline"
-    epochs: Annotated[Positive, doc("Epochs; a checkpoint is written after each.")] = 10
+    epochs: Annotated[Positive, doc("Epochs; a checkpoint is written after each (see `checkpoint.every_s`).")] = 10
     rounds: Annotated[Positive, doc("Rounds in an epoch; each gives one row of statistics.")] = 50
     steps: Annotated[Positive, doc("Updates in a round. Not in lockstep, where the agent's arguments say it.")] = 2000
     update_model_interval: Annotated[Positive, doc("Updates between two published versions of the policy.")] = 100
@@ -562,6 +562,13 @@ class CheckpointSection(Section, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, doc("Write checkpoints, and go on from the last one at start.")] = True
     path: Annotated[Text | None, doc("Their folder. null: `<run>/checkpoint`.")] = None
+    every_s: Annotated[
+        PositiveSeconds | None,
+        doc(
+            "Seconds after which another one is written, between two updates (in lockstep: two rounds), besides those "
+            "with the first samples, at the end of each epoch, and on SIGUSR1. null: none."
+        ),
+    ] = 300.0
     keep_last: Annotated[Positive, doc("How many of the latest are kept.")] = 2
     keep_best: Annotated[bool, doc("Also keep the one with the best evaluation.")] = True
     drop_damaged: Annotated[

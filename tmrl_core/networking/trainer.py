@@ -160,7 +160,7 @@ class Trainer:
         """Train until the epochs are done, the target is reached, the time is over, or `stop`; in any thread.
 
         Raises:
-            CheckpointError: the first checkpoint cannot be written, or none of those that are there can be used.
+            CheckpointError: no checkpoint can be written, or none of those that are there can be used.
             StarvedError: workers and trainer wait for each other.
             TmrlError: credentials are missing, or the Server refuses this trainer for good.
         """
@@ -193,6 +193,10 @@ class Trainer:
     def stop(self) -> None:
         """Have `run` end in order: a checkpoint is written. Safe in signal handlers and from other threads."""
         self._linked.stop()
+
+    def checkpoint(self) -> None:
+        """Have `run` write a checkpoint between two updates, and go on. Safe from other threads."""
+        self._checkpoints.asked = True
 
     def close(self) -> None:
         """End everything: `run` in another thread is stopped and waited for, what is being written is finished."""
@@ -355,10 +359,8 @@ class Trainer:
         if self._configured:
             check_run_folder(self._config)
         prepare_torch(self._config)
-        training, is_new = self._checkpoints.make_or_load()
+        training, _ = self._checkpoints.make_or_load()
         self.training = training
-        if is_new:
-            self._checkpoint(training, wait=True)
         if training.epoch >= training.epochs:
             logger.info(
                 "the checkpoint is of a finished run: %d of %d epochs. To train on, raise trainer.epochs; to begin "
@@ -378,6 +380,7 @@ class Trainer:
             recorder = self.open_recorder(training, closing, wandb)
             interface = self._linked.open(training, recorder)
             interface.on_let_in = self._write_configuration
+            interface.on_rest = lambda: self._rest(training, recorder)
             closing.callback(self._linked.close)
             self._train(training, interface, recorder)
 
@@ -480,7 +483,11 @@ class Trainer:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _checkpoint(self, training: Any, recorder: Recorder | None = None, wait: bool = False) -> str:
+    def _rest(self, training: Any, recorder: Recorder) -> None:
+        if self._checkpoints.due(training):
+            self._checkpoint(training, recorder)
+
+    def _checkpoint(self, training: Any, recorder: Recorder, wait: bool = False) -> str:
         """Write a checkpoint; why it could not be written, as far as that is known already."""
         if self.checkpoint_path is None:
             return ""
@@ -491,11 +498,11 @@ class Trainer:
 
         def written() -> None:
             # The last one holds no more than what came in while the workers went home.
-            if recorder is not None and at != self._checkpoint_told:
+            if at != self._checkpoint_told:
                 self._checkpoint_told = at
                 recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
 
-        return self._checkpoints.write(training, score=score, wait=wait, first=recorder is None, on_written=written)
+        return self._checkpoints.write(training, score=score, wait=wait, on_written=written)
 
     def _make(self) -> Any:
         seed = self._config.run.seed

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
+import tempfile
 import threading
 import time
 import uuid
@@ -171,6 +172,26 @@ class CheckpointStore:
 
     close = wait
 
+    @property
+    def busy(self) -> bool:
+        """True: a checkpoint is being written, so that `save` would wait."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def check_writable(self) -> None:
+        """See that files can be written there.
+
+        Raises:
+            CheckpointError: they cannot.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.root).close()
+        except OSError as exc:
+            raise CheckpointError(
+                f"no checkpoint can be written to {self.root}: {exc.strerror or exc}. Set checkpoint.path to a folder "
+                "that can be written to."
+            ) from exc
+
     def _work(self, snapshot: _Snapshot, on_written: Callable[[], None]) -> None:
         started = time.perf_counter()
         try:
@@ -183,7 +204,7 @@ class CheckpointStore:
             self.last_error = str(exc)
             logger.warning(
                 "checkpoint %d could not be written to %s: %s. The ones before are untouched and training goes on; "
-                "make room, the next one is tried after the next epoch.",
+                "make room, the next one is tried as planned.",
                 snapshot.counter,
                 self.root,
                 str(exc).rstrip("."),

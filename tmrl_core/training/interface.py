@@ -59,6 +59,10 @@ class TrainingInterface(ABC):
         """Say how far training is, and what it lacks while it waits."""
         return None
 
+    def rest(self) -> None:
+        """Called between two updates, where a checkpoint may be taken that a run goes on from bit for bit."""
+        return None
+
     def record_round(self, row: dict[str, Any]) -> None:
         """A round has ended with this row of statistics."""
         return None

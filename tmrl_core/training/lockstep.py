@@ -138,6 +138,7 @@ class TrainingLockstep(TrainingOffline):
 
     def _run_round(self, interface: TrainingInterface) -> bool:
         statistics = self.statistics = RoundStatistics()
+        interface.rest()
         with interface.whole_round():
             interface.broadcast_model(self.agent.get_actor())
             self.delivery["counter"] = interface.version[1]

@@ -333,6 +333,7 @@ class TrainingOffline:
             return False
         batches = iter(self.memory)
         while self.step < self.steps:
+            interface.rest()
             before = time.perf_counter()
             batch = next(batches, None)
             if batch is None:
@@ -500,6 +501,7 @@ class TrainingOffline:
             lack = self._lack()
             if not lack:
                 return True
+            interface.rest()
             if lack != self._waits_for:
                 logger.debug("waiting: %s", lack)
                 self._waits_for = lack

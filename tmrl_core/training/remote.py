@@ -102,6 +102,8 @@ class RemoteInterface(TrainingInterface):
         """Called with messages before they are acknowledged; raises StorageError where they cannot be kept."""
         self.on_episode: Callable[[EpisodeRecord], None] | None = None
         """Called with the record of each episode."""
+        self.on_rest: Callable[[], None] | None = None
+        """Called where a checkpoint may be taken."""
         self.on_let_in: Callable[[], None] | None = None
         """Called once, when the Server has let this trainer in."""
         self.ending = False
@@ -379,6 +381,11 @@ class RemoteInterface(TrainingInterface):
         return self._time_limit_s is not None and self._clock() - self._started >= self._time_limit_s
 
     # --- records ------------------------------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """Have checkpoints written that are due."""
+        if self.on_rest is not None:
+            self.on_rest()
 
     def record_round(self, row: dict[str, Any]) -> None:
         """Write a round's row to the records, with the means over the latest training episodes."""

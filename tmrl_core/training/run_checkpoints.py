@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,10 @@ class RunCheckpoints:
         updater: `(training) -> training`, called after a checkpoint was loaded.
         configured: the training object is made of the configuration, so that checkpoints hold it, and what has changed
             since is looked at.
+        clock: seconds.
 
     Attributes:
+        asked: set it, from any thread, to have one written when the loop rests next.
         in_force: the configuration, with the checkpoint's value where only that matters.
         locked: whether the folder of the project's own format is kept from other trainers.
     """
@@ -47,13 +50,20 @@ class RunCheckpoints:
         updater: Callable[[Any], Any] | None = None,
         *,
         configured: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self.locked = False
+        self.asked = False
         self.in_force = config
         self._config = config
         self._configured = configured
+        self._clock = clock
         self._changes: list[Change] = []
+        self._first = False
+        """Nothing of this run is on the disk."""
+        self._written_at = 0.0
+        self._written: tuple[Any, Any] = (None, None)
         self._make = make
         self._dump = dump
         self._load = load
@@ -69,16 +79,16 @@ class RunCheckpoints:
         *,
         score: float | None = None,
         wait: bool = False,
-        first: bool = False,
         on_written: Callable[[], None] = lambda: None,
     ) -> str:
-        """Write a checkpoint, if there are any.
+        """Write a checkpoint, if there are any, and if there is something to go back to: samples were accepted.
+
+        The first one of a new run is waited for, and if it cannot be written the run is not to go on.
 
         Args:
             training: what is trained.
             score: its latest evaluation's mean return.
             wait: return when it is on the disk.
-            first: the run has just begun, so that a checkpoint which cannot be written is no reason to go on.
             on_written: called once it is on the disk.
 
         Returns:
@@ -88,10 +98,13 @@ class RunCheckpoints:
             CheckpointError: the first one cannot be written; or one that was waited for, for another reason than its
                 disk.
         """
-        if self.path is None:
+        first = self._first
+        if self.path is None or (first and _is_empty(training)):
             return ""
+        self._written_at, self._written = self._clock(), _progress_of(training)
+        self._first = self.asked = False
         if self._dump is None and not _has_own_format(training):
-            return self._save_to_store(training, score, wait, first, on_written)
+            return self._save_to_store(training, score, wait or first, first, on_written)
         if self._dump is not None:
             self._dump(training, self.path)
         else:
@@ -116,6 +129,26 @@ class RunCheckpoints:
         if first:
             raise CheckpointError(f"the first checkpoint cannot be written to {store.root}: {store.last_error}")
         return store.last_error if wait else ""
+
+    def due(self, training: Any) -> bool:
+        """Whether one is to be written between epochs: the first one, one that was asked for, or by time."""
+        if self.path is None:
+            return False
+        if self._first or self.asked:
+            empty = self._first and _is_empty(training)
+            if empty and self.asked:
+                logger.info("no checkpoint is written: no sample has been accepted yet")
+                self.asked = False
+            return not empty
+        every_s, store = self._config.checkpoint.every_s, self._store
+        # A format of one's own may take long, and not hold what stands in the middle of an epoch.
+        return (
+            every_s is not None
+            and store is not None
+            and self._clock() - self._written_at >= every_s
+            and not store.busy
+            and self._written != _progress_of(training)
+        )
 
     def write_apart(self, training: Any, path: Path) -> None:
         """Write a checkpoint that stands alone to another place.
@@ -176,7 +209,7 @@ class RunCheckpoints:
         """The training object, and whether it is new.
 
         Raises:
-            CheckpointError: there are checkpoints, and none can be used.
+            CheckpointError: there are checkpoints, and none can be used; or none can be written.
             FolderLockedError: another trainer has them.
         """
         path = self.path
@@ -193,9 +226,13 @@ class RunCheckpoints:
                     if _has_own_format(made):
                         made.load(path)
                         loaded = made
+        self._written_at = self._clock()
         if loaded is None:
             made = made or self._make()
             _say_what_is_kept(made)
+            self._first = True
+            if path is not None and self._dump is None and not _has_own_format(made):
+                self._the_store().check_writable()
             return made, True
         if self._updater is not None:
             loaded = self._updater(loaded)
@@ -253,6 +290,16 @@ class RunCheckpoints:
         training = self._make()
         training.load(path)
         return training
+
+
+def _progress_of(training: Any) -> tuple[Any, Any]:
+    """What has to have changed since the last checkpoint for another one to say more."""
+    return getattr(training, "total_updates", None), getattr(training, "total_samples", None)
+
+
+def _is_empty(training: Any) -> bool:
+    """Whether it has seen nothing yet; a training object of one's own need not count samples."""
+    return training.epoch == 0 and getattr(training, "total_samples", None) == 0
 
 
 def _has_own_format(training: Any) -> bool:
