@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
+import os
 import random
 import resource
 import shutil
+import threading
 import zlib
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -23,13 +26,13 @@ from tmrl_core.training import (
     CheckpointStore,
     GenericTorchMemory,
     ReplayMemory,
-    SacAgent,
 )
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.checkpoint import load_training
 from tmrl_core.training.checkpoint_files import parse_safetensors, parse_state, read_manifest, write_manifest
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.offline import TrainingOffline
+from tmrl_core.training.sac import SacAgent
 
 SPACES = (
     gym.spaces.Box(-10, 10, (3,), np.float32),
@@ -387,25 +390,70 @@ def test_another_configuration_is_named_and_nothing_is_changed(tmp_path: Path) -
             store.restore(partial(make_training, memory_size=61), drop_damaged=drop_damaged)
 
 
-class Odd(TrainingAgent):
-    """An agent with an attribute that nobody knows how to save."""
+class Odd(SacAgent):
+    """Holds whatever no checkpoint can."""
 
-    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
-        super().__init__(observation_space, action_space, device)
-        self.file = Path(__file__).open  # a function is made by the constructor
-        self.thing: Any = object()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.chain = itertools.chain([1], [2])
+        self.lines = (line for line in ["a"])
+        self.lock = threading.Lock()
+        self.file = open(os.devnull)  # noqa: SIM115
+        self.call = lambda: 3
+        self.handlers = {threading.Lock(), threading.Lock()}
+        self.by_object = {object(): 1}
+        self.words = np.array(["a", None], dtype=object)
+        self.mixed: dict[str, Any] = {"lock": self.lock, "count": 0}
+        self.endless: list[Any] = [0]
+        self.endless.append(self.endless)
+        self.hostile = Hostile()
 
-    def train(self, batch: Any) -> dict[str, Any]:
-        return {}
 
-    def get_actor(self) -> Any:
-        return None
+class Hostile:
+    """Neither lists, nor pickles, nor says what it is in."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("no")
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("it is busy")
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError("nothing was saved of it")
 
 
-def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"agent\.thing is a builtins\.object.*state_dict"):
-        CheckpointStore(tmp_path).save(make_training(agent_cls=Odd))
-    assert not list(tmp_path.iterdir())
+def test_what_no_checkpoint_can_hold_is_skipped_with_one_warning_and_comes_from_the_constructor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> TrainingOffline:
+        return make_training(agent_cls=Odd)
+
+    training = make()
+    agent = training.agent
+    agent.mixed |= {"count": 5, "later": threading.Lock()}
+    agent.endless[0] = 7
+    agent.later = itertools.count()
+    store = CheckpointStore(tmp_path)
+    store.save(training, wait=True)
+    store.save(training, wait=True)
+    (warning,) = [record.getMessage() for record in caplog.records if "cannot hold" in record.getMessage()]
+    for path in (
+        "agent.chain (itertools.chain)", "agent.lines (builtins.generator)", "agent.lock", "agent.file", "agent.later",
+        "agent.handlers", "agent.by_object", "agent.words (an array of object)", "agent.mixed['later']",
+        "RuntimeError: it is busy",
+    ):  # fmt: skip
+        assert path in warning
+    resumed = CheckpointStore(tmp_path).restore(make)
+    assert resumed is not None
+    assert same(training, resumed)
+    found = resumed.agent
+    assert [*found.chain, *found.lines, found.call(), len(found.handlers), len(found.by_object)] == [1, 2, "a", 3, 2, 1]
+    assert found.mixed == {"lock": found.lock, "count": 5}
+    assert found.endless[0] == 7
+    assert found.endless[1] is found.endless
+    assert not hasattr(found, "later")
+    for one in (agent, found):
+        one.file.close()
 
 
 class Counter:

@@ -195,9 +195,10 @@ def save_training(training: Any, folder: Path) -> None:
     """Write a checkpoint that stands alone: a folder with all of it, replay rows included.
 
     Raises:
-        CheckpointError: an attribute cannot be saved, or the folder cannot be written.
+        CheckpointError: the folder cannot be written.
     """
     captured = capture(training)
+    captured.warn(set())
     flush_memory(training)
     rows = rows_of(training)
     try:

@@ -96,6 +96,8 @@ class CheckpointStore:
         self._open_segment: Path | None = None
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
+        self._told: set[str] = set()
+        """Paths of what is skipped, as far as that was said."""
 
     def counters(self) -> list[int]:
         """Numbers of the checkpoints that are there, ascending."""
@@ -128,12 +130,13 @@ class CheckpointStore:
             The checkpoint's number.
 
         Raises:
-            CheckpointError: an attribute cannot be saved; or writing the one before failed by a defect of ours.
+            CheckpointError: writing the one before failed by a defect of ours.
         """
         self.wait()
         if self._defect is not None:
             raise CheckpointError("an earlier checkpoint could not be written") from self._defect
         captured = capture(training)
+        captured.warn(self._told)
         flush_memory(training)
         rows = rows_of(training)
         if self._counter is None:

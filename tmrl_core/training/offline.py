@@ -557,7 +557,7 @@ class TrainingOffline:
         """Write everything that going on identically needs to the folder `path`.
 
         Raises:
-            CheckpointError: it cannot be written, or an attribute cannot be saved.
+            CheckpointError: it cannot be written.
         """
         from tmrl_core.training.checkpoint import save_training
 

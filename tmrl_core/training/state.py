@@ -57,6 +57,11 @@ _CONSTANTS = (
     logging.Logger,
 )
 
+_GAP: Node = {"t": "constant"}
+"""Nothing is saved of it: it is as the constructor makes it."""
+
+_NEEDED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -104,16 +109,34 @@ class Captured:
     Attributes:
         tree: JSON values.
         arrays: copies, by the names that the tree uses.
+        skipped: what a checkpoint cannot hold, by its path, in words.
     """
 
-    def __init__(self, tree: Node, arrays: dict[str, Array]) -> None:
+    def __init__(self, tree: Node, arrays: dict[str, Array], skipped: dict[str, str]) -> None:
         self.tree = tree
         self.arrays = arrays
+        self.skipped = skipped
+
+    def warn(self, told: set[str]) -> None:
+        """Log a warning of what is skipped, but for paths that are in `told`, which these join."""
+        new = [f"{path} ({what})" for path, what in self.skipped.items() if path not in told]
+        told.update(self.skipped)
+        if new:
+            logger.warning(
+                "checkpoints cannot hold %s: on resume, that comes from the constructor. Give it state_dict() and "
+                "load_state_dict(), or name the attribute in the class attribute `transient` if this is right.",
+                ", ".join(new),
+            )
+
+
+class _Unsaveable(Exception):
+    """A checkpoint cannot hold this; in words."""
 
 
 class _Capture:
     def __init__(self, owners: set[int]) -> None:
         self.arrays: dict[str, Array] = {}
+        self.skipped: dict[str, str] = {}
         self._owners = owners
         self._seen: dict[int, str] = {}
         self._inside: set[int] = set()
@@ -124,12 +147,24 @@ class _Capture:
     def node(self, value: Any, path: str) -> Node:
         if value is None or type(value) in (bool, int, float, str):
             return value
+        try:
+            return self._node(value, path)
+        except _Unsaveable as exc:
+            return self._skip(path, str(exc))
+        except Exception as exc:
+            # What belongs to training must not be missing; whatever else a user's object does is no reason to end it.
+            needed = isinstance(value, _NEEDED) or _is_owner(value, self._owners)
+            if needed or isinstance(exc, (CheckpointError, MemoryError)):
+                raise
+            return self._skip(path, f"{_class_name(value)}: {type(exc).__name__}: {exc}")
+
+    def _node(self, value: Any, path: str) -> Node:
         if isinstance(value, bytes):
             return {"t": "bytes", "v": base64.b64encode(value).decode()}
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
             return {"t": "scalar", "a": self._array(np.asarray(value), path)}
         if id(value) in self._inside:
-            return {"t": "constant"}
+            return _GAP
         known = self._seen.get(id(value))
         if known is not None:
             return {"t": "ref", "p": known}
@@ -139,12 +174,16 @@ class _Capture:
         self._alive.append(value)
         return self._object(value, path)
 
+    def _skip(self, path: str, what: str) -> Node:
+        self.skipped[path] = what
+        return _GAP
+
     def _object(self, value: Any, path: str) -> Node:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in "biufc":
-                raise CheckpointError(f"{path} is an array of {value.dtype}; a checkpoint holds numbers only.")
+                raise _Unsaveable(f"an array of {value.dtype}")
             return {"t": "array", "a": self._array(value, path)}
         if isinstance(value, (list, set)):
             return self._sequence(value, path)
@@ -152,6 +191,8 @@ class _Capture:
             return {"t": "deque", "maxlen": value.maxlen, "v": self._items(value, path)}
         if isinstance(value, Mapping):
             pairs = [[self.node(k, f"{path} key"), self.node(v, f"{path}[{k!r}]")] for k, v in value.items()]
+            if any(_has_gap(key) for key, _ in pairs):
+                raise _Unsaveable(f"{_class_name(value)} with keys that are no values")
             return {"t": "dict", "v": pairs}
         generator = _generator_state(value)
         if generator is not None:
@@ -167,11 +208,8 @@ class _Capture:
             }
             return {"t": "owner", "class": _class_name(value), "v": attributes}
         if _is_constant(value):
-            return {"t": "constant"}
-        raise CheckpointError(
-            f"{path} is a {_class_name(value)}, which a checkpoint cannot hold. Give it state_dict() and "
-            "load_state_dict(), make it a functools.cached_property, or name it in the class attribute `transient`."
-        )
+            return _GAP
+        raise _Unsaveable(_class_name(value))
 
     def _sequence(self, value: Any, path: str) -> Node:
         kind = next((name for name, cls in _SEQUENCES.items() if isinstance(value, cls)), "list")
@@ -179,7 +217,10 @@ class _Capture:
             packed = self._packed(value, path)
             if packed is not None:
                 return packed
-        return {"t": kind, "v": self._items(value, path)}
+        items = self._items(value, path)
+        if kind in ("set", "frozenset") and any(map(_has_gap, items)):
+            raise _Unsaveable(f"{_class_name(value)} of what are no values")
+        return {"t": kind, "v": items}
 
     def _items(self, value: Any, path: str) -> list[Node]:
         return [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]
@@ -220,7 +261,7 @@ class _Capture:
         while name in self.arrays:
             name += "'"
         if value.dtype.kind == "c":
-            raise CheckpointError(f"{path} is of {value.dtype}; a checkpoint holds real numbers only.")
+            raise _Unsaveable(f"an array of {value.dtype}")
         # ascontiguousarray would make a scalar one-dimensional.
         native = value.astype(value.dtype.newbyteorder("="), order="C", copy=copy)
         self.arrays[name] = native
@@ -228,18 +269,21 @@ class _Capture:
 
 
 def capture(training: Any) -> Captured:
-    """The state of a training object, with the random states of this process.
-
-    Raises:
-        CheckpointError: names an attribute that cannot be saved.
-    """
+    """The state of a training object, with the random states of this process."""
     walk = _Capture(_owners_of(training))
     tree = {
         "training": walk.node(training, ""),
         "random": walk.node(global_random_state(), "random"),
         "constructed": walk.node(dict(getattr(training, "constructed", {})), "constructed"),
     }
-    return Captured(tree, walk.arrays)
+    return Captured(tree, walk.arrays, walk.skipped)
+
+
+def _has_gap(node: Node) -> bool:
+    """Whether something is left out in a node that nothing of a constructor's can fill."""
+    return isinstance(node, dict) and (
+        node == _GAP or (isinstance(node.get("v"), list) and any(map(_has_gap, node["v"])))
+    )
 
 
 # --- random generators ------------------------------------------------------------------------------------------------
@@ -437,7 +481,10 @@ class _Restore:
         ]
 
     def _put_list(self, existing: Any, node: Node, path: str) -> list[Any]:
-        return self._refill(existing, self._items(existing, node, path))
+        filled: list[Any] = existing if type(existing) is list else []
+        self._done.setdefault(path, filled)  # it may hold itself
+        filled[:] = self._items(existing, node, path)
+        return filled
 
     def _put_tuple(self, existing: Any, node: Node, path: str) -> Any:
         return tuple(self._items(existing, node, path))
@@ -457,16 +504,16 @@ class _Restore:
         return deque(items, node["maxlen"])
 
     def _put_dict(self, existing: Any, node: Node, path: str) -> Any:
-        present = existing if isinstance(existing, dict) else {}
+        filled: dict[Any, Any] = existing if isinstance(existing, dict) else {}
+        self._done.setdefault(path, filled)  # it may hold itself
         pairs = []
         for key_node, item in node["v"]:
             key = self.put(None, key_node, f"{path} key")
-            pairs.append((key, self.put(present.get(key), item, f"{path}[{key!r}]")))
-        if isinstance(existing, dict):
-            existing.clear()
-            existing.update(pairs)
-            return existing
-        return dict(pairs)
+            if item != _GAP or key in filled:
+                pairs.append((key, self.put(filled.get(key), item, f"{path}[{key!r}]")))
+        filled.clear()
+        filled.update(pairs)
+        return filled
 
     def _put_constant(self, existing: Any, node: Node, path: str) -> Any:
         return existing
@@ -521,8 +568,8 @@ class _Restore:
         arguments = constructor_parameters(type(existing))
         transient = _transient(type(existing))
         for name, item in node["v"].items():
-            if name in transient:
-                continue  # saved by a release in which it was not
+            if name in transient or (item == _GAP and name not in attributes):
+                continue  # it was saved by a release in which it was not transient; or nothing of it was saved
             place = f"{path}.{name}" if path else name
             before = attributes.get(name)
             if name in arguments and (before is None or isinstance(before, PLAIN)):
