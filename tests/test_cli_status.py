@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tmrl_core import cli, cli_status
 from tmrl_core.config import Config, from_values
@@ -17,7 +19,7 @@ from tmrl_core.ending import Ending
 from tmrl_core.errors import NetworkError, RefusedError
 from tmrl_core.networking import Server, credentials
 from tmrl_core.networking.links import ObserverLink, WorkerLink
-from tmrl_core.networking.status import ServerStatus, StreamStatus, rates
+from tmrl_core.networking.status import BudgetStatus, PeerStatus, PolicyStatus, ServerStatus, StreamStatus, rates
 from tmrl_core.networking.transports.select import LinkSettings
 
 DEADLINE_S = 20.0
@@ -238,3 +240,57 @@ def test_labels_that_peers_chose_move_no_cursor(capsys: pytest.CaptureFixture[st
 )
 def test_figures_for_people(made: str, text: str) -> None:
     assert made == text
+
+
+def seen_from(workers: int, *, troubled: int = 0) -> ServerStatus:
+    """A busy Server; the last `troubled` of its workers are, in turn, gone, silent, dropping, waiting."""
+    streams, peers = [], []
+    for number in range(workers):
+        trouble = number - (workers - troubled) if number >= workers - troubled else -1
+        name = f"robot{number:02d}.laboratory.example.org"[:24]
+        gone, silent = trouble % 4 == 0, trouble % 4 == 1
+        streams.append(
+            StreamStatus(
+                worker=name, stream=f"{number:032x}", run="pendulum_sac", linked=trouble < 0 or not gone, active=True,
+                epoch=3, queued_messages=2, queued_bytes=81_920, reserved_bytes=4_000_000, limit_bytes=4_000_000,
+                relayed_messages=12_345, relayed_samples=1_234_567, relayed_bytes=987_654_321,
+                dropped_messages=12 if trouble >= 0 and trouble % 4 == 2 else 0, position=1_234_567,
+                waits="1200 samples are above trainer.start_training" if trouble >= 0 and trouble % 4 == 3 else "",
+            )
+        )  # fmt: skip
+        peers.append(
+            PeerStatus(
+                role="worker", name=name, address=f"192.168.100.{number}:51234", run="pendulum_sac", since_s=7_000.0,
+                heard_s=8.5 if trouble >= 0 and silent else 0.4, bytes_in=987_654_321, bytes_out=12_345_678,
+                unread_bytes=0, policy=(1, 4321), certificate=name,
+            )
+        )  # fmt: skip
+    return ServerStatus(
+        clock_s=10.0, version="0.1.0", uptime_s=7_384.0, pid=4242, memory_bytes=84_000_000, incarnation=1,
+        policy=PolicyStatus(incarnation=1, counter=4322, run="pendulum_sac", size_bytes=284_000), workers=workers,
+        max_workers=64, trainer=True, peers=tuple(peers), streams=tuple(streams),
+        budgets={"samples": BudgetStatus(used_bytes=1_200_000, limit_bytes=67_108_864)}, relayed_messages=98_765,
+        relayed_samples=9_876_543, relayed_bytes=7_901_234_568, dropped_messages=12, discarded_messages=3,
+        refused_peers=2, protocol_errors=0,
+    )  # fmt: skip
+
+
+def drawn(status: ServerStatus, columns: int, lines: int | None) -> list[str]:
+    console = Console(width=columns, height=lines or 100, file=io.StringIO(), color_system=None)
+    console.print(cli_status.overview(status, None, "server.example.org port 55555", columns, lines))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 40), (60, 15)])
+@pytest.mark.parametrize(("workers", "troubled"), [(0, 0), (1, 0), (8, 4), (64, 6)])
+def test_a_look_fits_the_terminal_with_the_trouble_first(columns: int, lines: int, workers: int, troubled: int) -> None:
+    shown = drawn(seen_from(workers, troubled=troubled), columns, lines - 1)
+    assert len(shown) < lines
+    assert max(map(len, shown)) <= columns
+    assert "12 messages dropped by workers" in "".join(shown[:5])
+    if troubled:
+        rows = [line for line in shown if line.startswith("robot")]
+        assert ["has gone" in rows[0], "silent for" in rows[2 if workers > 8 else 1]] == [True, True]
+        missing = workers - len(rows)
+        assert (f"... and {missing} more workers" in shown[-1]) == (missing > 0)

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -33,7 +33,7 @@ from tmrl_core.networking.transports.select import link_settings
 RATE_S = 1.0
 """Seconds between the two looks of which the rates are made, where only one answer is wanted."""
 PIPED_COLUMNS = 200
-"""Width where there is no terminal: lines are long rather than broken, for `grep` and `less -S`."""
+"""Width where there is no terminal: every column is shown, lines are long rather than broken, for `grep`, `less -S`."""
 
 
 def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
@@ -69,7 +69,7 @@ class Shown:
     """Writes each look to standard output.
 
     Args:
-        terminal: whether that is one: then each look takes the place of the one before.
+        terminal: True: it is one; an overview that fits there is shown, each look in the place of the one before.
         as_json: JSON instead of tables; a line for each look when it is watched.
         watched: whether more than one comes.
     """
@@ -77,6 +77,7 @@ class Shown:
     def __init__(self, terminal: bool, *, as_json: bool, watched: bool) -> None:
         self._as_json = as_json
         self._watched = watched
+        self._terminal = terminal
         self._clear = terminal and watched
         self._console = Console(width=None if terminal else PIPED_COLUMNS, highlight=False)
 
@@ -89,7 +90,12 @@ class Shown:
             self._console.clear()
         elif self._watched:
             self._console.print(time.strftime("%H:%M:%S"))
-        self._console.print(tables(status, rate, where))
+        if not self._terminal:
+            self._console.print(tables(status, rate, where))
+            return
+        columns, lines = self._console.size
+        # One line is the cursor's, or the shell's prompt.
+        self._console.print(overview(status, rate, where, columns, lines - 1 if self._watched else None))
 
 
 def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableTy
     if status.peers_left_out:
         parts.append(Text(f"... and {status.peers_left_out} more peers"))
     if status.streams:
-        parts.append(_streams(status.streams, rate))
+        parts.append(_streams([worker.stream for worker in _workers(status)], rate))
     if status.streams_left_out:
         parts.append(Text(f"... and {status.streams_left_out} more streams"))
     if status.spooled:
@@ -126,6 +132,158 @@ def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableTy
     for stream in waiting[:10]:
         parts.append(Text(f"worker {plain(stream.worker)} waits: {plain(stream.waits)}"))
     return Group(*parts)
+
+
+SILENT_S = 5.0
+"""A link from which nothing has come for so long is trouble: an idle link gives a sign of life every 3 s."""
+FAR_BEHIND = 10
+"""A worker whose policy is so many versions behind the latest is trouble."""
+_WIDEST_NAME = 24
+
+
+class _Worker(NamedTuple):
+    """A worker's stream, the link that it comes over, and what is wrong; worse troubles have larger ranks."""
+
+    stream: StreamStatus
+    peer: PeerStatus | None
+    rank: int
+    trouble: str
+
+
+def _workers(status: ServerStatus) -> list[_Worker]:
+    """Return the workers, those in trouble first, the worst of them at the top."""
+    links = {(peer.name, peer.run): peer for peer in status.peers if peer.role == "worker"}
+    found = []
+    for stream in status.streams:
+        peer = links.get((stream.worker, stream.run)) if stream.linked else None
+        troubles = _troubles(status, stream, peer)
+        rank = max((rank for rank, _ in troubles), default=0)
+        found.append(_Worker(stream, peer, rank, ", ".join(text for _, text in troubles)))
+    return sorted(found, key=lambda worker: (-worker.rank, plain(worker.stream.worker)))
+
+
+def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | None) -> list[tuple[int, str]]:
+    behind = _behind(status, peer) or 0
+    return [
+        (rank, text)
+        for rank, holds, text in (
+            (5, not stream.linked, "has gone"),
+            (4, peer is not None and peer.heard_s >= SILENT_S, f"silent for {duration(peer.heard_s if peer else 0)}"),
+            (3, stream.dropped_messages, f"dropped {stream.dropped_messages:,} messages"),
+            (2, behind >= FAR_BEHIND, f"{behind:,} policies behind"),
+            (1, stream.waits, f"waits: {plain(stream.waits)}"),
+        )
+        if holds
+    ]
+
+
+def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
+    """Return how many versions a worker's policy is behind the latest of its run; None: unknown."""
+    policy = status.policy
+    if policy is None or peer is None or peer.run != policy.run or peer.policy[0] != policy.incarnation:
+        return None
+    return max(0, policy.counter - peer.policy[1])
+
+
+def overview(
+    status: ServerStatus, rate: Rates | None, where: str, width: int, height: int | None = None
+) -> RenderableType:
+    """Return the status for a terminal: what matters in a few lines, then the workers, those in trouble first.
+
+    Args:
+        width: columns; the table leaves out what fits not.
+        height: lines; workers that do not fit are counted. None: all are shown.
+    """
+    lines = _headlines(status, rate, where)
+    workers = _workers(status)
+    parts: list[RenderableType] = [*lines]
+    if workers:
+        room = len(workers) if height is None else max(3, height - len(lines) - 3)
+        shown = workers if len(workers) <= room else workers[: room - 1]
+        parts += [Text(), _worker_table(status, shown, rate, width)]
+        left = workers[len(shown) :]
+        troubled = sum(worker.rank > 0 for worker in left)
+        if left or status.streams_left_out:
+            more = f"... and {len(left) + status.streams_left_out:,} more workers"
+            parts.append(Text(f"{more}, {troubled} of them in trouble" if troubled else more, style="dim"))
+    return Group(*parts)
+
+
+def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Text]:
+    policy = status.policy
+    limit = f" of {status.max_workers}" if status.max_workers is not None else ""
+    observers = sum(peer.role == "observer" for peer in status.peers)
+    server = [f"Server {where}", f"tmrl_core {plain(status.version)}"]
+    server += [f"up {duration(status.uptime_s)}"] if status.uptime_s is not None else []
+    server += [size(status.memory_bytes)] if status.memory_bytes is not None else []
+    version = "no policy yet"
+    if policy is not None:
+        version = f"policy {policy.incarnation}.{policy.counter} of run {plain(policy.run)}, {size(policy.size_bytes)}"
+    now = "" if rate is None else f"now {rate.samples:,.0f} samples/s, {size(rate.bytes)}/s; "
+    stores = [
+        f"{plain(name)} {size(budget.used_bytes)}" + (f" of {size(budget.limit_bytes)}" if budget.limit_bytes else "")
+        for name, budget in status.budgets.items()
+    ]
+    counts = [
+        (status.dropped_messages, "messages dropped by workers"),
+        (status.discarded_messages, "sent again"),
+        (status.refused_peers, "peers refused"),
+        (status.protocol_errors, "protocol errors"),
+    ]
+    troubles = ", ".join(f"{count:,} {text}" for count, text in counts if count)
+    spooled = sum(stream.samples for stream in status.spooled)
+    trainer = Text("a trainer") if status.trainer else Text("no trainer", style="bold yellow")
+    lines = [
+        Text(", ".join(server), style="bold"),
+        Text.assemble(f"{status.workers}{limit} workers, ", trainer, f", {observers} observers; {version}"),
+        Text(f"{now}relayed {status.relayed_samples:,} samples, {size(status.relayed_bytes)}"),
+        Text(f"held: {', '.join(stores)}" + (f"; {spooled:,} samples spooled" if spooled else "")),
+        Text(f"trouble: {troubles}", style="bold red") if troubles else Text("trouble: none", style="dim"),
+    ]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
+
+
+def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates | None, width: int) -> Table:
+    """Return as many columns as fit; the last ones of this list go first, and what is wrong takes what is left."""
+
+    def cells(of: Callable[[StreamStatus, PeerStatus | None], str]) -> list[str]:
+        return [of(worker.stream, worker.peer) for worker in workers]
+
+    def behind(stream: StreamStatus, peer: PeerStatus | None) -> str:
+        count = _behind(status, peer)
+        return "-" if count is None else f"{count:,}"
+
+    per_s = {} if rate is None else rate.samples_of
+    columns = [
+        ("worker", cells(lambda stream, _: plain(stream.worker)[:_WIDEST_NAME])),
+        ("samples/s", cells(lambda stream, _: f"{per_s.get(stream.stream, 0.0):,.0f}")),
+        ("behind", cells(behind)),
+        ("queued", cells(lambda stream, _: f"{stream.queued_messages:,}")),
+        ("heard", cells(lambda _, peer: f"{peer.heard_s:.1f} s" if peer else "-")),
+        ("dropped", cells(lambda stream, _: f"{stream.dropped_messages:,}")),
+        ("samples", cells(lambda stream, _: f"{stream.relayed_samples:,}")),
+        ("since", cells(lambda _, peer: duration(peer.since_s) if peer else "-")),
+        ("bytes", cells(lambda stream, _: size(stream.relayed_bytes))),
+        ("certificate", cells(lambda _, peer: plain(peer.certificate)[:_WIDEST_NAME] if peer else "-")),
+        ("address", cells(lambda _, peer: plain(peer.address) if peer else "-")),
+        ("run", cells(lambda stream, _: plain(stream.run)[:_WIDEST_NAME])),
+    ]
+    wanted = min(max((len(worker.trouble) for worker in workers), default=0), 30)
+    widths = [max(len(name), *map(len, column)) + 2 for name, column in columns]
+    count = 1
+    while count < len(columns) and sum(widths[: count + 1]) + wanted <= width:
+        count += 1
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
+    for name, _ in columns[:count]:
+        table.add_column(name, justify="left" if name in ("worker", "certificate", "address", "run") else "right",
+                         no_wrap=True)  # fmt: skip
+    table.add_column("trouble" if wanted else "", no_wrap=True, overflow="ellipsis", ratio=1)
+    for number, worker in enumerate(workers):
+        style = "red" if worker.rank > 1 else "yellow" if worker.rank else ""
+        table.add_row(*(Text(column[number]) for _, column in columns[:count]), Text(worker.trouble), style=style)
+    return table
 
 
 def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tmrl_core.metrics import names
 from tmrl_core.metrics.conformance import SinkSuite, Written
 from tmrl_core.metrics.reading import read_records
 from tmrl_core.metrics.records import MetricRecord, record
@@ -185,3 +186,19 @@ def test_numbers_as_text(value: float | str | None, expected: str) -> None:
 @pytest.mark.parametrize(("seconds", "expected"), [(-1, "0:00"), (59.9, "0:59"), (65, "1:05"), (3725, "1:02:05")])
 def test_time_spans_as_text(seconds: float, expected: str) -> None:
     assert clock_text(seconds) == expected
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_round_fits_the_terminal_with_what_matters_first(width: int) -> None:
+    row = dict.fromkeys(names.OF_ROWS, 12345.678) | {
+        "loss_mine": 1.0,
+        "updates_skipped": 3,
+        "samples_stale": 0,
+        "redistributed": 0,
+    }
+    heading, *lines = describe(record("round", row, step=2000, started_s=0.0, now_s=65.0), width).splitlines()
+    assert 1 <= len(lines) <= 3
+    assert max(map(len, [heading, *lines])) <= width - 4  # a log indents further lines
+    assert lines[0].split()[:3:2] == ["updates_skipped", "return_test"]
+    for name in ("return_mean", "samples_per_s", "updates_per_s"):
+        assert name in "".join(lines)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import logging
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -173,7 +174,8 @@ class ConsoleSink(MetricSink):
         if self._closed:
             raise ValueError("the sink is closed")
         if record.kind in ("round", "evaluation", "event"):
-            self._log(describe(record))
+            # Beside a terminal, lines are kept short enough for it; COLUMNS says how short elsewhere.
+            self._log(describe(record, shutil.get_terminal_size((120, 24)).columns))
 
     def flush(self) -> None:
         """Nothing waits here."""
@@ -191,20 +193,32 @@ _SHOWN_FIRST = (
     names.RETURN_TEST,
     names.RETURN_TRAIN,
     names.RETURN_MEAN,
-    names.EPISODE_LENGTH_TEST,
-    names.EPISODE_LENGTH_TRAIN,
+    "rollout/success_rate",
     names.MEMORY_LEN,
-    names.ROUND_TIME,
-    names.IDLE_TIME,
     names.SAMPLES_PER_S,
     names.UPDATES_PER_S,
+    names.IDLE_TIME,
+    names.LOSS_ACTOR,
+    names.LOSS_CRITIC,
+    names.POLICY_LAG_MEAN,
+    names.ENTROPY_COEF,
+    names.EPISODE_LENGTH_MEAN,
+    names.ROUND_TIME,
 )
-_COLUMNS = 3
-_COLUMN_WIDTH = 37
+"""Of a round, as far as lines have room; the rest follows where there is more."""
+_TROUBLES = ("train/updates_skipped", names.SAMPLES_STALE, names.REDISTRIBUTED)
+"""Shown before everything where they are not 0."""
+_UNSHOWN = (names.EPOCH, names.ROUND, names.UPDATES)
+_LINES = 3
+"""Of a round, below its heading."""
 
 
-def describe(record: MetricRecord) -> str:
-    """Return a record as text to read: one line, and for a round a table of its values below."""
+def describe(record: MetricRecord, width: int = 120) -> str:
+    """Return a record as text to read: one line, and for a round a few more of its most telling values.
+
+    Args:
+        width: columns of the terminal.
+    """
     values = record.values
     when = f"{clock_text(record.elapsed_s)}, {record.step:,} updates"
     if record.kind == "event":
@@ -234,16 +248,32 @@ def describe(record: MetricRecord) -> str:
         heading = f"round {number_text(values[names.ROUND])}"
         if names.EPOCH in values:
             heading = f"epoch {number_text(values[names.EPOCH])}, {heading}"
-    ordered = [name for name in _SHOWN_FIRST if name in values]
-    ordered += [name for name in values if name not in _SHOWN_FIRST and name not in (names.EPOCH, names.ROUND)]
-    shown = [(names.short(name), _text(name, record)) for name in ordered]
-    lines = [f"{heading} ({when})"]
-    for start in range(0, len(shown), _COLUMNS):
-        cells = (
-            f"{name} {text:>{max(1, _COLUMN_WIDTH - 3 - len(name))}}" for name, text in shown[start : start + _COLUMNS]
-        )
-        lines.append("  " + "   ".join(cell.ljust(_COLUMN_WIDTH - 3) for cell in cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join([f"{heading} ({when})", *_packed(_cells(record), width - _INDENT)])
+
+
+_INDENT = 6
+"""Columns before a further line of a message: two here, four of the command line's log."""
+
+
+def _cells(record: MetricRecord) -> Iterator[str]:
+    values = record.values
+    first = [name for name in (*_TROUBLES, *_SHOWN_FIRST) if name in values and (name not in _TROUBLES or values[name])]
+    rest = [name for name in values if name not in (*first, *_TROUBLES, *_UNSHOWN)]
+    for name in (*first, *rest):
+        yield f"{names.short(name)} {_text(name, record):>6}"
+
+
+def _packed(cells: Iterable[str], width: int) -> list[str]:
+    """Return as many cells, in their order, as a few lines of this width take."""
+    lines: list[str] = []
+    for cell in cells:
+        if lines and len(lines[-1]) + 3 + len(cell) <= width + 2:
+            lines[-1] += f"   {cell}"
+        elif len(lines) < _LINES:
+            lines.append(f"  {cell}")
+        else:
+            break
+    return lines
 
 
 def _text(name: str, record: MetricRecord) -> str:
