@@ -30,6 +30,7 @@ PAGES = [
     RECIPES,
     ROOT / "docs" / "howto.md",
     ROOT / "docs" / "glossary.md",
+    ROOT / "docs" / "choosing.md",
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     ROOT / "credentials" / "README.md",
 ]
