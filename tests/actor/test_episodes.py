@@ -16,7 +16,7 @@ from tmrl_core.actor.episodes import EpisodePlayer
 from tmrl_core.actor.linked import LinkedPlayer
 from tmrl_core.actor.rollout import Rollout
 from tmrl_core.envs import GenericGymEnv
-from tmrl_core.errors import CodecError, EnvironmentFailedError
+from tmrl_core.errors import CodecError, ConfigError, EnvironmentFailedError
 from tmrl_core.samples import Buffer
 
 
@@ -278,6 +278,54 @@ def test_keys_keep_the_order_of_the_first_observation(constant_actor: Any) -> No
     observations = [sample[1] for sample in worker.buffer.memory]
     assert [[*obs] for obs in observations] == [["c", "a", "b"]] * 4
     assert all(obs[key].tolist() == [ord(key)] for obs in observations for key in obs)
+
+
+class Informing(gymnasium.Env[Any, Any]):
+    """Three steps whose infos say something."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return np.zeros(1, np.float32), {"cost": 100}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        info: dict[str, Any] = {"cost": np.float32(self.steps), "arm": {"angle": np.array([self.steps])}, "text": "x"}
+        if self.steps == 1:
+            info["early"] = True
+        if self.steps == 3:
+            info["is_success"] = np.bool_(True)
+        return np.zeros(1, np.float32), 0.0, self.steps == 3, False, info
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("collect", [False, True])
+def test_numbers_of_infos_become_metrics_of_the_episode(
+    slow: bool, collect: bool, constant_actor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ["cost", "cost:mean", "arm/angle", "early", "text", "missing", "arm/angle/deeper"]
+    worker = make(Informing(), constant_actor, info_metrics=keys, obs_preprocessor=(lambda obs: obs) if slow else None)
+    for _ in range(2):
+        worker.collect_train_episode() if collect else worker.run_episode()
+    expected = {"cost": 3.0, "cost_mean": 2.0, "arm/angle": 3.0, "early": 1.0, "is_success": 1.0}
+    assert [record.metrics for record in worker.buffer.episodes] == [expected, expected]
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "info['text'] is 'x' of type str" in warning
+
+
+def test_is_success_of_the_last_step_is_a_metric_unasked(constant_actor: Any) -> None:
+    worker = make(Informing(), constant_actor)
+    worker.collect_train_episode(max_samples=2)
+    worker.collect_train_episode()
+    assert [record.metrics for record in worker.buffer.episodes] == [{}, {"is_success": 1.0}]
+
+
+@pytest.mark.parametrize("keys", [["x" * 101], [str(number) for number in range(32)], [""]])
+def test_too_many_metrics_are_refused(keys: Any, constant_actor: Any) -> None:
+    with pytest.raises(ConfigError, match=r"worker\.info_metrics: found .* allowed are 31 keys"):
+        make(Informing(), constant_actor, info_metrics=keys)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -39,3 +39,14 @@ def test_a_segment_knows_its_version() -> None:
     segment = Segment(3, 1, 0, 2, 9)
     assert segment.version == (2, 9)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(segment), type=Segment) == segment
+
+
+def test_records_of_peers_without_metrics_are_read_and_too_many_are_refused() -> None:
+    record = msgspec.structs.replace(RECORD, metrics={"is_success": 1.0})
+    encoded = msgspec.msgpack.encode(record)
+    assert msgspec.msgpack.decode(encoded, type=EpisodeRecord) == record
+    before = msgspec.msgpack.decode(encoded)[:-1]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(before), type=EpisodeRecord) == RECORD
+    for metrics in ({str(number): 0.0 for number in range(33)}, {"x" * 101: 0.0}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode([*before, metrics]), type=EpisodeRecord)

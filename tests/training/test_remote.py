@@ -52,8 +52,8 @@ def test_most_policies_say_nothing_of_exploration() -> None:
     assert published(Bare()).exploration == {}
 
 
-def episode(value: float, mode: Any = "train", end: Any = "truncated") -> EpisodeRecord:
-    return EpisodeRecord("", value, 10, mode, end, worker="robot")
+def episode(value: float, mode: Any = "train", end: Any = "truncated", **kwargs: Any) -> EpisodeRecord:
+    return EpisodeRecord("", value, 10, mode, end, worker="robot", **kwargs)
 
 
 def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() -> None:
@@ -74,3 +74,19 @@ def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() ->
     assert last.number("rollout/ep_rew_mean") == 99.5  # of the latest hundred
     assert last.number("rollout/ep_len_mean") == 10.0
     assert last.number("rollout/ep_rew") == 149.0
+
+
+def test_an_episode_is_recorded_with_the_numbers_of_its_infos() -> None:
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"), recorder=recorder)
+    played = Buffer(maxlen=None)
+    metrics = {"is_success": 1.0, "arm/angle": 0.5, "line\nbreak": 2.0}
+    played.extend([], [episode(1.0, metrics=metrics), episode(1.0, mode="test", evaluation=3, metrics=metrics)])
+    interface._note_episodes(played)
+    recorder.close()
+    training, evaluated = [record for record in sink.records if record.kind == "episode"]
+    assert training.number("rollout/ep_info/is_success") == 1.0
+    assert training.number("rollout/ep_info/arm/angle") == 0.5
+    assert evaluated.number("eval/ep_info/arm/angle") == 0.5
+    assert not any("\n" in name for name in training.values)

@@ -15,7 +15,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tmrl_core.actor.guard import is_finite, make_guard, reset_problem, reward_problem, unpacking_hint
+from tmrl_core.actor.info_metrics import InfoMetrics
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.pacing import Slices
 from tmrl_core.errors import EnvironmentFailedError, PolicyFailedError
@@ -76,11 +77,25 @@ class Episode:
         limit: most steps after the reset; infinite: none.
         evaluation: id of the evaluation that it belongs to, if any.
         obs, steps, total: the latest observation, the steps after the reset, the sum of their rewards.
+        info: the latest step's.
         open: it goes on.
         sent: some of its samples have left the Buffer.
     """
 
-    __slots__ = ("collect", "evaluation", "limit", "number", "obs", "open", "seed", "sent", "steps", "test", "total")
+    __slots__ = (
+        "collect",
+        "evaluation",
+        "info",
+        "limit",
+        "number",
+        "obs",
+        "open",
+        "seed",
+        "sent",
+        "steps",
+        "test",
+        "total",
+    )
 
     def __init__(self, number: int, collect: bool, seed: int | None) -> None:
         self.number = number
@@ -90,6 +105,7 @@ class Episode:
         self.limit = math.inf
         self.evaluation: int | None = None
         self.obs: Any = None
+        self.info: Any = None
         self.steps = 0
         self.total: Any = 0.0
         self.open = True
@@ -110,6 +126,7 @@ class EpisodePlayer:
         max_failures: how often in a row the environment may fail.
         strict_spaces: an observation of another dtype, container or order of keys fails; False: it is cast where its
             values survive.
+        info_metrics: keys of infos that become metrics of the episode; see `InfoMetrics`.
         device: where the actor runs.
         name: of the worker, for the records.
         seed: of the first reset and of the actor's exploration; None: from the operating system.
@@ -127,6 +144,7 @@ class EpisodePlayer:
         max_samples_per_episode: float = math.inf,
         max_failures: int = 3,
         strict_spaces: bool = False,
+        info_metrics: Sequence[str] = (),
         device: Any = "cpu",
         name: str = "",
         seed: int | None = None,
@@ -140,6 +158,7 @@ class EpisodePlayer:
         self.max_samples_per_episode = max_samples_per_episode
         self.max_failures = max_failures
         self.strict_spaces = strict_spaces
+        self._info_metrics = InfoMetrics(info_metrics)
         self.device = device
         self.name = name
         self.steps_collected = 0
@@ -242,6 +261,7 @@ class EpisodePlayer:
             raise
         if self.obs_preprocessor is not None:
             obs = self.obs_preprocessor(obs)
+        self._info_metrics.begin()
         episode = Episode(self._episodes, collect_samples, seed)
         self._episodes += 1
         self._episode = episode
@@ -296,7 +316,9 @@ class EpisodePlayer:
             self.steps_collected += 1
         episode = self._episode
         if episode is not None and episode.open:
-            episode.obs = new_obs
+            episode.obs, episode.info = new_obs, info
+            if self._info_metrics.each_step:
+                self._info_metrics.note(info)
             episode.total += rew
             episode.steps += 1
             episode.test = episode.test and test
@@ -370,6 +392,7 @@ class EpisodePlayer:
                 seed=episode.seed,
                 evaluation=episode.evaluation,
                 worker=self.name,
+                metrics={} if end == "aborted" else self._info_metrics.take(episode.info),
             )
         )
 
@@ -483,6 +506,7 @@ class EpisodePlayer:
         shape, dtype, few, zeros = self._shape, self._dtype, self._few, self._zeros
         few_acts, check_acts = self._few_acts, self._check_acts
         cast = self._cast
+        note = self._info_metrics.note if self._info_metrics.each_step else None
         array, isfinite, vdot = np.ndarray, math.isfinite, np.vdot
         obs, total, test, collect = episode.obs, episode.total, episode.test, episode.collect
         cut = episode.limit - episode.steps
@@ -490,6 +514,7 @@ class EpisodePlayer:
         extras: dict[str, Any] | None = None
         played = 0
         terminated = truncated = False
+        info: Any = episode.info
         try:
             while played < longest and not self._stopping:
                 if act_more is None:
@@ -527,6 +552,8 @@ class EpisodePlayer:
                 obs = new_obs
                 played += 1
                 total += rew
+                if note is not None:
+                    note(info)
                 if played == cut and not terminated:
                     truncated = True
                 if collect:
@@ -534,7 +561,7 @@ class EpisodePlayer:
                 if terminated or truncated:
                     break
         finally:
-            episode.obs, episode.total = obs, total
+            episode.obs, episode.total, episode.info = obs, total, info
             episode.steps += played
             if collect:
                 self.steps_collected += played

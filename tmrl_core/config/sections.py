@@ -175,6 +175,14 @@ class WorkerSection(Section, frozen=True, kw_only=True):
     ] = None
     model_history: Annotated[int, doc("A dated copy every n updates that brought a model. 0 or less: never.")] = 0
     max_failures: Annotated[Count, doc("How often in a row the environment may fail before the worker gives up.")] = 3
+    info_metrics: Annotated[
+        tuple[Text, ...],
+        doc(
+            "Keys of the environment's `info` whose numbers become metrics of each episode: the last value, or with "
+            "the suffix `:mean` the mean over the episode's steps; `a/b` is the key b of the dict a. `is_success` of "
+            "the last step always is one."
+        ),
+    ] = ()
     strict_spaces: Annotated[
         bool,
         doc(

@@ -176,7 +176,9 @@ VOCABULARY: Final[Mapping[str, str]] = {
     LACK: "what a trainer that waits is waiting for",
 }
 """Every name and what it means. Besides: `train/<name>` for an agent's further metrics, `train/grad_norm_<optimizer>`
-(of the round's last update), `worker/<worker>/steps_per_s`, `rollout/success_rate` and `rollout/info/<key>`."""
+(of the round's last update), `worker/<worker>/steps_per_s`; out of the infos of the latest training episodes the means
+`rollout/success_rate` and `rollout/info/<key>`, of evaluations the same under `eval/`, of one episode
+`rollout/ep_info/<key>`."""
 
 OF_ROWS: Final[Mapping[str, str]] = {
     "samples_received": SAMPLES_RECEIVED,

@@ -144,6 +144,7 @@ def episode_values(
     version: tuple[int, int] = (0, 0),
     seed: int | None = None,
     evaluation: int | None = None,
+    metrics: Mapping[str, float] | None = None,
 ) -> dict[str, Value]:
     """Return the values of an `episode` record under their names.
 
@@ -156,6 +157,7 @@ def episode_values(
     else:
         returns, lengths = names.EVALUATION_EPISODE_RETURN, names.EVALUATION_EPISODE_LENGTH
     values: dict[str, Value] = {
+        **{f"{returns.removesuffix('rew')}info/{name}": value for name, value in (metrics or {}).items()},
         names.WORKER: worker,
         names.MODE: mode,
         returns: float(episode_return),

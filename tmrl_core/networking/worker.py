@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -61,6 +61,7 @@ class RolloutWorker(Rollout):
         update_weights: `episode` or `step`.
         max_env_steps_per_update: `run` waits while the trainer has more environment steps; None: never.
         max_failures: how often in a row the environment may fail.
+        info_metrics: keys of the environment's infos that become metrics of each episode.
         strict_spaces: refuse observations whose dtype is not their space's, instead of casting them.
         drain_timeout_s: how long `close` waits for acknowledgements.
         buffer_maxlen: samples that the Buffer holds.
@@ -110,6 +111,7 @@ class RolloutWorker(Rollout):
         max_env_steps_per_update: float | Cfg | None = CFG,
         max_failures: int | Cfg = CFG,
         strict_spaces: bool | Cfg = CFG,
+        info_metrics: Sequence[str] | Cfg = CFG,
         drain_timeout_s: float | Cfg = CFG,
         buffer_maxlen: float | Cfg | None = CFG,
         transport: str | Cfg = CFG,
@@ -139,6 +141,7 @@ class RolloutWorker(Rollout):
             max_samples_per_episode=max_samples_per_episode,
             max_failures=given(max_failures, settings.max_failures),
             strict_spaces=given(strict_spaces, settings.strict_spaces),
+            info_metrics=given(info_metrics, settings.info_metrics),
             device=device,
             name=label,
             seed=chosen_seed,

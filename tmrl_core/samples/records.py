@@ -15,6 +15,15 @@ NO_VERSION: Version = (0, 0)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
+IS_SUCCESS = "is_success"
+"""The key by which environments say that an episode reached its goal."""
+MOST_METRICS, MOST_METRIC_CHARACTERS = 32, 100
+"""Metrics of one episode, and characters of a metric's name."""
+
+_Name = Annotated[str, msgspec.Meta(max_length=MOST_METRIC_CHARACTERS)]
+_Metrics = Annotated[dict[_Name, float], msgspec.Meta(max_length=MOST_METRICS)]
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A run of neighbouring rows of one episode, acted by one policy version.
 
@@ -54,6 +63,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):
         seed: the seed that the episode was reset with, if it was chosen.
         evaluation: id of the evaluation directive that asked for the episode, if one did.
         worker: name of the worker that played it.
+        metrics: numbers out of the environment's infos, by the keys that `worker.info_metrics` names; `is_success`.
     """
 
     agent: str
@@ -66,3 +76,4 @@ class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):
     seed: int | None = None
     evaluation: int | None = None
     worker: str = ""
+    metrics: _Metrics = {}

@@ -10,7 +10,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ class EvaluationResult:
         returns: undiscounted return of each episode, in the order of the seeds.
         lengths: steps of each episode.
         worker: who played it.
+        metrics: of each episode.
     """
 
     id: int
@@ -43,6 +44,7 @@ class EvaluationResult:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     worker: str
+    metrics: tuple[Mapping[str, float], ...] = ()
 
     @property
     def mean(self) -> float:
@@ -185,6 +187,7 @@ class Evaluator:
             returns=tuple(record.episode_return for record in played),
             lengths=tuple(record.length for record in played),
             worker=played[0].worker,
+            metrics=tuple(record.metrics for record in played),
         )
         self.results.append(result)
         self._open = None

@@ -9,17 +9,20 @@ import math
 import pstats
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tmrl_core.errors import StorageError
+from tmrl_core.metrics import names
 from tmrl_core.networking.messages import Progress
 from tmrl_core.training.at_once import UpdatesAtOnce
 from tmrl_core.training.bad_updates import BadUpdates, indices_of
 from tmrl_core.training.constructed import constructed_settings
 from tmrl_core.training.declared import expect
+from tmrl_core.training.episode_metrics import info_means
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.limiter import SamplesPerInsert
 from tmrl_core.training.round_statistics import RoundStatistics
@@ -99,6 +102,7 @@ class TrainingOffline:
             "_waits_for",
             "_unwritten",
             "_refused",
+            "_metrics",
             "_bad",
             "_at_once",
             "_threads",
@@ -173,6 +177,8 @@ class TrainingOffline:
         self._refused: tuple[int, str] = (0, "")
         """How many samples the memory has refused in this process, and why the last."""
         self.statistics = RoundStatistics()
+        self._metrics: deque[Mapping[str, float]] = deque(maxlen=names.MEAN_OF)
+        """Of the latest training episodes."""
         self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
         if isinstance(env_cls, tuple):
@@ -427,6 +433,9 @@ class TrainingOffline:
                 refused_rows += chunk.rows
                 interface.refuse(originals.get(id(chunk), chunk), str(reason))
                 self._refused = (self._refused[0] + chunk.rows, str(reason))
+            self._metrics += [
+                record.metrics for record in buffer.episodes if record.mode == "train" and record.end != "aborted"
+            ]
             received = len(buffer) - refused_rows
             self.total_samples += received
             self.statistics.samples += received
@@ -533,6 +542,7 @@ class TrainingOffline:
             "samples_stale": self.samples_stale,
             "updates_skipped": self.updates_skipped,
             **self._optimizer_metrics(),
+            **{names.short(name): value for name, value in info_means("rollout", self._metrics).items()},
             **self.statistics.row(),
         }
         drawn_lag = getattr(self.memory, "take_drawn_lag", lambda: None)()

@@ -35,6 +35,7 @@ from tmrl_core.networking.messages import (
 )
 from tmrl_core.networking.peers import Member
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
+from tmrl_core.training.episode_metrics import info_means, plain_names
 from tmrl_core.training.evaluation import EvaluationResult, Evaluator, mean_of
 from tmrl_core.training.interface import TrainingInterface
 
@@ -428,6 +429,7 @@ class RemoteInterface(TrainingInterface):
                     version=record.version,
                     seed=record.seed,
                     evaluation=record.evaluation,
+                    metrics=plain_names(record.metrics),
                 ),
             )
         if self.evaluator is not None and buffer.episodes:
@@ -450,6 +452,7 @@ class RemoteInterface(TrainingInterface):
                 names.VERSION: f"{result.version[0]}.{result.version[1]}",
                 names.WORKER: result.worker,
                 names.SAMPLES_RECEIVED: self.progress.samples,
+                **info_means("eval", result.metrics),
                 **({names.RETURN_TARGET: self._target_return} if self._target_return is not None else {}),
             },
         )
