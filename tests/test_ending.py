@@ -56,6 +56,64 @@ def test_signals_are_requests_while_it_is_entered(number: signal.Signals) -> Non
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_a_lost_terminal_asks_once_however_often_it_says_so() -> None:
+    said: list[int] = []
+    woken = threading.Event()
+    with Ending(now=said.append) as ending:
+        ending.calls(woken.set)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert woken.wait(10)
+        asked = threading.Event()
+        ending.calls_for_checkpoint(asked.set)
+        os.kill(os.getpid(), signal.SIGUSR1)  # handled after the others
+        assert asked.wait(10)
+    assert said == []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Ending(now=said.append):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no terminals like these")
+def test_output_goes_nowhere_once_its_terminal_has_gone() -> None:
+    """Or the first line that is written then would end the role before it has drained."""
+    import pty
+
+    code = (
+        "import os, sys\nfrom tmrl_core.ending import Ending\nout = os.fdopen(int(sys.argv[1]), 'w')\n"
+        "with Ending() as ending:\n    print('ready', flush=True)\n    assert ending.wait(60)\n"
+        "    print('going', flush=True)\nout.write('ended in order')\n"
+    )
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code.replace("sys.argv[1]", str(write))])
+    os.close(write)
+    while b"ready" not in os.read(terminal, 1024):
+        pass
+    os.close(terminal)  # which hangs it up
+    with os.fdopen(read) as said:
+        assert said.read() == "ended in order"
+    assert os.waitpid(process, 0)[1] == 0
+
+
+def test_a_checkpoint_is_asked_for_and_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ending = Ending(now=lambda status: None)
+    ending.ask_for_checkpoint("SIGUSR1")
+    assert "SIGUSR1 is ignored" in caplog.text
+    said: list[str] = []
+    ending.calls_for_checkpoint(lambda: said.append("checkpoint"))
+    ending.ask_for_checkpoint("SIGUSR1")
+    assert said == ["checkpoint"]
+    assert not ending.asked
+
+
 CODE = """
 from tmrl_core.ending import Ending
 with Ending(control=True) as ending:
@@ -65,7 +123,7 @@ print("ended in order", flush=True)
 """
 
 
-@pytest.mark.parametrize("written", [b"stop\n", b"go on\nstop\n", b"", b"x" * 10_000])
+@pytest.mark.parametrize("written", [b"stop\n", b"go on\ncheckpoint\nstop\n", b"", b"x" * 10_000])
 def test_the_word_on_the_control_pipe_and_its_end_are_requests(written: bytes) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -148,6 +148,29 @@ def test_the_three_bare_commands_learn_without_any_configuration(start: Start, t
         assert process.returncode == 0, out
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_sigusr1_writes_a_checkpoint_and_sighup_ends_in_order(start: Start, tmp_path: Path) -> None:
+    """As a scheduler and a lost connection send them."""
+
+    def checkpoint(record: MetricRecord) -> bool:
+        return record.values.get("event") == "checkpoint"
+
+    # Only the first samples and the signal lead to a checkpoint here.
+    process = start("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.rounds=1000000")
+    wait_for(tmp_path, checkpoint, process)
+    wait_for(tmp_path, lambda record: record.step >= 100, process)
+    process.send_signal(signal.SIGUSR1)
+    wait_for(tmp_path, lambda record: checkpoint(record) and record.step >= 100, process)
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "SIGHUP: ending in order" in out
+    assert out.rstrip().endswith("the same command goes on from the checkpoint.")
+    trainer = (tmp_path / "runs" / "small" / "logs" / "trainer.log").read_text()
+    assert "the control pipe: a checkpoint is asked for" in trainer
+    assert not roles_running(tmp_path)
+
+
 def wait_for(
     folder: Path,
     wanted: Callable[[MetricRecord], bool],

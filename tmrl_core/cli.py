@@ -311,6 +311,7 @@ def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     made = roles.make_trainer(config)
     try:
         ending.calls(made.stop)
+        ending.calls_for_checkpoint(made.checkpoint)
         roles.run_trainer(made, config)
     finally:
         made.close()

@@ -1,4 +1,8 @@
-"""How a role is asked to end: Ctrl-C, SIGTERM, or a word on the control pipe; a second time ends it at once."""
+"""Requests to a role: to end, by Ctrl-C, SIGTERM, SIGHUP or a word on the control pipe; to write a checkpoint.
+
+A second request to end ends it at once, but for SIGHUP, which a lost terminal may send more than once. SIGHUP that is
+ignored when the role starts, as under `nohup`, stays ignored. SIGUSR1 asks the trainer for a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 WORD = b"stop"
 """What a supervisor writes to the control pipe, as a line. The pipe's end means the same: the supervisor is gone."""
+
+CHECKPOINT = b"checkpoint"
+"""What it writes to ask for a checkpoint."""
 
 AT_ONCE = 130
 """Exit status after a second request, as shells have it for Ctrl-C."""
@@ -45,6 +52,8 @@ class Ending:
         self._told = False
         self._calls: list[Callable[[], Any]] = []
         self._last_calls: list[Callable[[], Any]] = []
+        self._checkpoint_calls: list[Callable[[], Any]] = []
+        self._terminals: list[int] = []
         self._before: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
 
@@ -67,6 +76,18 @@ class Ending:
         """Have `kill` called right before the process ends at once."""
         self._last_calls.append(kill)
 
+    def calls_for_checkpoint(self, write: Callable[[], Any]) -> None:
+        """Have `write` called whenever a checkpoint is asked for."""
+        self._checkpoint_calls.append(write)
+
+    def ask_for_checkpoint(self, why: str) -> None:
+        """Have a checkpoint written, and go on."""
+        if not self._checkpoint_calls:
+            logger.info("%s is ignored: it asks for a checkpoint, and this process writes none", why)
+        for write in list(self._checkpoint_calls):
+            logger.info("%s: a checkpoint is asked for", why)
+            write()
+
     def ask(self, why: str) -> None:
         """End in order; the second time: at once."""
         with self._first:
@@ -87,9 +108,10 @@ class Ending:
     def __enter__(self) -> Ending:
         self._pipe = os.pipe()
         threading.Thread(target=self._obey_signals, args=(self._pipe[0],), name="tmrl-signals", daemon=True).start()
-        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+        for name in ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP", "SIGUSR1"):
             number = getattr(signal, name, None)
-            if number is not None:
+            if number is not None and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
                 self._before[number] = signal.signal(number, self._on_signal)
         if self._control:
             threading.Thread(target=self._obey_control, name="tmrl-control", daemon=True).start()
@@ -115,9 +137,22 @@ class Ending:
         while data := os.read(descriptor, 1):
             number = data[0]
             why = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            ask = self.ask_for_checkpoint if why == "SIGUSR1" else self.ask
+            if why == "SIGHUP":
+                self._leave_terminal()
+                if self._told:
+                    continue
             # The calls of the first request may take long, and the second must not wait for them.
-            threading.Thread(target=self.ask, args=(why,), name="tmrl-ending", daemon=True).start()
+            threading.Thread(target=ask, args=(why,), name="tmrl-ending", daemon=True).start()
         os.close(descriptor)
+
+    def _leave_terminal(self) -> None:
+        """Send output nowhere where its terminal has gone: each write would fail."""
+        for descriptor in self._terminals:
+            if not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
     def _obey_control(self) -> None:
         # os.read and not sys.stdin: a thread that holds the buffer's lock at the interpreter's end is fatal to it.
@@ -127,9 +162,12 @@ class Ending:
                 data = os.read(descriptor, 256)
             except OSError:
                 data = b""
-            line += data
-            if not data or WORD in line.split():
+            *lines, line = (line + data).split(b"\n")
+            line = line[-64:]
+            words = [one.strip() for one in lines]
+            if CHECKPOINT in words:
+                self.ask_for_checkpoint("the control pipe")
+            if not data or WORD in words:
                 break
-            line = line.rpartition(b"\n")[2][-64:]
         if not self.asked:
             self.ask("the control pipe" if data else "the supervisor is gone")

@@ -88,6 +88,7 @@ def run_local(
             logger.info("made credentials for this machine")
         group = Processes(config, [*passed, *(word for change in changes for word in ("--set", change))], workers)
     ending.calls_at_once(group.kill)
+    ending.calls_for_checkpoint(group.checkpoint)
     with view:
         try:
             group.start(view)

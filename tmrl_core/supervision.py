@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from tmrl_core import roles
 from tmrl_core.config import Config, use, with_changes
-from tmrl_core.ending import WORD
+from tmrl_core.ending import CHECKPOINT, WORD
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.storage import open_own
 
@@ -88,6 +88,10 @@ class Group(ABC):
     def end(self, view: Watcher) -> None:
         """End what still runs, in order: workers, trainer, Server."""
 
+    @abstractmethod
+    def checkpoint(self) -> None:
+        """Have the trainer write a checkpoint; safe from another thread."""
+
     def kill(self) -> None:  # noqa: B027 - threads end with their process
         """End at once; safe from a signal handler."""
 
@@ -146,6 +150,13 @@ class Child:
             with contextlib.suppress(OSError, ValueError):
                 self.process.stdin.write(WORD + b"\n")
                 self.process.stdin.close()
+
+    def ask_for_checkpoint(self) -> None:
+        """Have it write a checkpoint, if it runs and writes any."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self.process.stdin.write(CHECKPOINT + b"\n")
+                self.process.stdin.flush()
 
     def end_now(self) -> None:
         """Kill it, if it still runs."""
@@ -296,6 +307,10 @@ class Processes(Group):
                 child.end_now()
             child.release()
 
+    def checkpoint(self) -> None:
+        """Pass the request on."""
+        self.trainer.ask_for_checkpoint()
+
     def kill(self) -> None:
         """End all at once."""
         for child in (*self.workers, self.trainer, self.server):
@@ -386,6 +401,11 @@ class Threads(Group):
                 continue
             unexpected = None if isinstance(exc, TmrlError) else exc
             logger.error("the %s failed: %s: %s", name, type(exc).__name__, exc, exc_info=unexpected)
+
+    def checkpoint(self) -> None:
+        """Ask it."""
+        if self._trainer is not None:
+            self._trainer.checkpoint()
 
     def _join(self, name: str, wait_s: float, view: Watcher) -> None:
         thread = self._threads.get(name)
