@@ -387,6 +387,7 @@ def test_local_s_children_get_the_options_that_are_theirs_too() -> None:
         ),
         ("--trainer", "environment.kwargs={id: Pendulumm-v1}", "environment.kwargs: Environment `Pendulumm` doesn't"),
         ("--worker", "environment.kwargs={idd: x}", "environment.kwargs: got an unexpected keyword argument 'idd'"),
+        ("--worker", "environment.kwargs.g=5", "goes into gym_kwargs: {g: ...}"),
         ("--trainer", "agent.kwargs={gama: 1}", "agent.kwargs.gama: SacAgent takes no such keyword argument"),
         ("--trainer", "memory.kwargs={size: 1}", "memory.kwargs: got an unexpected keyword argument 'size'"),
         ("--trainer", "trainer.device=nonsense", "trainer.device: found 'nonsense'"),

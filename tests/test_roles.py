@@ -74,6 +74,16 @@ def test_a_worker_is_made_as_configured_and_needs_no_server_to_play() -> None:
         use(None)
 
 
+def test_a_worker_acts_with_the_sizes_that_only_the_agent_was_given() -> None:
+    config = from_values({"agent": {"kwargs": {"hidden_sizes": [8, 4]}}})
+    use(config)
+    try:
+        with roles.make_worker(config, standalone=True) as worker:
+            assert worker.actor.architecture()["shapes"]["mu.weight"] == [1, 4]
+    finally:
+        use(None)
+
+
 def test_a_worker_keeps_to_its_limits() -> None:
     config = from_values({"worker": {"max_samples_per_episode": 5, "nb_episodes": 2}})
     use(config)

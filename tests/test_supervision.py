@@ -112,13 +112,14 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     listener = Listener()
     for _ in range(supervision.RESTARTS):
         ended(worker)
-        assert processes.look(listener)  # says that it ended
+        assert processes.look(listener)  # says that it ended, and why
         assert processes.look(listener)  # starts it again
     ended(worker)
     with pytest.raises(TmrlError, match=r"(?s)^worker-1 ended with exit status 1.*divmod expected 2"):
         processes.look(listener)
     assert worker.restarts == supervision.RESTARTS
     assert len(listener.said) == supervision.RESTARTS
+    assert all("exit status 1 and is started again: TypeError: divmod expected 2" in line for line in listener.said)
     assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
 
 

@@ -16,6 +16,7 @@ from tmrl_core.config.algorithms import (
     actor_of,
     algorithm_of,
     memory_of,
+    policy_kwargs,
     policy_problem,
     stacks_problem,
 )
@@ -80,7 +81,7 @@ def make_worker(
         env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         # By its reference, not resolved: where there is a NumPy twin, the policy's own module and torch stay out.
         actor_module_cls=choose_actor(
-            config.actor.cls, config.actor.kwargs, device=worker.device, backend=worker.backend
+            config.actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend
         ),
         sample_compressor=resolve_optional(worker.sample_compressor, "worker.sample_compressor"),
         device=worker.device,

@@ -40,6 +40,8 @@ TRAINER_END_S = 120.0
 """Longest wait for a trainer that was asked to end: it writes a checkpoint."""
 SERVER_END_S = 10.0
 LAST_LINES = 15
+CAUSE_LENGTH = 300
+"""Characters that are shown of why a role is started again."""
 WRONG_CONFIGURATION = 2
 """Exit status of a role whose command line or configuration is wrong: starting it again would not help."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -173,13 +175,16 @@ class Child:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
+    def last_lines(self, count: int) -> list[str]:
+        """Return the last lines of its log; none where it cannot be read."""
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        except OSError:
+            return []
+
     def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
         """What it said last, as a `kind` of error; as a ConfigError where its exit status says that it was one."""
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        except OSError:
-            lines = []
-        said = "\n".join(f"    {line}" for line in lines) or "    (it said nothing)"
+        said = "\n".join(f"    {line}" for line in self.last_lines(LAST_LINES)) or "    (it said nothing)"
         text = f"{self.title} ended with exit status {self.status}; the last lines of {self.log}:\n{said}"
         return ConfigError(text) if self.status == WRONG_CONFIGURATION else kind(text)
 
@@ -279,7 +284,8 @@ class Processes(Group):
             if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:
                 raise child.failure()
             child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
-            view.say(f"{child.title} ended with exit status {status} and is started again; see {child.log}")
+            cause = "".join(child.last_lines(1))[:CAUSE_LENGTH] or "it said nothing"
+            view.say(f"{child.title} ended with exit status {status} and is started again: {cause} (see {child.log})")
         elif time.monotonic() >= child.resting_until:
             child.release()
             child.restarts += 1

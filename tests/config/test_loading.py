@@ -64,6 +64,10 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"network": {"token": "hunter2"}}, ["network.token", "secrets do not live", "TMRL_CORE_TOKEN"]),
         ({"password": "hunter2"}, ["password", "TMRL_CORE_TOKEN"]),
         ({"metrics": {"wandb_key": "hunter2"}}, ["metrics.wandb_key", "WANDB_API_KEY"]),
+        (
+            {"agent": {"kwargs": {"hidden_sizes": [256]}}, "actor": {"kwargs": {"hidden_sizes": [64]}}},
+            ["agent.kwargs.hidden_sizes: found [256]", "actor.kwargs.hidden_sizes is [64]", "actor.kwargs only"],
+        ),
         ({"memory": {"capacity": 10}}, ["memory.capacity: 10", "memory.batch_size = 256"]),
         ({"memory": {"capacity": 500}}, ["trainer.start_training: 1000", "memory.capacity = 500"]),
         ({"network": {"heartbeat_s": 20}}, ["network.heartbeat_s: 20", "network.silent_s = 10"]),

@@ -128,6 +128,18 @@ def actor_of(reference: str) -> str | None:
     return None
 
 
+def policy_kwargs(config: Config) -> dict[str, Any]:
+    """Return what workers make the policy with: `actor.kwargs`, and of `agent.kwargs` what shapes the policy too."""
+    return {**shared_kwargs(config), **config.actor.kwargs}
+
+
+def shared_kwargs(config: Config) -> dict[str, Any]:
+    """Return those of `agent.kwargs` that shape both the agent and the policy, where both are the project's own."""
+    if algorithm_of(config.agent.cls) is None or actor_of(config.actor.cls) is None:
+        return {}
+    return {name: config.agent.kwargs[name] for name in ("hidden_sizes", "activation") if name in config.agent.kwargs}
+
+
 def memory_of(reference: str) -> str | None:
     """The name of the project's memory that `memory.cls` names; None where it is none of them."""
     for name, module in MEMORIES.items():

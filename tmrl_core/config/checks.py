@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config.algorithms import mismatches
+from tmrl_core.config.algorithms import mismatches, shared_kwargs
 from tmrl_core.config.parameters import unknown_keywords
 from tmrl_core.config.ratios import least_error
 from tmrl_core.config.sections import Config, is_loopback
@@ -58,6 +58,13 @@ def contradictions(config: Config) -> Iterator[str]:
             f"memory.capacity: {memory.capacity} samples hold no batch of memory.batch_size = {memory.batch_size}; "
             "raise the first or lower the second"
         )
+    for name, value in shared_kwargs(config).items():
+        of_actor = config.actor.kwargs.get(name, value)
+        if value != of_actor:
+            yield (
+                f"agent.kwargs.{name}: found {value!r:.100}, and actor.kwargs.{name} is {of_actor!r:.100}: workers "
+                "could not act with what is trained. Write it under actor.kwargs only; the agent takes it from there"
+            )
     if memory.prefetch and (memory.sampling == "prioritized" or memory.sample_preprocessor is not None):
         yield (
             f"memory.prefetch: {memory.prefetch} does not go with "

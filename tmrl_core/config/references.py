@@ -161,7 +161,11 @@ def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
         signature.bind_partial(**kwargs)
     except TypeError as exc:
         name = getattr(found, "__name__", repr(found))
-        raise ConfigError(f"{key}: {exc}. {name} takes {', '.join(signature.parameters) or 'none'}.") from exc
+        inner = ""
+        if "gym_kwargs" in signature.parameters:
+            entries = ", ".join(f"{unknown}: ..." for unknown in sorted(kwargs.keys() - signature.parameters.keys()))
+            inner = f" What the Gymnasium environment takes goes into gym_kwargs: {{{entries}}}."
+        raise ConfigError(f"{key}: {exc}. {name} takes {', '.join(signature.parameters) or 'none'}.{inner}") from exc
     if str(getattr(found, "__module__", "")).startswith("tmrl_core."):
         problems = [f"{key}.{problem}" for problem in misfits(found, kwargs)]
         if problems:

@@ -64,9 +64,14 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
     cls: Annotated[Reference, doc("Callable that makes the environment, as `package.module:Name`.")] = (
         "tmrl_core.envs:GenericGymEnv"
     )
-    kwargs: Annotated[Kwargs, doc("Its keyword arguments. The default is for the default `cls` only.")] = field(
-        default_factory=lambda: {"id": "Pendulum-v1", "to_float32": True}
-    )
+    kwargs: Annotated[
+        Kwargs,
+        doc(
+            "Its keyword arguments. The default is for the default `cls` only, which takes `id`, `gym_kwargs` (what "
+            "the Gymnasium environment itself takes, such as `{g: 9.81}` for Pendulum), `obs_scale` (a factor on "
+            "observations) and `to_float32`."
+        ),
+    ] = field(default_factory=lambda: {"id": "Pendulum-v1", "to_float32": True})
 
 
 class ActorSection(Section, frozen=True, kw_only=True):
@@ -78,8 +83,8 @@ class ActorSection(Section, frozen=True, kw_only=True):
     kwargs: Annotated[
         Kwargs,
         doc(
-            "Its further keyword arguments, such as `hidden_sizes`. The agent gets those that it knows, so that "
-            "both fit."
+            "Its further keyword arguments, such as `hidden_sizes`. The agent gets those that it knows, and the "
+            "policy `hidden_sizes` and `activation` of `agent.kwargs`, so that both fit."
         ),
     ] = field(default_factory=dict)
 

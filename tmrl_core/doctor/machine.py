@@ -34,6 +34,7 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
         FailedStepError: something is not there.
     """
     from tmrl_core.actor import choose_actor
+    from tmrl_core.config.algorithms import policy_kwargs
     from tmrl_core.roles import check_device
 
     environment, worker, actor = config.environment, config.worker, config.actor
@@ -62,7 +63,7 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
         else:
             check_device(config.trainer.device, "trainer.device")
         if own_policy:
-            choose_actor(actor.cls, actor.kwargs, device=worker.device, backend=worker.backend)
+            choose_actor(actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend)
     except TmrlError as exc:
         raise from_text(str(exc), "Correct that key of the configuration.") from exc
     found = ", ".join(reference for reference, _, _ in named)

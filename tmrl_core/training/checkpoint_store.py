@@ -346,7 +346,6 @@ class CheckpointStore:
                 agree(read_manifest(folder).get("configuration") or {})
                 body = restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
             except CheckpointError as exc:
-                logger.warning("checkpoint %d cannot be used: %s", counter, exc)
                 reasons.append((counter, exc))
                 let_go(training)
                 continue
@@ -355,6 +354,8 @@ class CheckpointStore:
             self._segments = [dict(entry) for entry in rows["segments"]] if rows is not None else []
             self._saved_until = rows["stop"] if rows is not None else 0
             self._open_segment = None
+            for unusable, reason in reasons:
+                logger.warning("checkpoint %d cannot be used: %s", unusable, reason)
             logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))
             return training
         return None

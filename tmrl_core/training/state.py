@@ -396,9 +396,9 @@ class _Restore:
         if isinstance(existing, torch.nn.Module):
             saved = {k: self._shape(v) for k, v in node["v"]["v"]}
             present = {k: tuple(v.shape) for k, v in existing.state_dict().items() if isinstance(v, torch.Tensor)}
-            for name in sorted(saved.keys() | present.keys()):
+            for name in saved | present:
                 if saved.get(name) != present.get(name):
-                    yield f"{path}: {name} was {_shown(saved.get(name))} and is {_shown(present.get(name))}"
+                    yield f"{path}.{name} was {_shown(saved.get(name))} and is {_shown(present.get(name))}"
         elif isinstance(existing, torch.optim.Optimizer):
             if node["class"] != _class_name(existing):
                 yield f"{path} was a {node['class']} and is a {_class_name(existing)}"
@@ -605,13 +605,14 @@ def restore(training: Any, tree: Node, arrays: Mapping[str, Array], rows: Sequen
         rows: of a memory that keeps its rows apart, see `ReplayMemory.load_state_dict`.
 
     Raises:
-        CheckpointError: it does not fit; all that does not is named, and nothing was changed.
+        CheckpointError: it does not fit; the first difference is named, and nothing was changed.
     """
     constructed = _Restore(arrays, ()).decoded(tree.get("constructed"))
     walk = _Restore(arrays, rows, _device_of(training), constructed)
     misfits = list(walk.misfits(training, tree["training"], ""))
     if misfits:
-        raise CheckpointError("the checkpoint belongs to another configuration: " + "; ".join(misfits[:8]))
+        more = f", and {len(misfits) - 1} more differences" if len(misfits) > 1 else ""
+        raise CheckpointError(f"the checkpoint belongs to another configuration: {misfits[0]}{more}")
     random_state = walk.put(None, tree["random"], "random")
     walk.put(training, tree["training"], "")
     set_global_random_state(random_state)
