@@ -136,6 +136,67 @@ def test_a_worker_that_knows_of_more_incarnations_ends_what_is_arriving_and_it_c
         assert each.state.policy_version == trainer.state.version == (8, 1)
 
 
+NAMED = (1 << 20, 1 << 32, 1 << 48, (1 << 48) + 1, (1 << 61) + 1, (1 << 62) - 1)
+
+
+@pytest.mark.parametrize("named", NAMED)
+@pytest.mark.parametrize(("first", "forgetful"), [("worker", False), ("trainer", False), ("worker", True)])
+def test_what_one_worker_says_of_incarnations_keeps_nobody_out_and_no_weights_back(
+    named: int, first: str, forgetful: bool
+) -> None:
+    """Also when the Server has been restarted, and when the trainer has lost its checkpoint."""
+    network = Network()
+    trainer, worker = Trainer(network), Worker(network, "honest")
+    trainer.connect()
+    worker.connect()
+    trainer.publish("before")
+    network.settle()
+    wolf = Worker(network, "wolf")
+    wolf.state.incarnation = named
+    wolf.connect()
+    network.settle()
+    trainer.publish("told")
+    network.settle()
+    assert text_of(worker) == "told"
+    network.restart_server()
+    trainer.kill()
+    if forgetful:
+        trainer.before = None
+        trainer.start()
+    trainer.publish("after")
+    for each in (worker, trainer) if first == "worker" else (trainer, worker):
+        each.connect()
+        network.settle()
+    assert network.relay.protocol_errors == 0
+    assert text_of(worker) == "after"
+    assert worker.state.policy_version == trainer.state.version
+    assert worker.make(1_000)
+    network.settle(work=trainer)
+    assert trainer.memory == worker.made
+
+
+@pytest.mark.parametrize("poisoned", NAMED)
+@pytest.mark.parametrize("first", ["worker", "trainer"])
+def test_a_checkpoint_and_a_worker_that_heard_of_too_high_an_incarnation_are_let_in_and_go_on(
+    poisoned: int, first: str
+) -> None:
+    network = Network()
+    trainer, worker = Trainer(network), Worker(network, "honest")
+    trainer.state.incarnation = poisoned
+    worker.state.policy_arrived((poisoned, 9), b"")
+    worker.state.policy = None
+    for _ in range(3):
+        trainer.publish("now")
+        for each in (worker, trainer) if first == "worker" else (trainer, worker):
+            each.connect()
+            network.settle()
+        assert text_of(worker) == "now"
+        assert worker.state.policy_version == trainer.state.version
+        trainer.kill()
+        network.restart_server()
+    assert network.relay.protocol_errors == 0
+
+
 # -- Policies by itself -----------------------------------------------------------------------------------------------
 
 

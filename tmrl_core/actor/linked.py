@@ -375,7 +375,8 @@ class LinkedPlayer(EpisodePlayer):
         evaluation = link.directive.evaluation if link is not None else None
         if link is None or evaluation is None or evaluation.id == self._evaluated:
             return False
-        if self._version < evaluation.version:
+        # Of another incarnation it may be an older one with a higher number: see `Welcome.anew`.
+        if self._version < evaluation.version or self._version[0] != evaluation.version[0]:
             self.take_policy(verbose=False)
             if self._version < evaluation.version:
                 return False

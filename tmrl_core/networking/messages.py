@@ -251,6 +251,8 @@ class Welcome(_Control, frozen=True, tag="welcome"):
         heartbeat_s: seconds of silence after which either side sends a heartbeat.
         spool_bytes: how much the Server keeps for workers that end while there is no trainer; 0: nothing, also of a
             Server that does not know of it. A worker says `HandOver` only where there is a spool.
+        anew: the peer named an incarnation that no honest run comes to, so this Server counts from its own: what the
+            peer knows of incarnations and versions counts no more.
     """
 
     version: Number
@@ -260,6 +262,7 @@ class Welcome(_Control, frozen=True, tag="welcome"):
     max_policy_bytes: Number
     heartbeat_s: float
     spool_bytes: Number = 0
+    anew: bool = False
 
 
 class Refused(_Control, frozen=True, tag="refused"):

@@ -251,6 +251,8 @@ class TrainerConnection(Connection):
                 state.agreed(message.version)
                 self.state = "open"
                 state.connections += 1
+                if message.anew:
+                    state.incarnation = 0
                 self._given(message.incarnation)
                 self._max_message_bytes = min(message.max_message_bytes, MOST_MESSAGE_BYTES)
                 # One message always fits: the relay sends only whole ones that do.

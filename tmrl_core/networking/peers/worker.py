@@ -156,6 +156,11 @@ class WorkerState(ClientState):
         if self.progress.gave_up:
             self.progress = msgspec.structs.replace(self.progress, lack="", gave_up=False)
 
+    def begin_anew(self) -> None:
+        """Forget which versions there were: the Server's numbers begin below them. The policy itself stays in use."""
+        self.incarnation = 0
+        self.policy_version = (0, 0)
+
     def policy_arrived(self, version: tuple[int, int], body: bytes | memoryview) -> None:
         """Keep a policy if it is newer than what was there; count what was published in between."""
         if version <= self.policy_version:
@@ -220,6 +225,8 @@ class WorkerConnection(Connection):
                 self.window_bytes = message.window_bytes
                 self.spool_bytes = message.spool_bytes
                 state.connections += 1
+                if message.anew:
+                    state.begin_anew()
                 state.incarnation = max(state.incarnation, message.incarnation)
                 for channel, (sender, signature) in enumerate(state.senders):
                     self.send(OpenStream(channel, sender.stream, state.name, signature))

@@ -14,7 +14,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.framing import MAX_NUMBER
 from tmrl_core.networking.messages import (
     ALL_CHANNELS,
     SUPPORTED_VERSIONS,
@@ -52,8 +55,9 @@ _MAX_UNREAD_BYTES = 16 << 20
 """Of what a worker's streams make the relay say; a worker that opens more of them meanwhile loses its link."""
 _MAX_RUNS = 64
 """Runs whose lasting directive is kept."""
-_MAX_LEAP = 1 << 32
-"""By how much a peer's incarnation may exceed the relay's: one peer cannot use all of them up."""
+_BELIEVED = {"worker": 1 << 48, "trainer": 1 << 61}
+"""Up to which incarnation a peer's word of it counts: nobody can use all of them up, and a worker, which may be stolen,
+cannot say more than a trainer can say again. A peer that knows of a higher one begins anew with this Server's."""
 _MOST_RAISES = 16
 """How often workers of one identity may know of a higher incarnation than the linked trainer's, which makes it publish
 anew: after a Server's restart once."""
@@ -139,8 +143,11 @@ class Relay:
         if verdict is not None:
             self.refuse_peer(connection, *verdict)
             return
-        if hello.incarnation > self.incarnation + _MAX_LEAP:
+        if hello.incarnation >= MAX_NUMBER:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
+        if hello.role != "observer" and hello.incarnation > max(self.incarnation, _BELIEVED[hello.role]):
+            connection.anew = True
+            hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
         identity = connection.identity
         connection.principal = (
             f"certificate {identity.role} {identity.name}" if identity.role else f"token {hello.role}"
@@ -201,6 +208,7 @@ class Relay:
                 settings.max_policy_bytes,
                 settings.heartbeat_s,
                 self.hand_overs.spool_bytes,
+                connection.anew,
             )
         )
 
