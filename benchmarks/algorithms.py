@@ -42,6 +42,8 @@ CONFIGS = {
     "redq": "pendulum_redq",
 }
 AS_REDQ = (
+    "actor.kwargs.hidden_sizes=[256, 256]",
+    "agent.kwargs={gamma: 0.99, lr_actor: 1.0e-3, lr_critic: 1.0e-3, lr_entropy: 1.0e-3}",
     "trainer.start_training=500",
     "trainer.threads=1",
     "worker.max_env_steps_per_update=1.0",

@@ -92,7 +92,7 @@ def test_the_policy_acts_in_another_loop(tmp_path: Path) -> None:
     weights = tmp_path / "runs" / "pendulum_sac" / "policy.tmod"
     weights.parent.mkdir(parents=True)
     env = gymnasium.make("Pendulum-v1")
-    NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, hidden_sizes=(256, 256)).save(weights)
+    NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, hidden_sizes=(64, 64)).save(weights)
     code = f"{shown}\nimport sys\nprint('torch' in sys.modules)"
     said = run(tmp_path, sys.executable, "-W", "error", "-c", code).stdout
     assert re.fullmatch(r"return -\d+\.\d+\nFalse\n", said)
