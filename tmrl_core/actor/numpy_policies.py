@@ -21,6 +21,9 @@ LOG_STD_MAX = 2.0
 _NOISE_BLOCK = 4096
 """Gaussian numbers drawn at once: one call per action would cost more than the action's last layer."""
 
+_UNIFORM_BLOCK = 256
+"""Random actions drawn at once: drawn one by one, they cost more than the policy's own."""
+
 _SCALAR_ACTIONS = 4
 """Up to so many action elements, Python's own floats are faster than calls to NumPy."""
 
@@ -56,6 +59,7 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
         super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed)
         self._noise: list[float] = []
+        self._uniform: list[np.ndarray] = []
         self._act_by_policy = self._make_act()
         self._told = random is not None
         self._explore_with(1.0 if random is None else float(random))
@@ -64,6 +68,7 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         """Seed the exploration; what had been drawn ahead is thrown away."""
         self._rng = np.random.default_rng(seed)
         self._noise.clear()
+        self._uniform.clear()
 
     def exploration(self) -> dict[str, float]:
         """`random`."""
@@ -88,10 +93,13 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         self._act = self._act_by_policy if random <= 0.0 else self._act_by_chance
 
     def _act_by_chance(self, obs: Any, test: bool) -> np.ndarray:
-        if test or self._rng.random() >= self.random:
+        if test or (self.random < 1.0 and self._rng.random() >= self.random):
             return self._act_by_policy(obs, test)
-        action: np.ndarray = self._rng.uniform(self._bounds.low, self._bounds.high)
-        return action.astype(self._bounds.dtype).reshape(self._bounds.shape)
+        if not self._uniform:
+            bounds = self._bounds
+            drawn = self._rng.uniform(bounds.low, bounds.high, (_UNIFORM_BLOCK, bounds.size)).astype(bounds.dtype)
+            self._uniform.extend(drawn.reshape(-1, *bounds.shape))
+        return self._uniform.pop()
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, a new array of the action space; `test`: the most likely one."""
