@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,40 @@ with Recorder([ConsoleSink()]) as recorder:
     assert done.stdout == ""
     assert "2,000 updates" in done.stderr
     assert "-187" in done.stderr
+
+
+RUNS = """
+import sys, logging, threading
+from tmrl_core.config import from_values
+from tmrl_core.networking import RolloutWorker, Server, Trainer
+if sys.argv[2] == "configured":
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="by the application: %(message)s")
+assert not logging.getLogger("tmrl_core").handlers
+kind = sys.argv[1]
+config = from_values({"run": {"folder": sys.argv[3], "name": "run"}, "network": {"transport": "local"}})
+if kind == "server":
+    Server(port=0, config=config).close()
+elif kind == "worker":
+    from tmrl_core.actor import NumpySquashedGaussianMLPActor
+    from tmrl_core.envs import GenericGymEnv
+    RolloutWorker(GenericGymEnv, NumpySquashedGaussianMLPActor, standalone=True, config=config).close()
+else:
+    Trainer(lambda: None, config=config).close()
+logging.getLogger("tmrl_core.anything").info("this was seen")
+"""
+
+
+@pytest.mark.parametrize("kind", ["server", "worker", "trainer"])
+def test_scripts_that_configure_no_logging_see_what_the_public_classes_say(kind: str, tmp_path: Path) -> None:
+    outputs = []
+    for logs in ("bare", "configured"):
+        command = [sys.executable, "-c", RUNS, kind, logs, str(tmp_path)]
+        outputs.append(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True))
+    bare, configured = outputs
+    assert "this was seen" in bare.stderr
+    assert bare.stdout == ""
+    assert "by the application: this was seen" in configured.stdout
+    assert "this was seen" not in configured.stderr
 
 
 def test_importing_the_package_is_light() -> None:

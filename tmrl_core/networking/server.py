@@ -16,6 +16,7 @@ from typing import Any
 from tmrl_core.config import CFG, Cfg, given
 from tmrl_core.config.sections import ServerSection, is_loopback
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.admission import AdmissionSettings
 from tmrl_core.networking.refusals import Refusals
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings, Spool
@@ -61,6 +62,7 @@ class Server:
         from tmrl_core.config import current
         from tmrl_core.networking import credentials
 
+        show_messages()
         config = config if config is not None else current()
         network, server = config.network, config.server
         self._security = given(security, network.security)

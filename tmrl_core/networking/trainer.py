@@ -19,6 +19,7 @@ from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.config.run_folder import check_run_folder, write_in_force
 from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import names
+from tmrl_core.metrics.console import show_messages
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.iterations import Iterations
@@ -94,6 +95,7 @@ class Trainer:
         transport: Literal["tls", "local", "tlspyo"] | Cfg = CFG,
         run_name: str | Cfg = CFG,
     ) -> None:
+        show_messages()
         config = self._config = config if config is not None else current()
         kind = given(transport, config.network.transport)
         self._configured = isinstance(training_cls, Cfg)

@@ -17,6 +17,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout import Rollout
 from tmrl_core.actor.twins import choose_actor
 from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.transports.select import link_settings
@@ -117,6 +118,7 @@ class RolloutWorker(Rollout):
         transport: str | Cfg = CFG,
         config: Config | None = None,
     ) -> None:
+        show_messages()
         if config is None:
             config = current()
         settings = config.worker
