@@ -34,7 +34,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     ROOT / "credentials" / "README.md",
 ]
-FILES = {"json", "key", "pem", "py", "token", "yaml"}
+FILES = {"json", "jsonl", "key", "pem", "py", "token", "yaml"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
