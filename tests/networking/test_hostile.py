@@ -31,6 +31,7 @@ from tmrl_core.networking.framing import (
     FrameReader,
     Kind,
     control_frame,
+    cut,
 )
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.links.observer import ObserverLink
@@ -753,6 +754,14 @@ def a_policy_in_crumbs(wolf: Stranger) -> None:
     wolf.frame(Kind.WEIGHTS, FIRST, POLICY_HEAD.pack(1, 1, 10_000) + b"x")
 
 
+def no_policy(wolf: Stranger) -> None:
+    wolf.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(1, 1, 10) + b"0123456789")
+
+
+def no_policy_in_many_frames(wolf: Stranger) -> None:
+    wolf.write(bytes(next(cut(Kind.WEIGHTS, POLICY_HEAD.pack(1, 1, 1 << 20), [bytes(1 << 20)], epoch=0, channel=0))))
+
+
 def a_stream(wolf: Stranger) -> None:
     wolf.tell(OpenStream(0, b"x" * 16, "wolf"))
 
@@ -775,6 +784,8 @@ def a_confirmation(wolf: Stranger) -> None:
         (a_policy_without_a_beginning, "went on that had not begun"),
         (a_policy_that_lies, "different lengths"),
         (a_policy_in_crumbs, "only a policy's last frame is not full"),
+        (no_policy, "published as a policy update are none"),
+        (no_policy_in_many_frames, "published as a policy update are none"),
         (a_stream, "OpenStream is not allowed in state 'trainer'"),
         (a_want, "Want is not allowed in state 'trainer'"),
         (a_confirmation, "Have is not allowed in state 'trainer'"),
@@ -792,6 +803,7 @@ def test_a_trainer_that_misbehaves_loses_its_place_to_one_that_does_not(
         attack(wolf)
         wolf.refused("misuse", words)
         assert place.relay.protocol_errors == place.server.refusals.count == 1
+        assert place.relay.policies.latest is None
         place.start_trainer()
         place.goes_on()
 

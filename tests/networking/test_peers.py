@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tmrl_core.errors import LocalProtocolError
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.delivery import Mark, StreamReceiver, StreamSender
 from tmrl_core.networking.framing import control_frame
-from tmrl_core.networking.messages import CloseStream, Control, Hello, OpenStream, Progress
+from tmrl_core.networking.messages import (
+    Blob,
+    CloseStream,
+    Control,
+    Hello,
+    OpenStream,
+    PolicyUpdate,
+    Progress,
+    check_update_head,
+)
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.relay import Relay
 
@@ -168,6 +180,17 @@ def test_without_a_server_nobody_lacks_anything(place: Place) -> None:
     assert place.worker.progress.lack == ""
     place.worker_pair = place.connect(WorkerConnection(place.worker, silent_s=10, heartbeat_s=3))
     assert place.worker.progress == LACK, "the Server tells it again"
+
+
+@pytest.mark.parametrize("policies", [{"policy": b"weights"}, {"policy": Blob("x", "text")}, [1]])  # type: ignore[arg-type]
+def test_what_no_worker_could_read_is_not_published(policies: Any) -> None:
+    state = TrainerState(run="run", name="hpc", peer=b"t" * 16, inbox_bytes=1 << 20)
+    state.publish(PolicyUpdate((0, 0), {"policy": Blob("x", b"good")}))
+    with pytest.raises(LocalProtocolError, match="no worker could read it"):
+        state.publish(PolicyUpdate((0, 0), policies))
+    assert state.counter == state.published == 1
+    assert state.policy is not None
+    check_update_head(state.policy[1])
 
 
 def test_streams_that_ended_are_forgotten_before_those_that_may_come_back(place: Place) -> None:

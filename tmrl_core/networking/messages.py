@@ -538,6 +538,21 @@ def encode_body(body: PolicyUpdate | Directive | Progress | Collect) -> bytes:
     return _encoder.encode(body)
 
 
+def check_update_head(begin: bytes | bytearray | memoryview) -> None:
+    """Check that bytes begin as an encoded `PolicyUpdate` does, without decoding what it holds.
+
+    Raises:
+        RemoteProtocolError: they do not.
+    """
+    start = bytes(begin[: 1 + len(_UPDATE_BEGINS)])
+    # A map of two fields or more, of which the version is the first.
+    if not start or not 0x82 <= start[0] <= 0x8F or start[1:] != _UPDATE_BEGINS:
+        raise RemoteProtocolError("the bytes that were published as a policy update are none")
+
+
+_UPDATE_BEGINS = b"\xa7version\x92"
+
+
 def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
     """The application envelope of type `kind` in `data`.
 

@@ -18,6 +18,7 @@ from tmrl_core.config.sections import ServerSection, is_loopback
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.admission import AdmissionSettings
+from tmrl_core.networking.messages import check_update_head
 from tmrl_core.networking.refusals import Refusals
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings, Spool
 from tmrl_core.networking.spool_files import DiskSpool
@@ -98,7 +99,14 @@ class Server:
         except ValueError as exc:
             raise ConfigError(f"server.budget_bytes: {exc}") from exc
         self._spool = _spool(server)
-        self.relay = Relay(settings, authenticate, self.refusals, spool=self._spool, say=logger.info)
+        self.relay = Relay(
+            settings,
+            authenticate,
+            self.refusals,
+            spool=self._spool,
+            say=logger.info,
+            check_update=check_update_head,
+        )
         self._started = time.monotonic()
         self.relay.process = self._process
         self._transport = transport

@@ -129,7 +129,11 @@ class TrainerLink(Link):
     # --- what workers are told ---
 
     def publish(self, policies: Mapping[str, Blob], exploration: Mapping[str, float] | None = None) -> Version:
-        """Make these the latest weights. Returns their version."""
+        """Make these the latest weights. Returns their version.
+
+        Raises:
+            LocalProtocolError: no worker could read them.
+        """
         version = self._trainer.publish(PolicyUpdate((0, 0), dict(policies), dict(exploration or {})))
         self._call(self._wake_driver)
         return version

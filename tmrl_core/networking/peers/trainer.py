@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
 from tmrl_core.networking.bodies import BodyPool
 from tmrl_core.networking.connection import Connection
 from tmrl_core.networking.delivery import Mark, Received, StreamReceiver
@@ -45,6 +45,7 @@ from tmrl_core.networking.messages import (
     Resume,
     Waits,
     Welcome,
+    decode_body,
     encode_body,
     plain,
 )
@@ -129,8 +130,16 @@ class TrainerState(ClientState):
         self.notice = Notice(0, 0, 0)
 
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
-        """Make `update` the latest policy. Returns the version that it has now (a new incarnation may raise it)."""
+        """Make `update` the latest policy. Returns the version that it has now (a new incarnation may raise it).
+
+        Raises:
+            LocalProtocolError: no worker could read it.
+        """
         body = encode_body(update)
+        try:
+            decode_body(body, PolicyUpdate)
+        except RemoteProtocolError as exc:
+            raise LocalProtocolError(f"this is not published, since no worker could read it: {exc}") from exc
         self.counter += 1
         self.published += 1
         self.policy = (self.counter, body)  # in one step: a link's thread may be looking

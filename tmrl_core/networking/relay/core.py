@@ -78,6 +78,7 @@ class Relay:
         wall_clock: seconds since 1970, for those who compare their clock with the Server's.
         spool: keeps samples of workers that end while there is no trainer; None: nothing is kept.
         say: called with what is worth a line in the Server's log.
+        check_update: called with the beginning of each policy update; raises RemoteProtocolError where it is none.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Relay:
         wall_clock: Callable[[], float] = time.time,
         spool: Spool | None = None,
         say: Callable[[str], None] = lambda line: None,
+        check_update: Callable[[memoryview], None] = lambda begin: None,
     ) -> None:
         self.settings = settings or RelaySettings()
         self.authenticate = authenticate
@@ -98,7 +100,7 @@ class Relay:
         self.probes = Probes(self)
         self.register = Register(say)
         self.incarnation = 0
-        self.policies = Policies(self.settings.max_policy_bytes)
+        self.policies = Policies(self.settings.max_policy_bytes, check_update)
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
         self.observers: set[RelayConnection] = set()

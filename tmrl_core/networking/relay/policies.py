@@ -5,6 +5,8 @@ Sans-I/O.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.framing import (
     FIRST,
@@ -49,10 +51,12 @@ class Policies:
 
     Args:
         max_bytes: largest policy taken.
+        check: called with the beginning of each policy's bytes; raises RemoteProtocolError where they are none.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, check: Callable[[memoryview], None] = lambda begin: None) -> None:
         self.max_bytes = max_bytes
+        self._check = check
         self.run = ""
         """Whose policies these are."""
         self.latest: Policy | None = None
@@ -79,7 +83,7 @@ class Policies:
         """Take a frame of the trainer, whose incarnation is `incarnation` now, and return the policy that it is of.
 
         Raises:
-            RemoteProtocolError: too large, or its frames contradict its head.
+            RemoteProtocolError: too large, no policy, or its frames contradict its head.
         """
         if frame.flags & FIRST:
             self.abandon()
@@ -95,6 +99,8 @@ class Policies:
             raise RemoteProtocolError("a policy update's frames and its head say different lengths")
         if not last and len(frame.buffer) != MAX_FRAME_BYTES:
             raise RemoteProtocolError("only a policy's last frame is not full")
+        if frame.flags & FIRST:
+            self._check(frame.payload[POLICY_HEAD.size :])
         policy.frames.append(
             memoryview(frame.buffer)
         )  # a view: shared by all workers' links, and used for nothing else
