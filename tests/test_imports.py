@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, ...]] = [
     (
         "ending",
         "outcome",
+        "screens",
         "roles",
         "supervision",
         "local",

@@ -265,12 +265,15 @@ def all_overrides(options: argparse.Namespace) -> list[str]:
 def server(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     """`--server`: until it is asked to end."""
     from tmrl_core import roles
+    from tmrl_core.screens import ServerLines
 
     roles.ensure_credentials(config)
     with roles.make_server(config) as made:
         if options.announce:
             print(json.dumps({"port": made.port}), flush=True)
+        lines = ServerLines(made)
         while not ending.wait(0.5):
+            lines.look()
             if made.wait(0):
                 break
     return 0
@@ -292,11 +295,15 @@ def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     from tmrl_core import roles
 
     one_thread()
+    from tmrl_core.screens import Screen, WorkerDisplay
+
     roles.ensure_credentials(config)
     made = roles.make_worker(config)
     try:
         ending.calls(made.stop)
-        roles.run_worker(made, config, expert=options.role == "expert")
+        where = f"{config.server.host} port {config.server.port}"
+        with Screen(WorkerDisplay(made, where, config.run.name)):
+            roles.run_worker(made, config, expert=options.role == "expert")
     finally:
         # Closing drains; a second request to end cuts that short.
         made.close()
@@ -306,13 +313,15 @@ def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
 def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     """`--trainer`: until training ends or it is asked to end; a checkpoint is written either way."""
     from tmrl_core import roles
+    from tmrl_core.screens import Screen, TrainerDisplay
 
     roles.ensure_credentials(config)
     made = roles.make_trainer(config)
     try:
         ending.calls(made.stop)
         ending.calls_for_checkpoint(made.checkpoint)
-        roles.run_trainer(made, config)
+        with Screen(TrainerDisplay(config)):
+            roles.run_trainer(made, config)
     finally:
         made.close()
     return 0

@@ -224,6 +224,11 @@ class EpisodePlayer:
         """True: no episode is open."""
         return self._episode is None or not self._episode.open
 
+    @property
+    def episodes(self) -> int:
+        """Episodes begun since construction, of every kind."""
+        return self._episodes
+
     # --- single steps -------------------------------------------------------------------------------------------------
 
     def act(self, obs: Any, test: bool = False) -> Any:

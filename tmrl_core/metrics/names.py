@@ -89,6 +89,7 @@ MESSAGE: Final = "message"
 PHASE: Final = "phase"
 RUN_NAME: Final = "run_name"
 LACK: Final = "lack"
+WAITING: Final = "waiting"
 
 # Names of events that displays know; any other is shown as it comes.
 EVENT_START: Final = "start"
@@ -174,6 +175,7 @@ VOCABULARY: Final[Mapping[str, str]] = {
     PHASE: "waiting, collecting, learning, evaluating or done",
     RUN_NAME: "name of the run",
     LACK: "what a trainer that waits is waiting for",
+    WAITING: "workers that wait: how many, and what the first of them waits for",
 }
 """Every name and what it means. Besides: `train/<name>` for an agent's further metrics, `train/grad_norm_<optimizer>`
 (of the round's last update), `worker/<worker>/steps_per_s`; out of the infos of the latest training episodes the means

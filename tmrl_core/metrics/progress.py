@@ -19,7 +19,7 @@ from rich.text import Text
 from tmrl_core.metrics import names
 from tmrl_core.metrics.reading import RecordReader
 from tmrl_core.metrics.records import MetricRecord, Value
-from tmrl_core.metrics.text import clock_text, number_text, return_text
+from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
 
 PHASES: Final = ("waiting", "collecting", "learning", "evaluating", "done")
 _PHASE_WORDS: Final = {
@@ -78,6 +78,7 @@ class ProgressDisplay:
         self._evaluations: deque[MetricRecord] = deque(maxlen=200)
         self._best: float | None = None
         self._confirmed = False
+        self._checkpoint_s: float | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -135,6 +136,8 @@ class ProgressDisplay:
             self.run_name = record.text(names.RUN_NAME) or self.run_name
         elif event == names.EVENT_WORKER_JOINED:
             self._workers.add(record.text(names.WORKER))
+        elif event == names.EVENT_CHECKPOINT:
+            self._checkpoint_s = record.time_s - self._started_s
         elif event == names.EVENT_LEARNED:
             self._confirmed = True
         elif event == names.EVENT_WORKER_LEFT:
@@ -184,6 +187,8 @@ class ProgressDisplay:
         parts.extend(f"{label} {count:,}" for label, count in self._losses() if count)
         if lack := self._lack():
             parts.append(f"waits: {lack}")
+        elif waiting := self._waiting():
+            parts.append(f"workers wait: {waiting}")
         return " | ".join(parts)
 
     def render(self, *, width: int = _WIDEST, ascii_only: bool = False) -> RenderableType:
@@ -210,6 +215,8 @@ class ProgressDisplay:
             rows += [Text(), traces]
         if lack := self._lack():
             rows += [Text(), Text(f"training waits: {lack}", style="yellow")]
+        elif waiting := self._waiting():
+            rows += [Text(), Text(f"workers wait: {waiting}", style="yellow", overflow="ellipsis", no_wrap=True)]
         if self.note:
             rows += [Text(), Text(self.note, style="dim", overflow="ellipsis", no_wrap=True)]
         elapsed = clock_text(self.elapsed_s)
@@ -246,10 +253,12 @@ class ProgressDisplay:
         return text
 
     def _work_table(self) -> Table:
-        table = _two_columns()
+        table = _two_columns(10)
         samples_per_s, updates_per_s = self.rates()
         table.add_row("samples", _counted(number_text(self._count(names.SAMPLES_RECEIVED)), _rate(samples_per_s)))
         table.add_row("updates", _counted(f"{self._step:,}", _rate(updates_per_s)))
+        samples = self._count(names.SAMPLES_RECEIVED)
+        table.add_row("ratio", Text(f"{self._step / samples:.3g} updates/sample" if samples else "-"))
         table.add_row("workers", Text(str(self._worker_count())))
         lag, highest = self._number(names.POLICY_LAG_MEAN), self._number(names.POLICY_LAG_MAX)
         lag_text = Text("-", style="dim") if lag is None else Text(f"{lag:.1f}")
@@ -259,17 +268,18 @@ class ProgressDisplay:
         table.add_row("queue", Text(bytes_text(self._number(names.QUEUE_BYTES) or 0.0)))
         lost = Text()
         for label, count in self._losses():
-            lost.append(f"{label} ", style="dim").append(f"{count:,}", style="bold red" if count else "").append("  ")
-        table.add_row("lost", lost)
+            if count:
+                lost.append(f"{label} ", style="dim").append(f"{count:,}", style="bold red").append("  ")
+        table.add_row("lost", lost or Text("nothing", style="dim"))
         return table
 
     def _return_table(self, *, ascii_only: bool) -> Table:
-        table = _two_columns()
+        table = _two_columns(15)
         none = Text("-", style="dim")
         train = none
         if self._recent_train:
             train = Text(return_text(self._train_mean()))
-            train.append(f"  mean of latest {len(self._recent_train)}", style="dim")
+            train.append(f"  latest {len(self._recent_train)}", style="dim")
         table.add_row("training return", train)
         test = self._test.last
         table.add_row("test return", none if test is None else Text(return_text(test)))
@@ -291,6 +301,8 @@ class ProgressDisplay:
                 sign = "" if ascii_only or not self._confirmed else " ✓"
                 target.append(f"{sign}{state}", style="bold green" if self._confirmed else "yellow")
             table.add_row("target", target)
+        written = "-" if self._checkpoint_s is None else f"{clock_text(self.elapsed_s - self._checkpoint_s)} ago"
+        table.add_row("checkpoint", Text(written))
         return table
 
     def _trace_table(self, width: int, *, ascii_only: bool) -> Table:
@@ -343,6 +355,10 @@ class ProgressDisplay:
             ("gaps", self._count(names.GAPS)),
             ("refused", self._count(names.REFUSED)),
         ]
+
+    def _waiting(self) -> str:
+        value = self._latest.get(names.WAITING)
+        return value if isinstance(value, str) and self.phase != "done" else ""
 
     def _lack(self) -> str:
         value = self._latest.get(names.LACK)
@@ -402,15 +418,6 @@ def sparkline(values: Sequence[float], low: float, high: float, *, ascii_only: b
         return blocks[len(blocks) // 2] * len(values)
     top = len(blocks) - 1
     return "".join(blocks[min(top, max(0, round((value - low) / span * top)))] for value in values)
-
-
-def bytes_text(count: float) -> str:
-    """Return a number of bytes as short text, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 class LiveProgress:
@@ -479,9 +486,9 @@ class LiveProgress:
         self.console.print(self.display.line(), markup=False, highlight=False, soft_wrap=True)
 
 
-def _two_columns() -> Table:
+def _two_columns(labels: int) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", min_width=10)
+    table.add_column(style="dim", min_width=labels, no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis")
     return table
 

@@ -49,3 +49,12 @@ def _significant(value: float, digits: int) -> str:
     if not math.isfinite(value) or not 10 ** (digits - 1) <= abs(value) < 1e9:
         return f"{value:.{digits}g}"
     return f"{value:,.0f}"
+
+
+def bytes_text(count: float) -> str:
+    """Return a number of bytes as short text, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -557,9 +557,15 @@ class RemoteInterface(TrainingInterface):
                 names.OTHER_RUN: counts.other_run_workers,
                 names.RECONNECTS: counts.reconnects,
                 names.LACK: self.progress.lack,
+                names.WAITING: self._waiting(),
                 **self._worker_rates(),
             },
         )
+
+    def _waiting(self) -> str:
+        waits = self.link.waits
+        texts = [plain(text) for _, text in waits if text]
+        return f"{len(texts)} of {len(waits)}: {texts[0]}" if texts else ""
 
     def _worker_rates(self) -> dict[str, float]:
         """Return the steps a second of each worker since the record before, of as many as a chart can show."""

@@ -335,6 +335,11 @@ class WorkerLink(Link):
             self._worker.waits = text
             self._call(self._say_waits)
 
+    @property
+    def waits(self) -> str:
+        """What this worker waits for; empty while it collects."""
+        return self._worker.waits
+
     def _say_waits(self) -> None:
         if isinstance(self._connection, WorkerConnection):
             self._connection.say_waits()

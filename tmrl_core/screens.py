@@ -1,0 +1,286 @@
+"""A role's own screen: a panel drawn in place on a terminal, elsewhere a line in the log every half minute."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tmrl_core.config import Config
+from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
+from tmrl_core.networking.links.worker import WorkerCounts, WorkerLink
+
+if TYPE_CHECKING:
+    from tmrl_core.networking import RolloutWorker, Server
+
+logger = logging.getLogger(__name__)
+
+LINE_S = 30.0
+"""Seconds between two lines where there is no terminal."""
+SERVER_LINE_S = 60.0
+"""Seconds between two lines of a Server where nobody comes or goes."""
+CHANGE_LINE_S = 5.0
+"""Shortest time between two lines of a Server where somebody does."""
+_LOOK_S = 1.0
+_RATE_WINDOW_S = 10.0
+
+
+class Display(Protocol):
+    """What a screen shows; used by one thread."""
+
+    def look(self) -> None:
+        """Take what is new."""
+
+    def line(self) -> str:
+        """Return everything as one plain line."""
+
+    def panel(self) -> Any:
+        """Return everything as rich draws it."""
+
+
+class Screen:
+    """Shows what a role does, in a thread beside it, on standard error; log messages appear above the panel.
+
+    Args:
+        display: what to show.
+        line_every_s: seconds between two lines in the log where standard error is no terminal.
+        look_every_s: seconds between two looks.
+    """
+
+    def __init__(self, display: Display, *, line_every_s: float = LINE_S, look_every_s: float = _LOOK_S) -> None:
+        self._display = display
+        self._line_every_s = line_every_s
+        self._look_every_s = look_every_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tmrl-screen", daemon=True)
+
+    def __enter__(self) -> Screen:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show the last state, and give the terminal back."""
+        self._ended.set()
+        self._thread.join(10.0)
+
+    def _run(self) -> None:
+        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        try:
+            with _drawn(self._display) if terminal else contextlib.nullcontext(self._say_line) as show:
+                if terminal:
+                    show()
+                next_s = time.monotonic() + (0.0 if terminal else self._line_every_s)
+                while not self._ended.wait(self._look_every_s):
+                    self._display.look()
+                    if terminal or time.monotonic() >= next_s:
+                        next_s = time.monotonic() + self._line_every_s
+                        show()
+                self._display.look()
+                show()
+        except Exception:  # a screen is not worth a run
+            logger.exception("the display has failed; the role goes on without it")
+
+    def _say_line(self) -> None:
+        logger.info("%s", self._display.line())
+
+
+@contextlib.contextmanager
+def _drawn(display: Display) -> Iterator[Callable[[], None]]:
+    """Draw on the terminal of standard error, and have log messages printed above."""
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live(get_renderable=display.panel, console=Console(stderr=True), auto_refresh=False)
+    before = sys.stderr
+    with live:
+        handlers = [
+            handler
+            for handler in logging.getLogger().handlers
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before
+        ]
+        for handler in handlers:
+            handler.setStream(sys.stderr)  # which is the panel's by now
+        try:
+            yield live.refresh
+        finally:
+            for handler in handlers:
+                handler.setStream(before)
+
+
+class TrainerDisplay:
+    """A trainer, by the records that it writes.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        from tmrl_core.metrics import ProgressDisplay, follow
+
+        evaluation = config.trainer.evaluation
+        self._progress = ProgressDisplay(
+            config.run.name, return_target=evaluation.target_return, time_limit_s=evaluation.time_limit_s
+        )
+        self._reader = follow(config.metrics_path)
+        self._reader.read()  # an earlier part of the run is not news
+
+    def look(self) -> None:
+        """Take new records."""
+        with contextlib.suppress(OSError):
+            self._progress.update(self._reader.read())
+
+    def line(self) -> str:
+        """Return everything as one plain line."""
+        return self._progress.line()
+
+    def panel(self) -> Any:
+        """Return everything as rich draws it."""
+        return self._progress
+
+
+class WorkerDisplay:
+    """A worker, by its own counters.
+
+    Args:
+        worker: whose.
+        where: the Server's address.
+        run_name: of the run.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, worker: RolloutWorker, where: str, run_name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._worker = worker
+        self._where = where
+        self._run_name = run_name
+        self._clock = clock
+        self._started = self._policy_since = self._link_since = clock()
+        self._version = (0, 0)
+        self._connected = False
+        self._window: deque[tuple[float, int]] = deque([(self._started, worker.steps_collected)])
+
+    def look(self) -> None:
+        """Note what has changed since the look before."""
+        now = self._clock()
+        if self._worker.policy_version != self._version:
+            self._version, self._policy_since = self._worker.policy_version, now
+        connected = self._link is not None and self._link.connected
+        if connected != self._connected:
+            self._connected, self._link_since = connected, now
+        self._window.append((now, self._worker.steps_collected))
+        while now - self._window[0][0] > _RATE_WINDOW_S and len(self._window) > 2:
+            self._window.popleft()
+
+    def line(self) -> str:
+        """Return everything as one plain line."""
+        return " | ".join(
+            [clock_text(self._clock() - self._started), *(f"{name} {text}" for name, text in self._rows())]
+        )
+
+    def panel(self) -> Any:
+        """Return everything as rich draws it."""
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", min_width=10)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        for name, text in self._rows():
+            troubled = name in ("lost", "waits") or (name == "link" and not self._connected)
+            table.add_row(Text(name), Text(text, style="bold yellow" if troubled else ""))
+        return Panel(
+            table,
+            title=Text(f" {self._worker.name}, run {self._run_name} ", style="bold"),
+            title_align="left",
+            subtitle=Text(f" {clock_text(self._clock() - self._started)} ", style="dim"),
+            subtitle_align="right",
+            border_style="cyan" if self._connected else "yellow",
+            padding=(0, 2),
+        )
+
+    @property
+    def _link(self) -> WorkerLink | None:
+        link = self._worker.link
+        return link if isinstance(link, WorkerLink) else None
+
+    def _rows(self) -> list[tuple[str, str]]:
+        worker, link = self._worker, self._link
+        (first_s, first), (last_s, last) = self._window[0], self._window[-1]
+        rate = (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+        rows = [("link", self._link_text(link)), ("episodes", f"{worker.episodes:,}")]
+        rows.append(("steps", f"{worker.steps_collected:,} ({rate:,.0f}/s)"))
+        played = worker.buffer
+        if played.stat_train_steps:
+            rows.append(("return", f"{return_text(played.stat_train_return)} in {played.stat_train_steps:,} steps"))
+        if played.stat_test_steps:
+            rows.append(("test return", return_text(played.stat_test_return)))
+        age = clock_text(self._clock() - self._policy_since)
+        version = f"{self._version[0]}.{self._version[1]}, {age} old"
+        rows.append(("policy", version if any(self._version) else "none yet"))
+        return rows + ([] if link is None else _link_rows(link, link.counts))
+
+    def _link_text(self, link: WorkerLink | None) -> str:
+        if link is None:
+            return "none: this worker is on its own"
+        since = clock_text(self._clock() - self._link_since)
+        if not self._connected:
+            return f"not connected to {self._where} for {since}; it is tried again and again"
+        again = link.counts.reconnects
+        return f"{self._where} for {since}" + (f", connected anew {again:,} times" if again else "")
+
+
+def _link_rows(link: WorkerLink, counts: WorkerCounts) -> list[tuple[str, str]]:
+    progress = link.progress
+    queued = f"{counts.queued_samples:,} samples, {bytes_text(counts.queued_bytes)}"
+    rows = [("queued", queued), ("acknowledged", f"{counts.samples_acked:,} samples")]
+    if counts.samples_dropped or counts.samples_refused:
+        rows.append(("lost", f"{counts.samples_dropped:,} dropped, {counts.samples_refused:,} refused"))
+    rows.append(("trainer", f"{progress.updates:,} updates, {progress.samples:,} samples"))
+    if link.waits:
+        rows.append(("waits", link.waits))
+    elif progress.lack:
+        rows.append(("trainer waits", progress.lack))
+    return rows
+
+
+class ServerLines:
+    """Says in the log what a Server does: every minute, and sooner when somebody comes or goes.
+
+    Args:
+        server: whose.
+        clock: seconds.
+    """
+
+    def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = server
+        self._clock = clock
+        self._said_s = clock()
+        self._said = (0, False, 0)
+        """Workers, a trainer, samples relayed."""
+
+    def look(self) -> None:
+        """Say a line if one is due."""
+        relay, now = self._server.relay, self._clock()
+        workers, trainer, samples = len(relay.workers), relay.trainer is not None, relay.flow.relayed_samples
+        span_s = now - self._said_s
+        if span_s < (SERVER_LINE_S if (workers, trainer) == self._said[:2] else CHANGE_LINE_S):
+            return
+        logger.info(
+            "%d workers, %s trainer; %s samples relayed (%s/s)",
+            workers,
+            "a" if trainer else "no",
+            number_text(samples),
+            number_text(round((samples - self._said[2]) / span_s)),
+        )
+        self._said_s, self._said = now, (workers, trainer, samples)
