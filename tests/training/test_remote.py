@@ -71,6 +71,7 @@ def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() ->
     first, *_, last = [record for record in sink.records if record.kind == "round"]
     assert set(first.values) == {"time/total_timesteps", "train/n_updates"}
     assert last.env_steps == 1500
+    assert [first.step, last.step] == [1, 2]  # the row's, whatever was reported last
     assert last.number("rollout/ep_rew_mean") == 99.5  # of the latest hundred
     assert last.number("rollout/ep_len_mean") == 10.0
     assert last.number("rollout/ep_rew") == 149.0

@@ -394,7 +394,9 @@ class RemoteInterface(TrainingInterface):
         values = names.of_rows("round", row)
         if self._latest:
             values = {**_means(self._latest), **values}
-        self._record("round", values)
+        if self.recorder is not None:
+            # What was reported last may be some updates older.
+            self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
     def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
         """Write an event to the records, at `step` updates; None: at those that were reported last."""
