@@ -106,6 +106,9 @@ def test_a_wrong_configuration_is_one_message_and_exit_status_2(
         (("--server", "--workers", "2"), "--workers goes with --local, not --server"),
         (("--worker", "--wandb"), "--wandb goes with --trainer or --local"),
         (("--local", "--workers", "0"), "--workers: found 0"),
+        (("--worker", "--new"), "--new goes with --trainer or --local, not --worker"),
+        (("--server", "--seed", "0"), "--seed goes with --trainer or --worker"),
+        (("--trainer", "--seed", "-1"), "run.seed"),
         (("--server", "--set", "server.port"), "write it as section.key=value"),
         (("--serv",), "--serv"),
         (("--credentials",), "COMMAND"),
@@ -421,6 +424,15 @@ class Poison(gym.Wrapper):
 
 gym.register("Poison-v0", entry_point=lambda: Poison(gym.make("Pendulum-v1")))
 """
+
+
+def test_a_new_run_has_a_name_of_its_own_and_the_seed_that_is_given(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "default").mkdir(parents=True)
+    done = run("--local", "--single-process", "--new", "--seed", "7", "--set", "trainer.device=nonsense")
+    assert "this run is called default-2 (other machines need --set run.name=default-2)" in done.stderr
+    options = cli.parser().parse_args(["--local", "--seed", "0", "--set", "run.seed=3"])
+    assert cli.load_config(options).run.seed == 0
+    assert cli.passed_on(options)[-2:] == ["--set", "run.seed=0"]
 
 
 def test_updates_that_are_not_finite_end_a_run_with_exit_status_1(run: Run, tmp_path: Path) -> None:

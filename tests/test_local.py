@@ -11,6 +11,7 @@ import pytest
 
 from tmrl_core import local
 from tmrl_core.config import Config, from_values
+from tmrl_core.config.run_folder import free_run_name
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 
@@ -88,12 +89,12 @@ def test_the_first_round_in_lockstep_waits_for_all_that_are_started() -> None:
 
 def test_a_quickstart_leaves_earlier_runs_alone(tmp_path: Path) -> None:
     config = from_values({"run": {"name": "x"}})
-    assert local.free_run_name(config) == "x"
+    assert free_run_name(config) == "x"
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "x-2").mkdir()
-    assert local.free_run_name(config) == "x-3"
+    assert free_run_name(config) == "x-3"
     changes = local.changes_for_this_machine(config, 2, single_process=False, quickstart=True)
     assert changes == ["run.name=x-3", "server.port=0"]
     long = from_values({"run": {"name": "y" * 64}})
     (tmp_path / "runs" / ("y" * 64)).mkdir()
-    assert local.free_run_name(long) == "y" * 56 + "-2"
+    assert free_run_name(long) == "y" * 56 + "-2"

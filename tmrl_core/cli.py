@@ -18,6 +18,7 @@ from typing import Any
 
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
+from tmrl_core.config.run_folder import free_run_name
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError, TmrlError
 
@@ -128,6 +129,8 @@ def parser() -> argparse.ArgumentParser:
         help="check the path from this machine to the Server; see `--doctor --help`",
     )
     made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
+    made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
+    made.add_argument("--seed", type=int, default=None, metavar="N", help="seed of everything random (run.seed)")
     local = made.add_argument_group("with --local")
     local.add_argument("--workers", type=int, default=None, metavar="N", help="number of RolloutWorkers (default: 2)")
     local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
@@ -161,6 +164,10 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     set_up_logging(options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options)
+    if options.new:
+        options.overrides = [*options.overrides, f"run.name={free_run_name(config)}"]
+        config = load_config(options)
+        logger.info("this run is called %s (other machines need --set run.name=%s)", config.run.name, config.run.name)
     if source := config_file(options):
         # Said before anything that it names is imported: without `-c` it may be somebody else's file.
         logger.info("configuration: %s", source.absolute())
@@ -184,14 +191,16 @@ def check_options(options: argparse.Namespace) -> None:
         ("steps", ["benchmark"]),
         ("announce", ["server"]),
         ("wandb", ["trainer", "local"]),
+        ("new", ["trainer", "local"]),
+        ("seed", ["trainer", "worker", "expert", "local", "test", "benchmark"]),
         ("json", ["status"]),
         ("watch", ["status"]),
     ):
         value = getattr(options, name)
         flag = "--" + name.replace("_", "-")
-        if value not in (None, False) and options.role not in roles:
+        if value is not None and value is not False and options.role not in roles:
             raise ConfigError(f"{flag} goes with {' or '.join('--' + role for role in roles)}, not --{options.role}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1 and name != "seed":
             raise ConfigError(f"{flag}: found {value}, allowed: a whole number of at least 1")
     if options.watch is not None and not 0.2 <= options.watch <= 86_400:
         raise ConfigError(f"--watch: found {options.watch:g}, allowed: 0.2 to 86400 seconds")
@@ -256,7 +265,12 @@ def module_folders(path: Path | None) -> list[Path]:
 
 def all_overrides(options: argparse.Namespace) -> list[str]:
     """What `--set` says, and what other options set."""
-    return [*options.overrides, *(["metrics.wandb=true"] if getattr(options, "wandb", False) else [])]
+    seed = getattr(options, "seed", None)
+    return [
+        *options.overrides,
+        *(["metrics.wandb=true"] if getattr(options, "wandb", False) else []),
+        *([f"run.seed={seed}"] if seed is not None else []),
+    ]
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------

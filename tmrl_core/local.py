@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tmrl_core import roles
 from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
-from tmrl_core.config.run_folder import check_run_folder
+from tmrl_core.config.run_folder import check_run_folder, free_run_name
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 from tmrl_core.outcome import Outcome, draw_curve, files, what_next
@@ -152,16 +151,6 @@ def changes_for_this_machine(config: Config, workers: int, *, single_process: bo
     if quickstart:
         changes += [f"run.name={free_run_name(config)}", "server.port=0"]
     return changes
-
-
-def free_run_name(config: Config) -> str:
-    """The run's name, or with a number when there is such a run already."""
-    folder, name = Path(config.run.folder), config.run.name
-    number = 1
-    while (folder / name).exists():
-        number += 1
-        name = f"{config.run.name[:56]}-{number}"
-    return name
 
 
 # --- what is seen -----------------------------------------------------------------------------------------------------

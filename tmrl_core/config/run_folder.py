@@ -55,3 +55,13 @@ def write_in_force(config: Config, now: datetime.datetime | None = None) -> Path
     path = config.run_folder / "config.yaml"
     write_whole(path, text)
     return path
+
+
+def free_run_name(config: Config) -> str:
+    """Return the run's name, with a number if there is a run of that name."""
+    folder, name = Path(config.run.folder), config.run.name
+    number = 1
+    while (folder / name).exists():
+        number += 1
+        name = f"{config.run.name[:56]}-{number}"
+    return name

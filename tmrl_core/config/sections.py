@@ -56,6 +56,11 @@ class RunSection(Section, frozen=True, kw_only=True):
         ),
     ] = None
     folder: Annotated[Text, doc("Folder of all runs; a run's own files are in `<folder>/<name>/`.")] = "runs"
+    group: Annotated[Text | None, doc("Group of runs that wandb shows together, such as the seeds of one setting.")] = (
+        None
+    )
+    tags: Annotated[tuple[Text, ...], doc("Tags of the run in wandb.")] = ()
+    notes: Annotated[Text | None, doc("Notes on the run in wandb.")] = None
 
 
 class EnvironmentSection(Section, frozen=True, kw_only=True):
@@ -608,7 +613,7 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     wandb: Annotated[bool, doc("Send to Weights & Biases (extra `wandb`); also the option --wandb.")] = False
     wandb_entity: Annotated[Text | None, doc("wandb entity. null: the account's default.")] = None
     wandb_project: Annotated[Text, doc("wandb project.")] = "tmrl_core"
-    wandb_run_id: Annotated[Text | None, doc("wandb run id. null: the run's name.")] = None
+    wandb_run_id: Annotated[Text | None, doc("wandb run id. null: one of this run, kept in `<run>/wandb_id`.")] = None
 
 
 class GatewaySection(Section, frozen=True, kw_only=True):

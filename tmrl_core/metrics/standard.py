@@ -24,6 +24,9 @@ class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
     entity: str | None = None
     run_id: str | None = None
     run_name: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str | None = None
     config: Mapping[str, Any] = {}
     key: str | None = None
 
@@ -79,6 +82,9 @@ def open_sinks(
                     entity=wandb.entity,
                     run_id=wandb.run_id,
                     run_name=wandb.run_name,
+                    group=wandb.group,
+                    tags=wandb.tags,
+                    notes=wandb.notes,
                     config=wandb.config,
                     x_axis=x_axis,
                     key=wandb.key,

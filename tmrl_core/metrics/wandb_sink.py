@@ -18,7 +18,9 @@ import importlib.util
 import logging
 import netrc
 import os
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +29,7 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
+from tmrl_core.storage import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,30 @@ _AXES: Mapping[Axis, str] = {
     "updates": names.UPDATES,
     "wall_time": names.ELAPSED,
 }
+
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
+    """Return the wandb id of the run in a folder, which its file `wandb_id` keeps for resumes.
+
+    Runs of one name in several folders, or begun anew in an emptied one, are different runs.
+    """
+    path = Path(folder) / "wandb_id"
+    try:
+        found = path.read_text(encoding="utf-8").strip()
+        if _ID.fullmatch(found):
+            return found
+    except (OSError, UnicodeDecodeError):
+        pass
+    # Releases without this file took the name, so a run that they began goes on under it.
+    made = run_name if (Path(folder) / "wandb").is_dir() else f"{run_name}-{secrets.token_hex(4)}"
+    try:
+        write_whole(path, f"{made}\n".encode())
+    except OSError as error:
+        logger.warning("the wandb id %s cannot be kept, so a resumed run will be a new one: %s", made, error)
+    return made
 
 
 class WandbSink(MetricSink):
@@ -47,6 +74,9 @@ class WandbSink(MetricSink):
         entity: user or team; None: wandb's default.
         run_id: identity of the run: a resumed run goes on under it; None: wandb makes one.
         run_name: name to show.
+        group: of runs that are shown together.
+        tags: of the run.
+        notes: on the run.
         folder: where wandb keeps its files (in `wandb/` below it); made if it is not there.
         config: settings of the run to show; without secrets.
         x_axis: the horizontal axis of every chart until somebody chooses another.
@@ -66,6 +96,9 @@ class WandbSink(MetricSink):
         entity: str | None = None,
         run_id: str | None = None,
         run_name: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        notes: str | None = None,
         config: Mapping[str, Any] | None = None,
         x_axis: Axis = "env_steps",
         key: str | None = None,
@@ -80,7 +113,11 @@ class WandbSink(MetricSink):
         self.folder = Path(folder)
         self.mode = ""
         """`online`, `offline` or `disabled` once wandb is up, "" before."""
-        self._identity = {"project": project, "entity": entity, "id": run_id, "name": run_name}
+        self._identity: dict[str, Any] = {"project": project, "entity": entity, "id": run_id, "name": run_name}
+        # What is left out stays as it was, also where somebody has changed it in wandb.
+        self._identity |= {
+            name: value for name, value in (("group", group), ("tags", list(tags)), ("notes", notes)) if value
+        }
         self._config = dict(config or {})
         self._x_axis = _AXES[x_axis]
         self._key = key

@@ -180,13 +180,18 @@ class Trainer:
         Raises:
             TmrlError: as `run`.
         """
-        metrics = self._config.metrics
+        from tmrl_core.metrics.wandb_sink import run_id_of
+
+        metrics, run = self._config.metrics, self._config.run
         self._run(
             WandbSettings(
                 project=given(project, metrics.wandb_project),
                 entity=given(entity, metrics.wandb_entity),
-                run_id=given(run_id, metrics.wandb_run_id) or self._run_name,
+                run_id=given(run_id, metrics.wandb_run_id) or run_id_of(self._config.run_folder, self._run_name),
                 run_name=self._run_name,
+                group=run.group,
+                tags=run.tags,
+                notes=run.notes,
                 config=msgspec.to_builtins(self._config, enc_hook=str),
                 key=key,
             )
