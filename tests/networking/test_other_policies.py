@@ -101,6 +101,15 @@ def test_its_samples_are_refused_and_both_sides_say_why_once(
     assert sum("of the policy is refused, the old one stays" in line for line in caplog.messages) == 1
 
 
+def test_records_name_workers_as_the_server_does(place: Place) -> None:
+    named: list[str] = []
+    place.interface.on_episode = lambda record: named.append(record.worker)
+    for _ in range(2):
+        place.worker(16).run(nb_episodes=1)
+    place.take_until(lambda: place.samples == 10)
+    assert sorted(named) == ["robot7", "robot7-2"]
+
+
 def test_an_experts_policy_may_be_any(place: Place) -> None:
     place.publish()
     place.worker(64).run(nb_episodes=2, expert=True)

@@ -782,3 +782,18 @@ def test_delivery_needs_neither_asyncio_nor_ssl() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def test_workers_with_one_label_are_told_apart(network: Network) -> None:
+    trainer = Trainer(network)
+    trainer.connect()
+    workers = [Worker(network, "robot7") for _ in range(3)]
+    for worker in workers:
+        worker.connect()
+        network.settle()
+    labels = ["robot7", "robot7-2", "robot7-3"]
+    assert [link.name for link in network.relay.workers.values()] == labels
+    assert [member.name for member in trainer.state.members.values()] == labels
+    workers[1].connect()  # again: its own label is no other's
+    network.settle()
+    assert sorted(link.name for link in network.relay.workers.values()) == labels

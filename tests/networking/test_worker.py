@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 import math
+import socket
 import subprocess
 import sys
 import threading
@@ -383,19 +384,45 @@ def test_an_impossible_backend_is_refused(kwargs: dict[str, Any], message: str, 
 def test_workers_of_one_run_have_seeds_of_their_own(make: Any, config: Config) -> None:
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
 
-    def first_obs(**kwargs: Any) -> list[float]:
-        obs, _ = make(standalone=True, model_path=None, config=seeded, **kwargs).reset(collect_samples=False)
-        return [float(value) for value in obs]
+    def begins(**kwargs: Any) -> list[float]:
+        return first_obs(make(standalone=True, model_path=None, config=seeded, **kwargs))
 
-    assert first_obs(name="one") == first_obs(name="one")
-    assert first_obs(name="one") != first_obs(name="two")
-    assert first_obs(seed=5) == first_obs(seed=5, name="two")
+    assert begins(name="one") == begins(name="one")
+    assert begins(name="one") != begins(name="two")
+    assert begins(seed=5) == begins(seed=5, name="two")
 
 
-def test_its_name_is_the_host_and_process_unless_given(make: Any, config: Config) -> None:
-    unnamed = msgspec.structs.replace(config, worker=WorkerSection())
-    assert make(standalone=True, config=unnamed).name.rpartition("-")[2].isdigit()
+def first_obs(worker: RolloutWorker) -> list[float]:
+    obs, _ = worker.reset(collect_samples=False)
+    return [float(value) for value in obs]
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+def test_its_name_is_the_certificates_or_the_hosts_and_numbered_on_one_machine(
+    make: Any, config: Config, tmp_path: Path, bundle: bool
+) -> None:
+    keys = tmp_path / "keys"
+    credentials.create(keys)
+    if bundle:
+        keys = credentials.bundle(keys, "worker", "robot7", tmp_path)
+    unnamed = msgspec.structs.replace(
+        config,
+        worker=WorkerSection(drain_timeout_s=0.0),
+        network=NetworkSection(credentials_dir=str(keys)),
+        run=RunSection(name="tests", folder=config.run.folder, seed=7),
+    )
+    name = "robot7" if bundle else socket.gethostname()
+    one = make(config=unnamed)
+    two = make(config=unnamed)
+    assert [one.name, two.name] == [name, f"{name}-2"]
+    began = first_obs(one)
+    assert first_obs(two) != began, "no two workers play the same episodes"
+    one.close()
+    again = make(config=unnamed)
+    assert again.name == name, "it is free again"
+    assert first_obs(again) == began, "a worker plays the same episodes from run to run"
     assert make(standalone=True, name="arm").name == "arm"
+    assert make(standalone=True, config=unnamed).name == socket.gethostname()
 
 
 def test_an_environment_is_closed_when_the_link_cannot_start(make: Any, config: Config, tmp_path: Path) -> None:

@@ -105,7 +105,13 @@ class WorkerSection(Section, frozen=True, kw_only=True):
             "with it, as `trainer.lockstep` says; for PPO."
         ),
     ] = "asynchronous"
-    name: Annotated[Text | None, doc("Label in logs and metrics. null: the host's name and the process id.")] = None
+    name: Annotated[
+        Text | None,
+        doc(
+            "Label in logs and metrics. null: the name in this worker's certificate, else the host's; further workers "
+            "on this machine get `-2`, `-3`, ..."
+        ),
+    ] = None
     device: Annotated[Text, doc("Where the policy runs: `cpu`, `cuda`, `cuda:1`.")] = "cpu"
     backend: Annotated[
         Literal["auto", "numpy", "torch"],

@@ -183,6 +183,20 @@ def client_context(
     return context
 
 
+def client_name(directory: str | os.PathLike[str], role: ContextRole) -> str | None:
+    """Return the name in the client certificate of that role; None where there is none, or several.
+
+    Raises:
+        CredentialsError: the bundle cannot be read.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        return content.name if content.role == role else None
+    names = [file.stem.removeprefix(f"{role}-") for file in folder.glob(f"{role}-*.pem")]
+    return names[0] if len(names) == 1 else None
+
+
 _OTHER_ROLE = (
     "these are a {found}'s credentials ({what}), and this is a {role}. Make a {role}'s bundle where the CA is "
     f"(`{BUNDLE} {{role}} --name NAME`) and install it here, or let network.credentials_dir name the {{role}}'s folder."

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import socket
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +13,15 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from tmrl_core.actor.history import PolicyFiles
+from tmrl_core.actor.link import Farewell
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout import Rollout
 from tmrl_core.actor.twins import choose_actor
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.metrics.console import show_messages
+from tmrl_core.networking.contexts import client_name
+from tmrl_core.networking.credentials import find as find_credentials
+from tmrl_core.networking.labels import Label, own_label
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.transports.select import link_settings
@@ -51,7 +55,8 @@ class RolloutWorker(Rollout):
         security: "TLS" or None.
         keys_dir: folder of the credentials.
         hostname: the name that the Server's certificate is checked against.
-        name: label in logs and metrics; None: the host's name and the process id.
+        name: label in logs and metrics; None: the name in the worker's certificate, else the host's, and for further
+            workers on this machine the same with `-2`, `-3`, ...
         seed: of the environment's first reset and of exploration; None: from the operating system.
         run_name: samples and weights of other runs are kept apart.
         backend: `auto`: the policy's NumPy twin where there is one and the device is the CPU; `numpy`; `torch`.
@@ -122,8 +127,18 @@ class RolloutWorker(Rollout):
         if config is None:
             config = current()
         settings = config.worker
-        label = given(name, settings.name) or f"{socket.gethostname()}-{os.getpid()}"
-        chosen_seed = _mixed_seed(config.run.seed, label) if isinstance(seed, Cfg) else seed
+        kind = given(transport, config.network.transport)
+        chosen_name = given(name, settings.name)
+        if chosen_name:
+            label = Label(chosen_name, chosen_name)
+        elif standalone:
+            label = Label(socket.gethostname(), socket.gethostname())
+        else:
+            folder = find_credentials(given(keys_dir, config.network.credentials_dir))
+            label = own_label(client_name(folder, "worker") if kind != "local" else None)
+        # Also where the rest of this fails.
+        self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
+        chosen_seed = _mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
         drain_s = given(drain_timeout_s, settings.drain_timeout_s)
         copy = given(model_path, config.worker_model_path)
         history = given(model_path_history, config.worker_history_path)
@@ -145,7 +160,7 @@ class RolloutWorker(Rollout):
             strict_spaces=given(strict_spaces, settings.strict_spaces),
             info_metrics=given(info_metrics, settings.info_metrics),
             device=device,
-            name=label,
+            name=label.text,
             seed=chosen_seed,
             send_every=given(send_every, settings.send_every),
             update_weights=given(update_weights, settings.update_weights),
@@ -154,7 +169,6 @@ class RolloutWorker(Rollout):
         )
         if standalone:
             return
-        kind = given(transport, config.network.transport)
         full = given(when_full, settings.when_full)
         if full == "auto":
             full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
@@ -172,7 +186,7 @@ class RolloutWorker(Rollout):
                 header_size=header_size,
                 max_buf_len=max_buf_len,
             ),
-            name=label,
+            name=label.text,
             run=given(run_name, config.run.name),
             signature=_signature(self.env, self.actor),
             queue_bytes=given(queue_bytes, settings.queue_bytes),
@@ -185,6 +199,13 @@ class RolloutWorker(Rollout):
             self.env.close()
             raise
         self._link = link
+
+    def close(self) -> Farewell | None:
+        """As `Rollout.close`; let other workers have the label."""
+        report = super().close()
+        if self._unclaim is not None:
+            self._unclaim()
+        return report
 
 
 def _mixed_seed(seed: int | None, name: str) -> int | None:

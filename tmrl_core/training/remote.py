@@ -174,7 +174,10 @@ class RemoteInterface(TrainingInterface):
             unfit = "" if message.signature == EXPERT else self._unfit.get(one.stream, "")
             self._outstanding.append((one, chunk, unfit))
             if not unfit:
-                buffer.extend([chunk] if chunk is not None else [], message.records)
+                # The Server's label: two workers may give themselves the same one.
+                name = self.link.worker_name(one.stream)
+                records = [msgspec.structs.replace(record, worker=name) for record in message.records]
+                buffer.extend([chunk] if chunk is not None else [], records)
         self._note_episodes(buffer)
         self._tick()
         return buffer

@@ -75,6 +75,9 @@ class RelayConnection(Connection):
         """Of the protocol, once it is agreed upon."""
         self.run = ""
         self.name = ""
+        """Label for people; of a worker, one that no other linked worker has."""
+        self.called = ""
+        """The label that the peer gives itself."""
         self.peer = b""
         self.streams: dict[int, RelayStream] = {}
         self.anew = False

@@ -9,6 +9,7 @@ workers is a last value, so a slow worker costs no more than one value of each k
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -169,7 +170,7 @@ class Relay:
             )
             return
         connection.run = hello.run
-        connection.name = plain(hello.name, 200)
+        connection.name = connection.called = plain(hello.name, 200)
         connection.peer = hello.peer
         if hello.role == "worker":
             self._greet_worker(connection, hello)
@@ -242,6 +243,7 @@ class Relay:
         if older is not None:
             older.refuse("superseded", "the same worker has connected again")
             older.leave()
+        connection.name = self._label_of(connection)
         self.workers[hello.peer] = connection
         connection.state = "worker"
         connection.have = hello.have
@@ -259,6 +261,12 @@ class Relay:
         elif connection.run in self._lasting:
             connection.put("direct-all", self._lasting[connection.run])
         self.notice()
+
+    def _label_of(self, connection: RelayConnection) -> str:
+        """Return a worker's label, with a number where another one that is linked has it: their bundle may be one."""
+        name, taken = connection.called, {one.name for one in self.workers.values()}
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        return next(label for label in numbered if label not in taken) if name and name in taken else name
 
     def _too_many_links(self, connection: RelayConnection) -> bool:
         if connection.identity.role is None:
@@ -351,7 +359,9 @@ class Relay:
                 "this process again, which gives it a new stream",
             )
             return
-        stream = RelayStream(message.stream, plain(message.name, 200), connection.run, message.signature)
+        name = plain(message.name, 200)
+        label = connection.name if name == connection.called else name
+        stream = RelayStream(message.stream, label, connection.run, message.signature)
         self.hand_overs.kept(stream)  # if it is spooled, then as one of this run
         older = self.streams.get(message.stream)
         if older is not None:
