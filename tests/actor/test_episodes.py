@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor
@@ -18,6 +19,7 @@ from tmrl_core.actor.rollout import Rollout
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import CodecError, ConfigError, EnvironmentFailedError
 from tmrl_core.samples import Buffer
+from tmrl_core.training import ReplayMemory
 
 
 def make(env: Any, actor: Any, **kwargs: Any) -> Rollout:
@@ -326,6 +328,74 @@ def test_is_success_of_the_last_step_is_a_metric_unasked(constant_actor: Any) ->
 def test_too_many_metrics_are_refused(keys: Any, constant_actor: Any) -> None:
     with pytest.raises(ConfigError, match=r"worker\.info_metrics: found .* allowed are 31 keys"):
         make(Informing(), constant_actor, info_metrics=keys)
+
+
+class Odd(Informing):
+    """Steps that return odd rewards, and reset and step that do odd things."""
+
+    def __init__(self, reward: Any) -> None:
+        self.reward = reward
+        self.observation = np.zeros(1, np.float32)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.observation[:] = self.steps  # the array that was returned before
+        action[:] = 77.0
+        return self.observation, self.reward, np.bool_(self.steps == 3), False, {"seen": self.observation}  # type: ignore
+
+
+@pytest.mark.parametrize(
+    "reward", [np.array([1.0]), np.array([[1]]), np.array(1.0), [1.0], 1, True, np.float32(1), torch.tensor(1.0)]
+)
+@pytest.mark.parametrize("slow", [False, True])
+def test_values_are_those_of_their_step_whatever_the_environment_does_to_them(
+    reward: Any, slow: bool, constant_actor: Any
+) -> None:
+    worker = make(Odd(reward), constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
+    worker.collect_train_episode()
+    worker.collect_train_episode()
+    reset, *steps = worker.buffer.memory[:4]
+    assert reset[0] is None
+    assert [float(action[0]) for action, *_ in steps] == [0.25] * 3
+    assert [float(obs[0]) for _, obs, *_ in steps] == [1.0, 2.0, 3.0]
+    assert [float(info["seen"][0]) for *_, info in steps] == [1.0, 2.0, 3.0]
+    assert [(np.shape(rew), float(rew)) for _, _, rew, *_ in steps] == [((), 1.0)] * 3
+    assert [(terminated, truncated) for *_, terminated, truncated, _ in steps] == [(False, False)] * 2 + [(True, False)]
+    assert [record.episode_return for record in worker.buffer.episodes] == [3.0, 3.0]
+    memory = ReplayMemory(memory_size=10)
+    assert memory.append(worker.buffer) == []
+    assert len(memory) == 6
+
+
+@pytest.mark.parametrize("reward", [[1.0, 2.0], None, "1", np.array([np.nan])])
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_is_no_reward_is_named(reward: Any, slow: bool, constant_actor: Any) -> None:
+    worker = make(Odd(reward), constant_actor, max_failures=0, obs_preprocessor=(lambda obs: obs) if slow else None)
+    with pytest.raises(EnvironmentFailedError, match="the reward is"):
+        worker.collect_train_episode()
+
+
+class Duck:
+    """Has what Gymnasium's environments have, and derives from nothing."""
+
+    observation_space, action_space = Informing.observation_space, Informing.action_space
+    step = Informing.step
+
+    def reset(self) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+
+def test_an_environment_that_derives_from_nothing_is_played(constant_actor: Any) -> None:
+    worker = make(Duck(), constant_actor)
+    worker.collect_train_episode()
+    assert len(worker.buffer) == 4
+
+
+def test_a_reset_without_seed_is_told_what_it_takes(constant_actor: Any) -> None:
+    worker = make(Duck(), constant_actor, seed=1, max_failures=0)
+    with pytest.raises(EnvironmentFailedError, match="Gymnasium's reset takes the keywords seed and options"):
+        worker.collect_train_episode()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -150,6 +150,18 @@ def test_finish_is_noticed_within_an_endless_episode(make: Any, link: Any) -> No
     assert len(link) == worker.env.steps + 1
 
 
+@pytest.mark.parametrize("send_every", [0, 5])
+def test_an_endless_episode_of_which_nothing_is_sent_is_told_once(
+    send_every: int, make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rollout, "LONG_EPISODE_S", 0.0)
+    worker = make(length=10**9, max_samples_per_episode=2000, send_every=send_every)
+    worker.run(nb_episodes=2, verbose=False)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == (0 if send_every else 1)
+    assert all("worker.send_every" in text and "worker.max_samples_per_episode" in text for text in told)
+
+
 def test_stop_ends_the_run_after_the_step(make: Any, link: Any) -> None:
     worker = make(length=10**9)
     worker.env.on_step = lambda: worker.stop() if worker.env.steps == 50 else None

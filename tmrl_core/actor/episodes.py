@@ -22,7 +22,15 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import is_finite, make_guard, reset_problem, reward_problem, unpacking_hint
+from tmrl_core.actor.guard import (
+    is_finite,
+    make_guard,
+    one_number,
+    own_action,
+    reset_problem,
+    reward_problem,
+    unpacking_hint,
+)
 from tmrl_core.actor.info_metrics import InfoMetrics
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.pacing import Slices
@@ -64,6 +72,19 @@ def _not_finite(action: Any) -> PolicyFailedError:
     )
 
 
+def _finite_reward(reward: Any) -> Any:
+    """Return a reward as a number.
+
+    Raises:
+        EnvironmentFailedError: it is none, or not finite.
+    """
+    number = one_number(reward)
+    problem = reward_problem(number)
+    if problem is not None:
+        raise EnvironmentFailedError(problem)
+    return number
+
+
 class Episode:
     """The state of the episode being played.
 
@@ -78,11 +99,13 @@ class Episode:
         evaluation: id of the evaluation that it belongs to, if any.
         obs, steps, total: the latest observation, the steps after the reset, the sum of their rewards.
         info: the latest step's.
+        began: time of `time.perf_counter` at its reset.
         open: it goes on.
         sent: some of its samples have left the Buffer.
     """
 
     __slots__ = (
+        "began",
         "collect",
         "evaluation",
         "info",
@@ -106,6 +129,7 @@ class Episode:
         self.evaluation: int | None = None
         self.obs: Any = None
         self.info: Any = None
+        self.began = time.perf_counter()
         self.steps = 0
         self.total: Any = 0.0
         self.open = True
@@ -252,7 +276,7 @@ class EpisodePlayer:
             self._renew_env()
         seed, self._next_seed = self._next_seed, None
         try:
-            default_action = getattr(self.env.unwrapped, "default_action", None)
+            default_action = getattr(getattr(self.env, "unwrapped", self.env), "default_action", None)
             result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
             problem = reset_problem(result)
             if problem is not None:
@@ -304,11 +328,9 @@ class EpisodePlayer:
         if self._check_acts and not is_finite(act):
             raise _not_finite(act)
         try:
-            new_obs, rew, terminated, truncated, info = self.env.step(act)
-            new_obs = self._admitted(new_obs)
-            problem = reward_problem(rew)
-            if problem is not None:
-                raise EnvironmentFailedError(problem)
+            given = own_action(act) if collect_samples else act
+            new_obs, rew, terminated, truncated, info = self.env.step(given)
+            new_obs, rew = self._admitted(new_obs), _finite_reward(rew)
         except Exception as exc:
             self._fault = exc
             raise
@@ -517,6 +539,7 @@ class EpisodePlayer:
         cut = episode.limit - episode.steps
         act_more = actor.act_with_extras if collect and self._keeps_extras() else None
         extras: dict[str, Any] | None = None
+        reward_type: Any = float
         played = 0
         terminated = truncated = False
         info: Any = episode.info
@@ -533,13 +556,16 @@ class EpisodePlayer:
                 ):
                     raise _not_finite(action)
                 try:
-                    new_obs, rew, terminated, truncated, info = env_step(action)
+                    # What an environment does to its action is not what was chosen.
+                    given = action if not collect else action.copy() if type(action) is array else own_action(action)
+                    new_obs, rew, terminated, truncated, info = env_step(given)
                     if cast is not None:
                         new_obs = cast(new_obs)
                     good = (
                         type(new_obs) is array
                         and new_obs.dtype is dtype
                         and new_obs.shape == shape
+                        and type(rew) is reward_type
                         and isfinite(rew)
                         and (
                             isfinite(sum(new_obs.tolist())) if few else zeros is None or isfinite(vdot(new_obs, zeros))
@@ -548,9 +574,8 @@ class EpisodePlayer:
                     if not good:
                         new_obs = self._admitted(new_obs)
                         cast = self._cast
-                        problem = reward_problem(rew)
-                        if problem is not None:
-                            raise EnvironmentFailedError(problem)
+                        rew = _finite_reward(rew)
+                        reward_type = type(rew)
                 except Exception as exc:
                     self._fault = exc
                     raise

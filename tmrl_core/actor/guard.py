@@ -160,6 +160,26 @@ def is_finite(action: Any) -> bool:
     return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
+def one_number(reward: Any) -> Any:
+    """Return the number in an array, a list or a tensor of one, as a NumPy scalar; anything else as it is."""
+    if isinstance(reward, (int, float, np.generic)) or reward is None:
+        return reward
+    try:
+        array = np.asarray(reward)
+    except (TypeError, ValueError):  # a ragged list
+        return reward
+    return array.reshape(())[()] if array.size == 1 and array.dtype.kind in "biuf" else reward
+
+
+def own_action(action: Any) -> Any:
+    """Return a copy of an action for the environment, which may change it; what was chosen is what is kept."""
+    if isinstance(action, np.ndarray):
+        return action.copy()
+    if isinstance(action, dict):
+        return {key: own_action(item) for key, item in action.items()}
+    return tuple(map(own_action, action)) if type(action) is tuple else action
+
+
 def reward_problem(reward: Any) -> Problem:
     """What is wrong with a reward, or None."""
     try:
@@ -178,8 +198,10 @@ def reset_problem(result: Any) -> Problem:
 
 
 def unpacking_hint(fault: Exception) -> str:
-    """What a step returns, where the fault is of unpacking something else; otherwise an empty text."""
+    """Return how Gymnasium's step and reset look, where the fault shows that they look otherwise here, or nothing."""
     text = str(fault)
+    if isinstance(fault, TypeError) and "reset() got an unexpected keyword argument 'seed'" in text:
+        return " (Gymnasium's reset takes the keywords seed and options)"
     if isinstance(fault, (TypeError, ValueError)) and (
         "values to unpack (expected 5" in text or text.startswith("cannot unpack non-iterable")
     ):

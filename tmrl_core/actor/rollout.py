@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 SEND_PAUSE_S = 0.02
 """Waking the I/O thread costs an environment's loop about half a millisecond, as much as thirty steps of Pendulum."""
 
+LONG_EPISODE_S = 100.0
+"""Seconds after which a worker says that nothing of an episode has been sent."""
+
 
 class Rollout(LinkedPlayer):
     """A LinkedPlayer that runs: for so many episodes or steps, or until the trainer finishes.
@@ -52,6 +55,7 @@ class Rollout(LinkedPlayer):
         self._brake = Brake(max_env_steps_per_update)
         self._send_pause_s = send_pause_s
         self._sent_at = -math.inf
+        self._endless_said = False
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -153,6 +157,7 @@ class Rollout(LinkedPlayer):
         if self.ending():
             return 0
         longest = self._slices.length
+        self._say_if_endless()
         if self._update_weights_each_step and not expert:
             self.take_policy(verbose=verbose)
             longest = 1
@@ -166,6 +171,20 @@ class Rollout(LinkedPlayer):
                     return 0
             longest = min(longest, self._send_every - waiting)
         return longest
+
+    def _say_if_endless(self) -> None:
+        episode = self._episode
+        if self._send_every or self._endless_said or episode is None or self._link is None:
+            return
+        if episode.open and time.perf_counter() - episode.began >= LONG_EPISODE_S:
+            self._endless_said = True
+            logger.warning(
+                "worker %s: an episode has gone on for %d steps and %.0f s, and its samples are sent when it ends. Set "
+                "worker.send_every to send them before, or worker.max_samples_per_episode to end it.",
+                self.name,
+                episode.steps,
+                LONG_EPISODE_S,
+            )
 
     def _wait_for_brake(self, expert: bool) -> None:
         """Wait while the trainer has more environment steps than its updates call for.
