@@ -35,8 +35,9 @@ SHARE = 0.01
 """Share of the time that contests may lose."""
 MIN_WAIT_S = 5.0
 MAX_WAIT_S = 120.0
-PROBE_SIZE = 256
-PROBE_PRODUCTS = 16
+PROBE_VALUES = 1 << 16
+"""Computed by each thread of a probe, `PROBE_TIMES` times; torch gives a thread at least half as many."""
+PROBE_TIMES = 16
 
 
 class _Slice:
@@ -258,21 +259,22 @@ class Threads:
 
 
 def have_cores(threads: int) -> bool:
-    """Compute products of matrices with one thread and with so many; True where these are faster now."""
+    """Compute the same with one thread and with so many, some milliseconds each; True where these are faster now."""
     import torch
 
-    matrix = torch.ones(PROBE_SIZE, PROBE_SIZE)
+    # Of torch's own threads: whether a library for products of matrices uses them depends on the platform.
+    values = torch.ones(PROBE_VALUES * threads)
 
     def seconds(count: int, most_s: float) -> float:
         torch.set_num_threads(count)
         started = time.perf_counter()
-        for _ in range(PROBE_PRODUCTS):
-            torch.mm(matrix, matrix)
+        for _ in range(PROBE_TIMES):
+            values.tanh()
             if time.perf_counter() - started > most_s:
                 break
         return time.perf_counter() - started
 
-    torch.mm(matrix, matrix)  # what is made at the first time is made now
+    values.tanh()  # what is made at the first time is made now
     alone_s = seconds(1, float("inf"))
     return seconds(threads, alone_s) < 0.9 * alone_s
 
