@@ -367,6 +367,14 @@ def test_values_are_those_of_their_step_whatever_the_environment_does_to_them(
     assert len(memory) == 6
 
 
+def test_crc_debug_compares_with_what_was_seen_before_the_environment_wrote_over_it(constant_actor: Any) -> None:
+    worker = make(Odd(1.0), constant_actor, crc_debug=True)
+    worker.collect_train_episode()
+    memory = ReplayMemory(memory_size=10, crc_debug=True)
+    assert memory.append(worker.buffer) == []
+    assert len(memory) == 3
+
+
 @pytest.mark.parametrize("reward", [[1.0, 2.0], None, "1", np.array([np.nan])])
 @pytest.mark.parametrize("slow", [False, True])
 def test_what_is_no_reward_is_named(reward: Any, slow: bool, constant_actor: Any) -> None:

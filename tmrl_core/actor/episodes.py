@@ -327,6 +327,8 @@ class EpisodePlayer:
             act = self.act(obs, test=test)
         if self._check_acts and not is_finite(act):
             raise _not_finite(act)
+        if self.crc_debug:
+            obs = copy.deepcopy(obs)  # an environment may write its next observation over this one
         try:
             given = own_action(act) if collect_samples else act
             new_obs, rew, terminated, truncated, info = self.env.step(given)
