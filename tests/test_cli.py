@@ -176,6 +176,13 @@ def test_a_test_without_a_saved_policy_says_what_to_do(run: Run) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_video_is_a_file_of_a_known_kind_or_a_folder(run: Run) -> None:
+    done = run("--test", "--video", "a.gif")
+    assert done.returncode == 2
+    assert "--video: found a.gif, allowed: a file .mp4 or .mkv, or a folder" in done.stderr
+    assert "--render goes with --test, not --trainer" in run("--trainer", "--render").stderr
+
+
 # --- the Server as a process ------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
-MODULES = {"pyyaml": "yaml"}
+MODULES = {"pyyaml": "yaml", "imageio-ffmpeg": "imageio_ffmpeg"}
 # For Gymnasium's own environments: its extra that names the same package.
 GYMNASIUM = {"render": "classic-control", "mujoco": "mujoco", "box2d": "box2d"}
 # Development packages that are programs, pytest plugins or types: the file and the text that use them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,23 @@ def test_threads_of_one_process_learn_too(start: Start, tmp_path: Path) -> None:
     out, _ = start(*arguments).communicate(timeout=110)
     assert out.rstrip().splitlines()[-1].startswith("Learned: "), out
     assert not (tmp_path / "runs" / "small" / "logs").exists()
+
+
+def test_evaluations_and_tests_are_filmed(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg", reason="the extra video")
+    pytest.importorskip("pygame", reason="the extra render")
+    arguments = ("--local", "--single-process", "--workers", "1", "-c", configured(tmp_path, -1e6))
+    out, _ = start(*arguments, "--set", "worker.evaluation_videos=true").communicate(timeout=110)
+    run = tmp_path / "runs" / "small"
+    videos = list((run / "worker" / "videos").iterdir())
+    assert all(re.fullmatch(r"evaluation-\d+\.mp4", video.name) for video in videos), out
+    assert min(video.stat().st_size for video in videos) > 1000
+    for path in ("test.mp4", "folder"):
+        test = ("--test", "--episodes", "1", "-c", str(run / "config.yaml"), "--video", str(tmp_path / path))
+        out, _ = start(*test).communicate(timeout=60)
+        assert f"video: {tmp_path / path}" in out
+    assert (tmp_path / "test.mp4").stat().st_size > 1000
+    assert (tmp_path / "folder" / "episode-1.mp4").stat().st_size > 1000
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")

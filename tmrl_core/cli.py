@@ -139,6 +139,9 @@ def parser() -> argparse.ArgumentParser:
     figures = made.add_argument_group("with --test and --benchmark")
     figures.add_argument("--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10)")
     figures.add_argument("--steps", type=int, default=None, metavar="N", help="steps of a benchmark (default: 10000)")
+    seen = made.add_argument_group("with --test").add_mutually_exclusive_group()
+    seen.add_argument("--render", action="store_true", help="show the environment in a window (render_mode human)")
+    seen.add_argument("--video", default=None, metavar="PATH", help="film: a file such as test.mp4, or a folder")
     looking = made.add_argument_group("with --status")
     looking.add_argument("--json", action="store_true", help="JSON instead of tables")
     looking.add_argument("--watch", type=float, default=None, metavar="SECONDS", help="repeat every SECONDS")
@@ -188,6 +191,8 @@ def check_options(options: argparse.Namespace) -> None:
         ("quickstart", ["local"]),
         ("small", ["local"]),
         ("episodes", ["test"]),
+        ("render", ["test"]),
+        ("video", ["test"]),
         ("steps", ["benchmark"]),
         ("announce", ["server"]),
         ("wandb", ["trainer", "local"]),
@@ -369,17 +374,33 @@ def passed_on(options: argparse.Namespace) -> list[str]:
 def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     """`--test`: the saved policy plays, deterministic; prints each return and their mean."""
     from tmrl_core import roles
+    from tmrl_core.envs.filmed import SUFFIXES, Filmed, check_encoder
     from tmrl_core.metrics.text import return_text
 
     one_thread()
     episodes = options.episodes or 10
     returns: list[float] = []
-    made = roles.make_worker(config, standalone=True, model_path=roles.saved_policy(config))
+    video = Path(options.video).expanduser() if options.video else None
+    if video is not None:
+        if video.suffix not in ("", *SUFFIXES):
+            raise ConfigError(f"--video: found {video}, allowed: a file {' or '.join(SUFFIXES)}, or a folder")
+        check_encoder("--video")
+    made = roles.make_worker(
+        config,
+        standalone=True,
+        model_path=roles.saved_policy(config),
+        render_mode="rgb_array" if video is not None else "human" if options.render else None,
+    )
     try:
         ending.calls(made.stop)
         for index in range(episodes):
             if ending.asked:
                 break
+            if video is not None and isinstance(made.env, Filmed):
+                if not video.suffix:
+                    made.env.start(video / f"episode-{index + 1}.mp4")
+                elif index == 0:
+                    made.env.start(video)  # all episodes, one after the other
             made.run_episode(train=False)
             returns.append(made.buffer.stat_test_return)
             print(
@@ -391,6 +412,9 @@ def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
         made.close()
     if returns:
         print(f"mean return of {len(returns)} episodes: {return_text(sum(returns) / len(returns))}")
+    if video is not None:
+        print(f"video: {video}" if video.exists() else f"there is no video {video}", flush=True)
+        return 0 if video.exists() else 1
     return 0
 
 

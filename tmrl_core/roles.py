@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,12 @@ def make_server(config: Config) -> Server:
 
 
 def make_worker(
-    config: Config, *, name: str | None = None, standalone: bool = False, model_path: Path | Cfg = CFG
+    config: Config,
+    *,
+    name: str | None = None,
+    standalone: bool = False,
+    model_path: Path | Cfg = CFG,
+    render_mode: str | None = None,
 ) -> RolloutWorker:
     """A RolloutWorker, not yet collecting.
 
@@ -67,18 +73,24 @@ def make_worker(
         name: label in logs and metrics; None: `worker.name`.
         standalone: without a Server.
         model_path: file of the local copy of the policy; left out: the configuration's.
+        render_mode: `human` or `rgb_array`, in which its environment is made; one of the second can be filmed.
 
     Raises:
         ConfigError, CredentialsError: the settings or the credentials do not serve.
     """
     from tmrl_core.actor import choose_actor
+    from tmrl_core.envs.filmed import check_encoder
     from tmrl_core.networking import RolloutWorker
 
     worker = config.worker
     check_device(worker.device, "worker.device")
     limit = worker.max_samples_per_episode
-    return RolloutWorker(
-        env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
+    films = worker.evaluation_videos and not standalone
+    if films:
+        check_encoder("worker.evaluation_videos")
+        render_mode = "rgb_array"
+    made = RolloutWorker(
+        env_cls=_environment(config, render_mode),
         # By its reference, not resolved: where there is a NumPy twin, the policy's own module and torch stay out.
         actor_module_cls=choose_actor(
             config.actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend
@@ -94,6 +106,20 @@ def make_worker(
         name=name if name is not None else worker.name,
         backend="torch" if worker.backend == "torch" else "auto",
     )
+    if films:
+        made.evaluation_videos = config.run_folder / "worker" / "videos"
+    return made
+
+
+def _environment(config: Config, render_mode: str | None) -> Callable[[], Any]:
+    reference, kwargs = config.environment.cls, config.environment.kwargs
+    if render_mode is None:
+        return environment_maker(reference, kwargs)
+    from tmrl_core.envs.filmed import Filmed, rendering
+
+    wraps = reference in GYMNASIUM_ENVIRONMENTS
+    make = environment_maker(reference, rendering(reference, kwargs, render_mode, wraps_gymnasium=wraps))
+    return (lambda: Filmed(make())) if render_mode == "rgb_array" else make
 
 
 def check_device(device: str | None, key: str) -> None:

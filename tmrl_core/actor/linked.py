@@ -22,6 +22,7 @@ from tmrl_core.actor.episodes import EpisodePlayer, exploration_seed
 from tmrl_core.actor.history import PolicyFiles
 from tmrl_core.actor.link import Farewell, RolloutLink
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, TmrlError, WeightsError
 from tmrl_core.networking.messages import Blob, Evaluation, PolicyUpdate
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
@@ -64,6 +65,8 @@ class LinkedPlayer(EpisodePlayer):
         self._drain_timeout_s = drain_timeout_s
         self.policies_refused = 0
         """Versions of the policy that could not be read, are not finite or do not fit, since construction."""
+        self.evaluation_videos: Path | None = None
+        """Folder for films of the first episode of each evaluation; for a worker whose environment is `Filmed`."""
         self._versions_seen = 0
         self._versions_taken = 0
         self._evaluated: int | None = None
@@ -387,7 +390,12 @@ class LinkedPlayer(EpisodePlayer):
 
     def _evaluate(self, evaluation: Evaluation) -> None:
         logger.info("worker %s plays %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
-        for seed in evaluation.seeds:
+        for index, seed in enumerate(evaluation.seeds):
+            if self.evaluation_videos is not None and isinstance(self.env, Filmed):
+                if index == 0:
+                    self.env.start(self.evaluation_videos / f"evaluation-{evaluation.id}.mp4")
+                else:
+                    self.env.stop()
             ended = self._play(
                 collect=False,
                 test=True,
@@ -399,6 +407,8 @@ class LinkedPlayer(EpisodePlayer):
             self.send_and_clear_buffer()
             if not ended:
                 return
+        if isinstance(self.env, Filmed):
+            self.env.stop()
         # The environment's generator is where the last seed led; training would see the same episodes after each
         # evaluation.
         self._next_seed = int(self._seeds.integers(2**31))

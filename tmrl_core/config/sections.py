@@ -199,6 +199,13 @@ class WorkerSection(Section, frozen=True, kw_only=True):
             "the last step always is one."
         ),
     ] = ()
+    evaluation_videos: Annotated[
+        bool,
+        doc(
+            "Film the first episode of each evaluation that this worker plays, into `<run>/worker/videos/` (extra "
+            "`video`); the environment is made with `render_mode: rgb_array`."
+        ),
+    ] = False
     strict_spaces: Annotated[
         bool,
         doc(
