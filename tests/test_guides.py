@@ -123,9 +123,11 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     (unit,) = blocks(RECIPES, "ini")
     program(tmp_path / "python", "")
     unit = unit.replace("/opt/tmrl_core/bin/python", str(tmp_path / "python"))
-    (tmp_path / "tmrl-server.service").write_text(unit, encoding="utf-8")
-    said = run(tmp_path, "systemd-analyze", "verify", "--man=no", "./tmrl-server.service")
-    assert (said.stdout, said.stderr) == ("", "")
+    unit_file = "tmrl-server.service"
+    (tmp_path / unit_file).write_text(unit, encoding="utf-8")
+    said = run(tmp_path, "systemd-analyze", "verify", "--man=no", f"./{unit_file}")
+    # Other lines are about other units of this machine.
+    assert [line for line in said.stderr.splitlines() if unit_file in line] == []
 
 
 def test_the_image_copies_files_that_exist() -> None:
