@@ -551,12 +551,12 @@ def raw_worker(server: Server) -> Iterator[WorkerLink]:
     link.close()
 
 
-def send(link: WorkerLink, shape: int, rows: int = 6) -> None:
+def send(link: WorkerLink, shape: int, rows: int = 6, reward: float = 0.0) -> None:
     buffer = Buffer(maxlen=None)
     buffer.append_sample((None, np.zeros(shape, np.float32), 0.0, False, False, {}))
     for i in range(rows - 1):
         obs = np.full(shape, i, np.float32)
-        buffer.append_sample((np.zeros(1, np.float32), obs, 0.0, False, i == rows - 2, {}))
+        buffer.append_sample((np.zeros(1, np.float32), obs, reward, False, i == rows - 2, {}))
     buffer.end_episode(EpisodeRecord("", 0.0, rows - 1, "train", "truncated"))
     link.send(*buffer.take())
 
@@ -631,6 +631,25 @@ def test_samples_of_another_shape_are_acknowledged_as_refused(
     assert raw_worker.counts.queued_samples == 0
     assert "float32[5]" in caplog.text
     assert "float32[3]" in caplog.text
+
+
+def test_samples_that_are_not_finite_are_refused_whatever_the_memory_takes(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(tmp_path, epochs=1, start_training=12, evaluation=EvaluationSection(), check_spaces=False)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    send(raw_worker, 3, rows=4, reward=float("nan"))
+    thread.start()
+    while raw_worker.counts.samples_refused < 4:
+        raw_worker.wait_change(0.1)
+    for _ in range(12):
+        send(raw_worker, 3)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert trainer.training.total_updates == 40
+    assert trainer.training.updates_skipped == 0
+    assert "the reward holds NaN or an infinite number in 3 of 4 samples" in caplog.text
 
 
 def test_an_evaluation_is_not_asked_of_a_worker_whose_samples_are_refused(

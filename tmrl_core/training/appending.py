@@ -10,6 +10,7 @@ from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.declared import DeclaredSamples
 from tmrl_core.training.disk_rows import DiskRows
 from tmrl_core.training.drawing import Drawing
+from tmrl_core.training.finite_samples import check_finite_samples
 from tmrl_core.training.joining import Joined, Tail, join_pairs, tail_of_pairs
 from tmrl_core.training.key_order import KeyOrders
 from tmrl_core.training.layout import Array, Column, RowLayout, TreeSpec, tree_spec
@@ -70,14 +71,18 @@ class Appending(Drawing):
         """Make and store the transitions that end in `chunk`; return how many there are.
 
         Raises:
-            SampleRefusedError: structure, dtypes or shapes differ from what the memory holds, or from what is declared.
-                Nothing was stored, and the stream's open episode is not joined across the refused rows.
+            SampleRefusedError: structure, dtypes or shapes differ from what the memory holds, or from what is declared;
+                or a number is not finite, where samples are declared or kept on disk. Nothing was stored, and the
+                stream's open episode is not joined across the refused rows.
             ValueError: with `crc_debug`, a transition differs from the worker's original.
             StorageError: it cannot be written to the disk. Nothing was stored.
         """
-        if self.declared is not None and chunk.rows:
+        if chunk.rows:
             try:
-                self.declared.check(chunk)
+                if self.declared is not None:
+                    self.declared.check(chunk)
+                if self.declared is not None or self._disk is not None:  # what is on disk outlives this process
+                    check_finite_samples(chunk, as_float32=self.downcast_float64)
             except SampleRefusedError:
                 self.forget_stream(chunk.stream)
                 raise

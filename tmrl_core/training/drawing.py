@@ -9,6 +9,7 @@ for. Blocks may be prepared by a thread beside training (prefetch.py), and drawn
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ from tmrl_core.training.prefetch import Prefetch
 from tmrl_core.training.prioritized import Priorities
 from tmrl_core.training.rows import Rows
 from tmrl_core.training.staleness import DrawnLag, FreshRows
+
+logger = logging.getLogger(__name__)
 
 MAX_BLOCK_BATCHES = 32
 MAX_BLOCK_BYTES = 1 << 20
@@ -106,6 +109,9 @@ class Drawing(EpisodeStatistics):
         self._expanded: dict[Column, Callable[[Array], Array]] = {}
         """Columns [n, width] that stand for something larger, [n, *shape], and what makes it of them."""
         self._rows: Rows
+        self._unchecked = 0
+        """Rows below it were stored before this process: an earlier version took what is not finite."""
+        self._bad_said = False
 
     def __len__(self) -> int:
         """Valid transitions that can be sampled."""
@@ -258,10 +264,15 @@ class Drawing(EpisodeStatistics):
         """The batches of the rows that were drawn; `drawn` is what is known of each besides."""
         layout, count = self._rows.layout, len(rows) // self.batch_size
         assert layout is not None
+        unchecked = self._rows.readable - len(self) < self._unchecked
         if self.sample_preprocessor is not None:
+            if unchecked:
+                self._replace_bad(rows, drawn, self._rows.gather(rows)[0])
             return Block([self._preprocessed(rows, drawn)], rows, state)
         device = self.device or "cpu"
         on_cpu, counters = self._rows.gather(rows, min(LOOKED_AT, self.batch_size))
+        if unchecked:
+            self._replace_bad(rows, drawn, on_cpu)
         groups = [_to(group, device) for group in on_cpu]
         extras: dict[str, Any] = {name: torch.from_numpy(values) for name, values in drawn.items()}
         if WEIGHTS in extras:
@@ -282,6 +293,27 @@ class Drawing(EpisodeStatistics):
             besides = {name: list(values.view(count, -1).unbind(0)) for name, values in extras.items()}
             batches.append(index_batches({**of_rows, **besides}, count))
         return Block(list(zip(*batches, strict=True)), rows, state, counters)
+
+    def _replace_bad(self, rows: Array, drawn: dict[str, Array], groups: list[torch.Tensor]) -> None:
+        """Put others of the same draw in the place of rows that are not finite, in place, if there are any."""
+        totals = [group.sum(1) for group in groups if group.is_floating_point()]
+        if not totals or bool(torch.stack([total.sum() for total in totals]).isfinite().all()):
+            return
+        finite = torch.stack([group.isfinite().all(1) for group in groups if group.is_floating_point()]).all(0).numpy()
+        bad, good = np.flatnonzero(~finite), np.flatnonzero(finite)
+        if not len(bad) or not len(good):
+            return
+        if self._priorities is not None:
+            for index in drawn[INDICES][bad].tolist():
+                self._priorities.remove(index, index + 1)
+        if not self._bad_said:
+            self._bad_said = True
+            logger.warning("the memory holds transitions that are not finite, of an earlier version: none is sampled")
+        source = good[np.arange(len(bad)) % len(good)]
+        for values in (rows, *drawn.values()):
+            values[bad] = values[source]
+        for group in groups:
+            group[bad] = group[source]
 
     def _one_batch(
         self, layout: RowLayout, on_cpu: list[torch.Tensor], groups: list[torch.Tensor], extras: dict[str, Any]

@@ -15,7 +15,7 @@ import msgspec
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.weights import difference
-from tmrl_core.errors import CodecError, StarvedError
+from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import episode_values
@@ -37,6 +37,7 @@ from tmrl_core.networking.peers import Member
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
 from tmrl_core.training.episode_metrics import info_means, plain_names
 from tmrl_core.training.evaluation import EvaluationResult, Evaluator, mean_of
+from tmrl_core.training.finite_samples import check_finite_samples
 from tmrl_core.training.interface import TrainingInterface
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,11 @@ class RemoteInterface(TrainingInterface):
                 chunk.stream = one.stream
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
             unfit = "" if message.signature == EXPERT else self._unfit.get(one.stream, "")
+            if chunk is not None and not unfit:
+                try:
+                    check_finite_samples(chunk)
+                except SampleRefusedError as exc:
+                    unfit = str(exc)
             self._outstanding.append((one, chunk, unfit))
             if not unfit:
                 # The Server's label: two workers may give themselves the same one.

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from tmrl_core.actor.guard import is_finite
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.training.appending import Appending
 from tmrl_core.training.disk_rows import DiskRows
@@ -197,7 +198,7 @@ class ReplayMemory(Appending):
     def _take_over(self, disk: DiskRows) -> None:
         """What a process before this one has left on the disk."""
         self._check_stacks(disk)
-        self._written = disk.readable
+        self._written = self._unchecked = disk.readable
         if disk.readable:
             steps = disk.states.values.get("steps", [1, self.gamma])
             self._check_steps(steps, f"{disk.folder} holds", ConfigError, StorageError)
@@ -221,10 +222,11 @@ class ReplayMemory(Appending):
             )
 
     def _restore_tails(self, tails: Sequence[Sequence[Any]]) -> None:
-        self._tails = {
+        found = {
             stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
             for stream, episode, step, tree in tails
         }
+        self._tails = {stream: tail for stream, tail in found.items() if is_finite(tail.plain())}
 
     def _check_steps(self, steps: Any, what: str, error: type[Exception], damaged: type[Exception]) -> None:
         """Transitions of other lengths, or of another discount, cannot be added to."""
@@ -305,6 +307,7 @@ class ReplayMemory(Appending):
         self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError, ValueError)
         self._stop_ahead()
         same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
+        self._unchecked = self._rows.readable
         if self._priorities is not None:
             first, stop = self._rows.readable - len(self), self._rows.readable
             self._priorities.add(first, stop)

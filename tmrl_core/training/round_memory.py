@@ -12,6 +12,7 @@ import torch
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.declared import DeclaredSamples
+from tmrl_core.training.finite_samples import check_finite_samples
 from tmrl_core.training.key_order import KeyOrders
 from tmrl_core.training.layout import Array, stored_dtype
 from tmrl_core.training.lockstep_round import LastRows, Piece, Round
@@ -98,6 +99,7 @@ class RoundMemory(EpisodeStatistics):
         """
         if self.declared is not None:
             self.declared.check(chunk)
+            check_finite_samples(chunk)
         trees = _trees(chunk)
         found = _layouts(chunk, trees)
         for name, layout in found.items():

@@ -1,0 +1,62 @@
+"""Samples with numbers that are not finite: one of them in a memory spoils each update that draws it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.actor.guard import is_finite
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples import Chunk
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def check_finite_samples(chunk: Chunk, *, as_float32: bool = False) -> None:
+    """Refuse samples of which an observation, action, reward or extra is not finite.
+
+    Args:
+        chunk: the samples.
+        as_float32: float64 columns are going to be stored as float32, so larger numbers are infinite there.
+
+    Raises:
+        SampleRefusedError: names the first such field, and how many rows it concerns.
+    """
+    fields = {"observation": chunk.observation, "action": chunk.action, "reward": chunk.reward}
+    for name, tree in {**fields, **{f"extra {name}": tree for name, tree in chunk.extras.items()}}.items():
+        for path, column in _columns(tree, name):
+            if bad := _bad_rows(column, as_float32):
+                raise SampleRefusedError(
+                    f"the {path} holds NaN or an infinite number in {bad} of {chunk.rows} samples, which would spoil "
+                    "each update that draws it. Mend the environment, preprocessor or compressor that makes it."
+                )
+
+
+def _columns(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield from _columns(child, f"{path}/{key}")
+    elif isinstance(tree, tuple):
+        for index, child in enumerate(tree):
+            yield from _columns(child, f"{path}/{index}")
+    else:
+        yield path, tree
+
+
+def _bad_rows(column: Any, as_float32: bool) -> int:
+    if not isinstance(column, np.ndarray):
+        return sum(not is_finite(value) for value in column)
+    if column.dtype.kind not in "fc" or not column.size:
+        return 0
+    narrowed = as_float32 and column.dtype.itemsize > 4
+    if not narrowed:
+        # One number instead of one for each: finite only if its terms are. Sums that overflow are looked at closely.
+        with np.errstate(all="ignore"):
+            total = column.sum()
+        if math.isfinite(total.real) and math.isfinite(total.imag):
+            return 0
+    finite = np.abs(column) <= _FLOAT32_MAX if narrowed else np.isfinite(column)
+    return int(np.count_nonzero(~finite.reshape(len(column), -1).all(axis=1)))
