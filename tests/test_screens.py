@@ -78,7 +78,8 @@ def test_a_worker_shows_its_link_its_episodes_and_its_queue(tmp_path: Path) -> N
     with Server(config=config(tmp_path)) as server, worker(config(tmp_path), server_port=server.port) as made:
         clock = [10.0]
         display = WorkerDisplay(made, "server.example.org port 55555", "r", lambda: clock[0])
-        assert "not connected to server.example.org port 55555" in display.line()
+        assert "link none for 0:00, trying server.example.org port 55555 again and again" in display.line()
+        assert re.match(r"│  link          none for 0:00, trying", drawn(display.panel())[1])
         assert made.link is not None
         assert made._link.wait_connected(20.0)  # type: ignore[union-attr]
         clock[0] += 5.0

@@ -99,8 +99,9 @@ class Ending:
             self._now(AT_ONCE)
             return
         # Before anybody hears of it: who waits for it may be gone before the next line.
-        with contextlib.suppress(OSError):
-            os.write(2, f"{why}: ending in order; once more ends at once\n".encode())
+        # Through sys.stderr, which a panel on the terminal takes the place of.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{why}: ending in order; once more ends at once", file=sys.stderr, flush=True)
         self._asked.set()
         for stop in list(self._calls):
             stop()

@@ -193,9 +193,9 @@ class WorkerDisplay:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", min_width=10)
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(style="dim", no_wrap=True, min_width=12)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for name, text in self._rows():
             troubled = name in ("lost", "waits") or (name == "link" and not self._connected)
             table.add_row(Text(name), Text(text, style="bold yellow" if troubled else ""))
@@ -235,7 +235,7 @@ class WorkerDisplay:
             return "none: this worker is on its own"
         since = clock_text(self._clock() - self._link_since)
         if not self._connected:
-            return f"not connected to {self._where} for {since}; it is tried again and again"
+            return f"none for {since}, trying {self._where} again and again"
         again = link.counts.reconnects
         return f"{self._where} for {since}" + (f", connected anew {again:,} times" if again else "")
 
