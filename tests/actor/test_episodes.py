@@ -389,9 +389,39 @@ class Duck:
     observation_space, action_space = Informing.observation_space, Informing.action_space
     step = Informing.step
 
+    def close(self) -> None:
+        pass
+
     def reset(self) -> Any:
         self.steps = 0
         return np.zeros(1, np.float32), {}
+
+
+class NoActor:
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("env", "actor", "words"),
+    [
+        (Duck(), None, r"env_cls: found <.*Duck object .* of type Duck; wanted: what makes one when it is called"),
+        ("Pendulum-v1", None, "env_cls: found 'Pendulum-v1' of type str"),
+        (lambda: None, None, "made a NoneType, which is no environment: it lacks action_space, close"),
+        (gymnasium.Env, None, "made a Env, which is no environment: it lacks action_space, observation_space"),
+        (Duck, "policy", "actor_module_cls: found 'policy' of type str"),
+        (Duck, NoActor, r"actor_module_cls made a NoActor; wanted: .*tmrl_core\.actor\.ActorModule"),
+    ],
+)
+def test_what_makes_no_environment_or_actor_is_named(env: Any, actor: Any, words: str, constant_actor: Any) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Rollout(env, actor or constant_actor, buffer=Buffer(None))
+
+
+def test_an_actor_that_is_made_already_is_refused(constant_actor: Any) -> None:
+    made = constant_actor(Duck.observation_space, Duck.action_space)
+    with pytest.raises(ConfigError, match="of type ConstantActor; wanted: what makes one when it is called"):
+        Rollout(Duck, made, buffer=Buffer(None))
 
 
 def test_an_environment_that_derives_from_nothing_is_played(constant_actor: Any) -> None:

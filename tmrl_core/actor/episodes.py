@@ -34,7 +34,8 @@ from tmrl_core.actor.guard import (
 from tmrl_core.actor.info_metrics import InfoMetrics
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.pacing import Slices
-from tmrl_core.errors import EnvironmentFailedError, PolicyFailedError
+from tmrl_core.config.references import as_environment
+from tmrl_core.errors import ConfigError, EnvironmentFailedError, PolicyFailedError
 from tmrl_core.samples import Buffer, EpisodeRecord, Version
 
 logger = logging.getLogger(__name__)
@@ -154,6 +155,9 @@ class EpisodePlayer:
         device: where the actor runs.
         name: of the worker, for the records.
         seed: of the first reset and of the actor's exploration; None: from the operating system.
+
+    Raises:
+        ConfigError: what is to make the environment or the actor does not.
     """
 
     def __init__(
@@ -210,11 +214,21 @@ class EpisodePlayer:
         """How long the longest episode took, in seconds."""
         self._total_steps = 0
 
-        self.env = env_cls()
+        for what, maker in (("env_cls", env_cls), ("actor_module_cls", make_actor)):
+            if not callable(maker) or isinstance(maker, ActorModule):
+                raise ConfigError(
+                    f"{what}: found {maker!r:.100} of type {type(maker).__name__}; wanted: what makes one when it is "
+                    "called, such as a class, a functools.partial or a lambda"
+                )
+        self.env = as_environment(env_cls(), f"env_cls: {env_cls!r:.100}")
         self._adopt_spaces()
-        self.actor: ActorModule = make_actor(
-            observation_space=self.env.observation_space, action_space=self.env.action_space
-        ).to_device(device)
+        actor = make_actor(observation_space=self.env.observation_space, action_space=self.env.action_space)
+        if not isinstance(actor, ActorModule):
+            raise ConfigError(
+                f"actor_module_cls made a {type(actor).__name__}; wanted: an actor derived from "
+                "tmrl_core.actor.ActorModule, or from TorchActorModule"
+            )
+        self.actor: ActorModule = actor.to_device(device)
         if seed is not None:
             self.actor.seed(exploration_seed(seed))
 

@@ -181,8 +181,8 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
     return None if reference is None else resolve(reference, key)
 
 
-def _environment(made: Any, reference: str) -> Any:
-    """What was made, where it is an environment.
+def as_environment(made: Any, maker: str) -> Any:
+    """Return what `maker` has made, if it is an environment.
 
     Raises:
         ConfigError: it lacks what Gymnasium's environments have.
@@ -192,7 +192,7 @@ def _environment(made: Any, reference: str) -> Any:
     ]
     if lacking:
         raise ConfigError(
-            f"environment.cls: {reference!r} made a {type(made).__name__}, which is no environment: it lacks "
+            f"{maker} made a {type(made).__name__}, which is no environment: it lacks "
             f"{', '.join(lacking)}. Allowed: what makes a gymnasium.Env, or has all of these as one has."
         )
     return made
@@ -212,7 +212,7 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
 
         errors = gymnasium.error
         try:
-            return _environment(make(), reference)
+            return as_environment(make(), f"environment.cls: {reference!r}")
         except errors.Error as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
         except TypeError as exc:
