@@ -22,10 +22,12 @@ FILES = ["learning_curve.png", "metrics.jsonl", "tensorboard", "checkpoint", "po
 
 def main() -> int:
     """Run it; the exit status."""
-    parser = argparse.ArgumentParser(description="A policy that learns Pendulum over TLS, from a bare Python.")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="how many RolloutWorkers (default: 2)")
-    parser.add_argument("--gpu", action="store_true", help="install the build of torch that pip takes by itself")
-    parser.add_argument("--small", action="store_true", help="a short run that checks the way, not the learning")
+    parser = argparse.ArgumentParser(description="Install an environment and learn Pendulum over TLS.")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="number of RolloutWorkers (default: 2)")
+    parser.add_argument("--gpu", action="store_true", help="install pip's default build of torch, not the CPU build")
+    parser.add_argument(
+        "--small", action="store_true", help="a short run that tests the installation, not the learning"
+    )
     arguments = parser.parse_args()
     if arguments.workers < 1:
         parser.error(f"--workers {arguments.workers}: at least one RolloutWorker is needed")

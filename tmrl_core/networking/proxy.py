@@ -463,22 +463,30 @@ class _Faults:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tmrl_core.networking.proxy",
-        description="A TCP proxy that spoils connections as bad networks do. Ctrl-C ends it.",
+        description="TCP proxy that delays, limits and breaks connections like a bad network. Ctrl-C ends it.",
         epilog="example: --listen 55556 --to 127.0.0.1:55555 --latency-ms 80 --jitter-ms 40 --black-hole-every 60; "
         "then start a worker with --set server.port=55556",
     )
     parser.add_argument("--listen", type=int, required=True, metavar="PORT", help="port to listen on; 0: a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where connections go on to")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="added in each direction")
-    parser.add_argument("--jitter-ms", type=float, default=0.0, help="at most so much more, at random")
+    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="address to forward to")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay added in each direction")
+    parser.add_argument("--jitter-ms", type=float, default=0.0, help="random delay added to that, at most")
     parser.add_argument("--bandwidth-kbps", type=float, help="kilobits per second in each direction of each connection")
-    parser.add_argument("--slice-bytes", type=int, help="send nothing larger at once")
-    parser.add_argument("--truncate", type=int, metavar="BYTES", help="end each connection after so many bytes")
-    parser.add_argument("--black-hole-every", type=float, default=0.0, metavar="S", help="seconds, on average")
-    parser.add_argument("--black-hole-for", type=float, default=15.0, metavar="S", help="how long each lasts")
-    parser.add_argument("--reset-every", type=float, default=0.0, metavar="S", help="seconds, on average")
-    parser.add_argument("--seed", type=int, help="of everything that is random")
+    parser.add_argument("--slice-bytes", type=int, help="largest piece to send at once")
+    parser.add_argument("--truncate", type=int, metavar="BYTES", help="close each connection after BYTES")
+    parser.add_argument(
+        "--black-hole-every",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="mean seconds between times without any traffic",
+    )
+    parser.add_argument("--black-hole-for", type=float, default=15.0, metavar="S", help="seconds that each lasts")
+    parser.add_argument(
+        "--reset-every", type=float, default=0.0, metavar="S", help="mean seconds between connection resets"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the random numbers")
     options = parser.parse_args(arguments)
     host, colon, port = options.to.rpartition(":")
     if not (colon and host and port.isdecimal()):
