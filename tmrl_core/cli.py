@@ -8,9 +8,11 @@ or configuration, 130 ended at once by a second request. Unexpected exceptions k
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tmrl_core.cli_doctor import run_doctor
 
             return run_doctor(given)
-        options = parser().parse_args(given)
-        return run(options, own_process=arguments is None)
+        return run(parsed(given), own_process=arguments is None)
     except TmrlError as exc:
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
@@ -70,6 +71,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         use(None)
+
+
+def parsed(given: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; what is unknown is named before anything that is missing."""
+    made = parser()
+    options, unknown = made.parse_known_args(given)
+    if unknown:
+        wrong = unknown[0]
+        known = sorted(set(re.findall(r"--[a-z][a-z-]+", made.format_usage())))
+        matches = difflib.get_close_matches(wrong if wrong.startswith("-") else f"--{wrong}", known, n=2, cutoff=0.7)
+        hint = f"did you mean {' or '.join(matches)}?" if matches else "see --help"
+        made.error(f"{wrong}: no such option; {hint}")
+    if options.role is None:
+        made.error("say what to run: --local, --server, --worker, --trainer, or another role of --help")
+    return options
 
 
 def common_options() -> argparse.ArgumentParser:
@@ -104,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
         parents=[common_options()],
         allow_abbrev=False,
     )
-    role = made.add_mutually_exclusive_group(required=True)
+    role = made.add_mutually_exclusive_group()
     for name, text in (
         ("server", "the Server: relays between workers and trainer; the only role that listens"),
         ("worker", "a RolloutWorker: collects samples in the environment"),
@@ -174,6 +190,11 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if source := config_file(options):
         # Said before anything that it names is imported: without `-c` it may be somebody else's file.
         logger.info("configuration: %s", source.absolute())
+    if config.network.transport == "local" and options.role in ("server", "worker", "expert", "trainer"):
+        raise ConfigError(
+            f"network.transport: local connects threads of one process, and --{options.role} is a process of its own; "
+            "take --local --single-process, or network.transport: tls"
+        )
     use(config)
     with Ending(control=options.control, last=own_process) as ending:
         return ROLES[options.role](config, options, ending)

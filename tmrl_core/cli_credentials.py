@@ -12,6 +12,7 @@ from tmrl_core.networking import credentials, renewal
 from tmrl_core.networking.contexts import CLIENT_ROLES
 from tmrl_core.networking.revocations import REVOKED_FILE
 
+MOST_DAYS = 36_500
 EPILOG = """\
 On the machine that hosts the Server:
   python -m tmrl_core --credentials create --host server.example.org
@@ -22,6 +23,23 @@ Copy each bundle to its machine (it is secret: anyone who has it can act as that
 If robot7 is stolen (a running Server applies it at once):
   python -m tmrl_core --credentials revoke robot7
 """
+
+
+def days(text: str) -> float:
+    """Return the validity of a certificate.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= MOST_DAYS:
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}, allowed: a number of days, more than 0 and at most {MOST_DAYS}"
+        )
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="name or address of the Server; may be repeated; the loopback names are always added",
     )
-    create.add_argument("--days", type=float, default=credentials.DAYS, help="validity (default: %(default)s)")
+    create.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
     create.add_argument(
         "--overwrite",
         action="store_true",
@@ -59,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     bundle.add_argument("for_role", choices=["worker", "trainer", "server"], metavar="ROLE")
     bundle.add_argument("--name", default="", help="name of the worker or trainer, written into its certificate")
     bundle.add_argument("--out", metavar="FILE", help="file or folder (default: NAME.ROLE.bundle here)")
-    bundle.add_argument("--days", type=float, default=credentials.DAYS, help="validity (default: %(default)s)")
+    bundle.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
 
     install = commands.add_parser("install", parents=[common], help="unpack a bundle on the machine it is for")
     install.add_argument("file", metavar="FILE")
@@ -79,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     renew.add_argument("names", nargs="*", metavar="NAME", help="name in the bundle (default: the server certificate)")
     renew.add_argument("--all", action="store_true", help="the server certificate and the bundles of all names")
     renew.add_argument("--out", metavar="FOLDER", help="folder for the bundles (default: here)")
-    renew.add_argument("--days", type=float, default=credentials.DAYS, help="validity (default: %(default)s)")
+    renew.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
 
     rotate = commands.add_parser(
         "rotate-token", parents=[common], help="create a new token for a role; the old one is no longer accepted"

@@ -11,12 +11,14 @@ import msgspec
 from tmrl_core.cli import all_overrides, common_options, config_file, module_folders, set_up_logging, shown
 from tmrl_core.config import load
 from tmrl_core.doctor import Step, examine
+from tmrl_core.errors import ConfigError
 
 EPILOG = """\
 Run it on a worker's or the trainer's machine. It does not disturb a run in progress.
 It imports only tmrl_core's own code; other names in the configuration are searched for, not imported.
 Exit status: 0 if all checks pass, 1 if one fails.
 """
+MOST_S = 600.0
 _SIGNS = {"ok": "ok      ", "failed": "FAILED  ", "skipped": "skipped "}
 
 
@@ -44,8 +46,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
-    """Examine, print each step as it is done, and return the exit status."""
+    """Examine, print each step as it is done, and return the exit status.
+
+    Raises:
+        ConfigError: an option's value is impossible.
+    """
     options = parser().parse_args(arguments)
+    if not 0.1 <= options.timeout <= MOST_S:
+        raise ConfigError(f"--timeout: found {options.timeout:g}, allowed: 0.1 to {MOST_S:g} seconds")
     set_up_logging("error" if options.log_level == "info" else options.log_level)
     path = config_file(options)
     steps: list[Step] = []
@@ -54,7 +62,7 @@ def run_doctor(arguments: Sequence[str]) -> int:
         source=str(path) if path is not None else "built-in defaults",
         folders=module_folders(path),
         role=options.role,
-        timeout_s=max(0.1, options.timeout),
+        timeout_s=options.timeout,
     ):
         steps.append(step)
         if not options.json:

@@ -49,16 +49,15 @@ def test_what_is_not_there_is_named_with_its_key(reference: str, parts: list[str
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"agent\.cls: 'math:pi' is a float, which cannot be called"):
+    with pytest.raises(ConfigError, match=r"agent\.cls: 'math:pi' is 3\.14\d+ \(float\), which cannot"):
         resolve_with("math:pi", {}, "agent.cls")
 
 
 def test_a_module_s_own_missing_import_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_something.py").write_text("import package_that_is_not_there\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="package_that_is_not_there") as caught:
+    with pytest.raises(ConfigError, match=r"something\.py, line 1, imports 'package_that_is_not_there', which is not"):
         resolve("needs_something:Name")
-    assert not isinstance(caught.value, ConfigError)
 
 
 def _needs_more(**_: Any) -> Any:

@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ def resolve(reference: str, key: str = "") -> Any:
         key: path of the key that holds it, for error messages.
 
     Raises:
-        ConfigError: no such module or name, with near misses; or the text is no reference.
-        ImportError: the module exists, and what it imports does not; or its own code raised.
+        ConfigError: no such module or name, with near misses; the module is no Python, or imports what is not
+            installed; or the text is no reference.
+        ImportError: a module of this project imports what is not installed.
     """
     label, module_name, name = _parts(reference, key)
     try:
@@ -38,7 +40,15 @@ def resolve(reference: str, key: str = "") -> Any:
         # Only the module itself, or a package on the way to it: what it imports in turn is not a wrong reference.
         if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
             raise ConfigError(_NO_MODULE.format(label=label, name=exc.name)) from exc
-        raise
+        if is_own(reference):
+            raise
+        frames = [one for one in traceback.extract_tb(exc.__traceback__) if not one.filename.startswith("<")]
+        raise ConfigError(
+            f"{label}: {frames[-1].filename}, line {frames[-1].lineno}, imports {exc.name!r}, which is not installed "
+            "here. Install it."
+        ) from exc
+    except SyntaxError as exc:
+        raise ConfigError(f"{label}: {exc.filename}, line {exc.lineno}, is no Python: {exc.msg}.") from exc
     found: Any = module
     for part in name.split("."):
         try:
@@ -139,7 +149,8 @@ def resolve_with(reference: str, kwargs: Mapping[str, Any], key: str = "") -> An
     found = resolve(reference, key)
     if not callable(found):
         raise ConfigError(
-            f"{key + ': ' if key else ''}{reference!r} is a {type(found).__name__}, which cannot be called"
+            f"{key + ': ' if key else ''}{reference!r} is {found!r:.50} ({type(found).__name__}), which cannot be "
+            "called. Allowed: a class or a function"
         )
     check_kwargs(found, kwargs, key.removesuffix("cls") + "kwargs" if key.endswith(".cls") else key)
     return functools.partial(found, **kwargs) if kwargs else found

@@ -39,7 +39,7 @@ class RecordReader:
         records: list[MetricRecord] = []
         try:
             file = self.path.open("rb")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return records
         with file:
             status = os.fstat(file.fileno())

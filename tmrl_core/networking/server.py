@@ -247,7 +247,10 @@ def _spool(section: ServerSection) -> Spool | None:
         return None
     if section.spool_dir is None:
         return MemorySpool(limit)
-    return DiskSpool(Path(section.spool_dir).expanduser(), limit, sync=section.spool_sync)
+    folder = Path(section.spool_dir).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"server.spool_dir: {folder} is a file, allowed: a folder, or null to keep samples in memory")
+    return DiskSpool(folder, limit, sync=section.spool_sync)
 
 
 def _is_local(transport: Transport) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -100,6 +102,11 @@ def check_host(host: str, key: str) -> None:
     Raises:
         ConfigError: it cannot.
     """
+    if re.search(r"[\s/@]", host) or (":" in host and not _is_address(host)):
+        raise ConfigError(
+            f"{key}: {host!r} is no host name. Give a name or an address alone, without 'https://', and the port as "
+            "server.port."
+        )
     try:
         host.encode("idna")
     except UnicodeError:
@@ -107,6 +114,14 @@ def check_host(host: str, key: str) -> None:
             f"{key}: {host!r} is no host name: its parts, between dots, have 1 to 63 characters. Give a name or an "
             "address."
         ) from None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str]:
