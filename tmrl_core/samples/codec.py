@@ -249,12 +249,14 @@ def _check(chunk: Chunk) -> None:
     if not all(isinstance(name, str) for name in chunk.extras):
         raise CodecError("a chunk with an extra whose name is no text")
     for column in (*columns, chunk.action_present, chunk.terminated, chunk.truncated):
-        length = len(column) if isinstance(column, list) or column.ndim else 0
-        if length != rows or (isinstance(column, np.ndarray) and not column.ndim):
-            raise CodecError(f"a column of {length} rows in a chunk of {rows} rows")
-    if any(segment.rows < 1 for segment in chunk.segments) or sum(part.rows for part in chunk.segments) != rows:
+        if isinstance(column, np.ndarray) and not column.ndim:
+            raise CodecError(f"a column that is a single value in a chunk of {rows} rows")
+        if len(column) != rows:
+            raise CodecError(f"a column of {len(column)} rows in a chunk of {rows} rows")
+    lengths = [segment.rows for segment in chunk.segments]
+    if sum(lengths) != rows or (lengths and min(lengths) < 1):
         raise CodecError(f"segments that do not add up to the {rows} rows of their chunk")
-    if any(not 0 <= row < rows for row in chunk.info):
+    if chunk.info and any(not 0 <= row < rows for row in chunk.info):
         raise CodecError(f"an info of a row that a chunk of {rows} rows does not have")
     if chunk.kinds and len(chunk.kinds) != len(columns):
         raise CodecError(f"{len(chunk.kinds)} kinds for {len(columns)} columns")

@@ -153,10 +153,9 @@ class WorkerLink(Link):
             LinkClosedError: the link was closed, before or while waiting, or `timeout_s` is over.
         """
         self.check()
-        items = [_Handed(chunk, (), chunk.nbytes) for chunk in chunks]
-        if items:
-            items[-1] = items[-1]._replace(records=tuple(records))
-        elif records:
+        last = len(chunks) - 1
+        items = [_Handed(chunk, tuple(records) if i == last else (), chunk.nbytes) for i, chunk in enumerate(chunks)]
+        if not items and records:
             items = [_Handed(None, tuple(records), 0)]
         for item in items:
             size = item.size
