@@ -206,3 +206,49 @@ def wait_for(
         with contextlib.suppress(subprocess.TimeoutExpired):
             pytest.fail(f"it ended with {process.wait(0.1)} before the records came")
     pytest.fail("the records did not come")
+
+
+SYNCHRONOUS = """
+run: {name: small}
+environment: {kwargs: {id: Pendulum-v1, to_float32: true}}
+actor: {kwargs: {hidden_sizes: [8]}}
+worker: {collection: synchronous, max_samples_per_episode: 25, initial_steps: 60, max_steps_per_update: 30}
+server: {port: 0}
+memory: {batch_size: 16}
+trainer:
+  epochs: 1
+  rounds: 3
+  steps: 50
+  start_training: 50
+  update_model_interval: 20
+  update_buffer_interval: 10
+  device: cpu
+  threads: 1
+  evaluation: {episodes: 1, every_updates: 40}
+"""
+
+
+@pytest.mark.parametrize("how", ["tls", "threads"])
+def test_one_seed_gives_one_run_in_synchronous_collection_with_one_worker(
+    start: Start, tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "synchronous.yaml"
+    path.write_text(SYNCHRONOUS, encoding="utf-8")
+    # One after the other, and one beside a busy process: nothing depends on how fast either side is.
+    settings = ("worker.end_episodes=false", "worker.send_every=7") if how == "threads" else ()
+    options = [*(("--single-process",) if how == "threads" else ()), *(w for s in settings for w in ("--set", s))]
+    found = {}
+    for folder, seed in (("first", 7), ("second", 7), ("third", 8))[: 2 if how == "tls" else 3]:
+        arguments = ("--local", "--workers", "1", "-c", str(path), "--seed", str(seed), "--set", f"run.folder={folder}")
+        process = start(*arguments, *options)
+        with contextlib.ExitStack() as busy:
+            if folder == "second":
+                other = busy.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+                busy.callback(other.kill)
+            out, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, out
+        records = [r for r in read_records(tmp_path / folder / "small" / "metrics.jsonl") if r.kind == "round"]
+        weights = (tmp_path / folder / "small" / "policy.tmod").read_bytes()
+        found[folder] = weights, [(one.step, one.env_steps, one.values["train/critic_loss"]) for one in records]
+    assert found["first"] == found["second"]
+    assert how == "tls" or found["first"][0] != found["third"][0]

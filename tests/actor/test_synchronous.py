@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -242,3 +243,37 @@ def test_failed_episodes_do_not_count(make: Any, link: Any) -> None:
     assert len(link) == 12
     assert worker.steps_that_count() == 12
     assert worker.samples_dropped == 2
+
+
+def test_a_worker_with_a_seed_collects_in_its_turns_only(make: Any, link: Any) -> None:
+    """A policy alone is no turn: the trainer may still be training, and publish another at any moment."""
+    steps: list[tuple[str, int]] = []
+
+    def on_wait(link: Any) -> None:
+        steps.append((link.waits_for.partition(":")[0], len(link)))
+        turn, version = link.progress.turn, (1, link.versions_published)
+        if (link.waits_for.startswith("with version") and turn == version) or not link.versions_published:
+            link.publish()
+        else:
+            link.progress = Progress(turn=version)
+
+    link.on_wait = on_wait
+    worker = make(seed=3, length=4)
+    worker.run_synchronous(nb_steps=8, initial_steps=2, max_steps_per_update=2.0, end_episodes=False)
+    assert [collected for text, collected in steps if text == "with version 0.0"] == [0, 0]
+    # With version 1 its ratio allows the 2 initial steps and one more, then two with each version.
+    exhausted = [steps[0]] + [now for before, now in itertools.pairwise(steps) if now[0] != before[0]]
+    assert [text for text, _ in exhausted] == [f"with version {'1.' if n else '0.'}{n}" for n in range(len(exhausted))]
+    waits = [collected for _, collected in steps]
+    assert waits == sorted(waits)
+    for before, now in itertools.pairwise(steps):
+        assert before[0] != now[0] or before[1] == now[1], "it collected without a turn"
+
+
+def test_a_trainer_that_gives_no_turns_is_not_waited_for_for_ever(
+    make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(synchronous, "TURNLESS_S", 0.0)
+    link.on_wait = lambda link: link.publish()
+    make(seed=3).run_synchronous(nb_steps=8, initial_steps=2, max_steps_per_update=2.0)
+    assert "this trainer takes no turns" in caplog.text

@@ -207,6 +207,8 @@ class EpisodePlayer:
         self._policy_failures_in_a_row = 0
         self._fault: BaseException | None = None
         self._env_is_broken = False
+        self.seeded = seed is not None
+        """Whether another run of the same seed is to play the same episodes."""
         self._seeds = np.random.default_rng(seed)
         self._next_seed = seed
         self._slices = Slices()

@@ -24,7 +24,7 @@ from tmrl_core.actor.link import Farewell, RolloutLink
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, TmrlError, WeightsError
-from tmrl_core.networking.messages import Blob, Evaluation, PolicyUpdate
+from tmrl_core.networking.messages import Blob, Evaluation, PolicyUpdate, Version
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class LinkedPlayer(EpisodePlayer):
         """Versions of the policy that could not be read, are not finite or do not fit, since construction."""
         self.evaluation_videos: Path | None = None
         """Folder for films of the first episode of each evaluation; for a worker whose environment is `Filmed`."""
+        self.latest_version: Version = (0, 0)
+        """Of the latest policy that has arrived, also if it was refused."""
         self._versions_seen = 0
         self._versions_taken = 0
         self._evaluated: int | None = None
@@ -276,6 +278,7 @@ class LinkedPlayer(EpisodePlayer):
             update = self._link.take_policy()
             if update is None:
                 return
+            self.latest_version = update.version
             what = f"version {update.version[0]}.{update.version[1]}"
             if not all(map(math.isfinite, update.exploration.values())):
                 raise WeightsError(f"what it says of exploration is not finite: {update.exploration}")

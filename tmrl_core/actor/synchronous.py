@@ -1,15 +1,27 @@
-"""The pace of `run_synchronous`: how many steps may be taken now, and the wait for models when none may."""
+"""The pace of `run_synchronous`: how many steps may be taken now, and the wait for models when none may.
+
+A worker with a seed takes turns with the trainer, so that one seed gives one run: it collects all that the ratio
+allows with each version, says so, and waits. The trainer trains on that until it publishes the next version, and then
+gives the turn back (`Progress.turn`). Without a seed both go on at the same time.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 
+from tmrl_core.actor.link import RolloutLink
 from tmrl_core.actor.linked import WAIT_S, LinkedPlayer
 from tmrl_core.actor.pacing import Ratio, StarvationWatch
 from tmrl_core.errors import StarvedError
+from tmrl_core.networking.messages import turn_text
 
 logger = logging.getLogger(__name__)
+
+
+TURNLESS_S = 10.0
+"""Seconds with a policy and no turn after which the trainer is taken for one of a release that gives none."""
 
 
 class SynchronousPace:
@@ -49,6 +61,9 @@ class SynchronousPace:
         self._update_each_step = update_each_step
         self._verbose = verbose
         self._origin = player.steps_that_count()
+        self._turns = player.seeded and player.link is not None and not math.isinf(ratio.maximum)
+        self._begun = not self._turns
+        self._turnless_since = math.inf
         self.counting = False
         """True: the initial steps are behind."""
 
@@ -65,6 +80,10 @@ class SynchronousPace:
         """
         if self._player.ending():
             return False
+        if not self._begun:
+            self._begun = True
+            if not self._wait():
+                return False
         if not self.counting:
             return self.steps < self._initial_steps or (self._leave_initial_steps() and self._has_room())
         return self._has_room() and self._wait()
@@ -125,7 +144,7 @@ class SynchronousPace:
     def _wait_for_models(self) -> bool:
         player, ratio = self._player, self._ratio
         watch: StarvationWatch | None = None
-        while not ratio.allows(self.steps):
+        while not (ratio.allows(self.steps) and self._has_turn()):
             if player.ending():
                 return False
             link = player.link
@@ -143,13 +162,40 @@ class SynchronousPace:
             models = player.update_actor_weights(verbose=self._verbose)
             ratio.models += models
             queued = link.counts.queued_samples
+            if ratio.allows(self.steps):
+                if not self._has_turn():
+                    self._await_turn(link)
+                continue
             if watch.starving(link.progress, link.versions_published, queued):
                 raise StarvedError(self._who_waits_for_whom())
             # Only now is it the trainer's turn: what this worker has collected is there.
-            link.say_waits("" if queued or models else self._waits())
+            if not self._turns:
+                link.say_waits("" if queued or models else self._waits())
+            elif not (queued or models) and self._has_turn():
+                link.say_waits(turn_text(player.latest_version) + self._waits())
             if not models:
                 link.wait_change(WAIT_S)
         return not player.ending()
+
+    def _await_turn(self, link: RolloutLink) -> None:
+        """Wait a little for the turn; what the trainer was told last holds until then."""
+        if self._player.latest_version == (0, 0):
+            link.say_waits(turn_text((0, 0)) + "it has not received a version yet")
+        elif link.progress.turn == (0, 0):
+            now = time.monotonic()
+            self._turnless_since = min(self._turnless_since, now)
+            if now - self._turnless_since > TURNLESS_S:
+                logger.warning("this trainer takes no turns, so another run of the same seed may differ")
+                self._turns = False
+        link.wait_change(WAIT_S)
+
+    def _has_turn(self) -> bool:
+        """Whether the trainer has said that it is this worker's turn, with the policy that it has."""
+        link = self._player.link
+        if not self._turns or link is None:
+            return True
+        turn = link.progress.turn
+        return turn == self._player.latest_version != (0, 0) and not self._player.evaluate_if_due()
 
     def _say_wait(self) -> None:
         if self._verbose:

@@ -145,6 +145,8 @@ class Progress(msgspec.Struct, frozen=True):
         start_training: samples that the trainer waits for before its first update.
         lack: what a trainer that waits for samples lacks, in words; empty while it trains.
         gave_up: it ends because of that; the parting word of a trainer, which holds on after it has gone.
+        turn: version of the policy with which workers that take turns with the trainer may collect now; it publishes
+            no other until all of them wait again.
     """
 
     samples: int = 0
@@ -152,6 +154,7 @@ class Progress(msgspec.Struct, frozen=True):
     start_training: int = 0
     lack: str = ""
     gave_up: bool = False
+    turn: Version = (0, 0)
 
 
 # --- control messages -------------------------------------------------------------------------------------------------
@@ -407,6 +410,15 @@ class Waits(_Control, frozen=True, tag="waits"):
 
     channel: Channel
     text: Label
+
+
+TURN = "with version "
+"""What the text of a worker begins with that takes turns with the trainer."""
+
+
+def turn_text(version: Version) -> str:
+    """Return the beginning of what such a worker waits for once it has collected all that it may with a version."""
+    return f"{TURN}{version[0]}.{version[1]}: "
 
 
 class Direct(_Control, frozen=True, tag="direct"):

@@ -59,6 +59,14 @@ class TrainingInterface(ABC):
         """Say how far training is, and what it lacks while it waits."""
         return None
 
+    def give_turn(self) -> None:
+        """Let workers that take turns with training collect with the latest policy."""
+        return None
+
+    def has_turn(self) -> bool:
+        """Whether training may go on: workers that take turns with it have collected all that they may."""
+        return True
+
     def rest(self) -> None:
         """Called between two updates, where a checkpoint may be taken that a run goes on from bit for bit."""
         return None

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 REASON_LENGTH = 300
 """So much is said of why samples were refused."""
 
+TURN_LOOK_S = 0.01
+"""Seconds between two looks at whether it is this side's turn."""
+
 _SETTINGS = (
     "env_cls",
     "memory_cls",
@@ -100,6 +103,7 @@ class TrainingOffline:
             "published",
             "statistics",
             "_waits_for",
+            "_yields",
             "_unwritten",
             "_refused",
             "_metrics",
@@ -173,6 +177,8 @@ class TrainingOffline:
         """Where each worker's stream of samples stands: what this memory holds and what it does not."""
         self.published = False
         self._waits_for = ""
+        self._yields = False
+        """Whether workers that take turns with training may be collecting."""
         self._unwritten = Unwritten()
         self._refused: tuple[int, str] = (0, "")
         """How many samples the memory has refused in this process, and why the last."""
@@ -304,6 +310,7 @@ class TrainingOffline:
 
     def _publish(self, interface: TrainingInterface) -> None:
         interface.broadcast_model(self.agent.get_actor())
+        self._yields = True
         self.delivery["counter"] = interface.version[1]
         note_version = getattr(self.memory, "note_version", None)
         if note_version is not None:
@@ -312,6 +319,7 @@ class TrainingOffline:
     def _begin(self, interface: TrainingInterface) -> None:
         if not self.published:
             self._publish(interface)
+            interface.give_turn()
             self.published = True
         if self.agent_scheduler is not None and self.round == 0 and self.step == 0:
             self.agent_scheduler(self.agent, self.epoch)
@@ -356,6 +364,7 @@ class TrainingOffline:
             if self.total_updates % self.update_model_interval == 0:
                 self._publish(interface)
                 interface.report(self._progress())
+                interface.give_turn()
             if not self._hold_ratio(interface):
                 break
         self.updates_skipped += self._bad.look()
@@ -491,7 +500,8 @@ class TrainingOffline:
 
     def _hold_ratio(self, interface: TrainingInterface) -> bool:
         """Wait until training may go on. False: `interface.stopping`."""
-        if not self._lack():
+        if not self._lack() and (not self._yields or interface.has_turn()):
+            self._yields = False
             return not interface.stopping
         started = time.perf_counter()
         try:
@@ -506,16 +516,18 @@ class TrainingOffline:
 
     def _wait_for_samples(self, interface: TrainingInterface) -> bool:
         while not interface.stopping:
+            has_turn = interface.has_turn()  # before: what was sent until then has arrived
             self.update_buffer(interface)
             lack = self._lack()
-            if not lack:
+            if not lack and has_turn:
+                self._yields = False
                 return True
             interface.rest()
             if lack != self._waits_for:
                 logger.debug("waiting: %s", lack)
                 self._waits_for = lack
                 interface.report(self._progress())
-            interface.wait(self.sleep_between_buffer_retrieval_attempts)
+            interface.wait(self.sleep_between_buffer_retrieval_attempts if lack else TURN_LOOK_S)
         return False
 
     def _progress(self) -> Progress:

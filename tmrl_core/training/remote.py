@@ -24,6 +24,7 @@ from tmrl_core.networking.delivery import Received
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.messages import (
     EXPERT,
+    TURN,
     Blob,
     Collect,
     Directive,
@@ -32,6 +33,7 @@ from tmrl_core.networking.messages import (
     Version,
     encode_body,
     plain,
+    turn_text,
 )
 from tmrl_core.networking.peers import Member
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
@@ -55,6 +57,8 @@ _SILENT_S = 10.0
 """The life of a silent link for which that is enough."""
 AWAY_S = 30.0
 """Seconds for which a worker whose link has gone is waited for: it may come back, with what is lacking."""
+TURN_S = 60.0
+"""Seconds after which training goes on although a worker that takes turns has not said that it waits."""
 REFUSALS_SAID = 100
 """How many different refusals are logged."""
 JOINS_AT_ONCE = 1_000
@@ -128,6 +132,10 @@ class RemoteInterface(TrainingInterface):
         """Architecture of the policy that is published; empty before the first one, and where it is not known."""
         self._unfit: dict[bytes, str] = {}
         """Linked streams whose workers cannot take that policy, and why."""
+        self._turn: Version = (0, 0)
+        self._turn_since = self._started
+        self._turners: set[bytes] = set()
+        """Streams of workers that take turns with training."""
         self._revision = 0
         self._evaluations: dict[bytes, Evaluation] = {}
         self._shares: dict[bytes, bytes] = {}
@@ -296,9 +304,36 @@ class RemoteInterface(TrainingInterface):
         """Version of the latest published policy."""
         return self.link.version
 
+    def give_turn(self) -> None:
+        """Ask for an evaluation that is due, as it is played before anything is collected; then give the turn."""
+        self._tick()
+        self._turn = self.version
+        self._turn_since = self._clock()
+        self.report(self.progress)
+
+    def has_turn(self) -> bool:
+        """Whether all workers that take turns say that they wait, with the latest version."""
+        texts = {member.stream: self.link.waits_of(member.stream) for member in self.link.members if member.live}
+        self._turners |= {stream for stream, text in texts.items() if text.startswith(TURN)}
+        self._turners &= texts.keys()
+        if not self._turners:
+            return True
+        if self._turn != self.version:
+            self.give_turn()  # it was numbered anew
+        done = turn_text(self._turn)
+        if all(texts[stream].startswith(done) for stream in self._turners):
+            return True
+        if self._clock() - self._turn_since < TURN_S:
+            return False
+        logger.warning(
+            "a worker has not waited for %g s, so training goes on meanwhile: another run of this seed may differ",
+            TURN_S,
+        )
+        return True
+
     def report(self, progress: Progress) -> None:
         """Tell the workers how far training is."""
-        self.progress = progress
+        progress = self.progress = msgspec.structs.replace(progress, turn=self._turn)
         self.link.report(progress)
         if self.ending:
             return
