@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.errors import BadUpdatesError
+from tmrl_core.storage import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +104,7 @@ class BadUpdates:
         transitions = None if indices is None else [int(index) for index in indices]
         description = {"update": update, "transitions": transitions, "not_finite": where}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"update_{update}.json").write_text(json.dumps(description, indent=1) + "\n")
+            write_whole(self.folder / f"update_{update}.json", (json.dumps(description, indent=1) + "\n").encode())
         except OSError as exc:
             logger.warning("a skipped update cannot be described in %s: %s", self.folder, exc)
 
