@@ -597,6 +597,13 @@ def test_the_wrong_roles_credentials_are_named(
     client_context(there, wants, has_token=True)  # the token may be the right one: the Server says
 
 
+@pytest.mark.parametrize("has", ["worker", "trainer"])
+def test_a_client_s_credentials_at_a_server_are_named(folder: Path, has: credentials.BundleRole) -> None:
+    for place in (installed(folder, has, "robot7"), bundle(folder, has, "robot7", folder.parent)):
+        with pytest.raises(CredentialsError, match=rf"these are a {has}'s credentials .*--credentials bundle server"):
+            server_context(place)
+
+
 @pytest.mark.parametrize("name", ["../robot7", "robot 7", "", "x" * 65, ".hidden", "a/b", "ünicode"])
 def test_names_that_do_not_fit_are_refused(folder: Path, name: str) -> None:
     with pytest.raises(CredentialsError, match="name"):

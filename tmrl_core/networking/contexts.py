@@ -100,11 +100,14 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
     if folder.is_file():
         content = read_bundle(folder)
         if content.role != "server":
-            raise CredentialsError(f"{folder} is a {content.role}'s bundle. A Server needs one of `{BUNDLE} server`.")
+            what = f"{folder} is a {content.role}'s bundle"
+            raise CredentialsError(_OTHER_ROLE.format(what=what, found=content.role, role="server"))
         ca, hashes = content.ca, content.token_hashes
     else:
         warn_if_writable(folder)
         ca, hashes = need(folder / "ca.pem"), folder_hashes(folder)
+        if not (folder / "server.pem").exists():
+            _check_role(folder, "server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # A resumed session would be believed for as long as its ticket, also when its certificate has expired meanwhile.
     context.num_tickets = 0
@@ -171,9 +174,7 @@ def client_context(
     if not own and not has_token and token_for(folder, role) is None:
         if role == "observer":
             raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
-        others = (other for other in ("worker", "trainer", "server") if other != role)
-        if found := next((other for other in others if [*folder.glob(f"{other}*.pem")]), None):
-            raise CredentialsError(_OTHER_ROLE.format(what=folder, found=found, role=role))
+        _check_role(folder, role)
     if len(own) == 1:
         _load_file_chain(context, own[0], own[0].with_suffix(".key"))
     elif own:
@@ -195,6 +196,17 @@ def client_name(directory: str | os.PathLike[str], role: ContextRole) -> str | N
         return content.name if content.role == role else None
     names = [file.stem.removeprefix(f"{role}-") for file in folder.glob(f"{role}-*.pem")]
     return names[0] if len(names) == 1 else None
+
+
+def _check_role(folder: Path, role: BundleRole) -> None:
+    """Name the role of the credentials in a folder that has none of `role`.
+
+    Raises:
+        CredentialsError: there are another role's.
+    """
+    others = (other for other in ("worker", "trainer", "server") if other != role)
+    if found := next((other for other in others if [*folder.glob(f"{other}*.pem")]), None):
+        raise CredentialsError(_OTHER_ROLE.format(what=folder, found=found, role=role))
 
 
 _OTHER_ROLE = (
