@@ -462,3 +462,12 @@ def test_updates_that_are_not_finite_end_a_run_with_exit_status_1(run: Run, tmp_
     assert done.stderr.count("3 updates in a row") == 1
     assert "Traceback" not in done.stderr
     assert len(list((tmp_path / "runs" / "bad" / "bad_updates").iterdir())) == 3
+
+
+def test_torch_is_loaded_at_once_and_never_searched_for_garbage() -> None:
+    code = (
+        "import gc, sys; from tmrl_core.cli import load_torch; load_torch(); "
+        "print('torch._dynamo' in sys.modules, gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True True\n"
