@@ -175,6 +175,27 @@ def test_what_one_worker_says_of_incarnations_keeps_nobody_out_and_no_weights_ba
     assert trainer.memory == worker.made
 
 
+def test_what_one_worker_has_used_up_of_raises_keeps_no_other_with_its_token_out() -> None:
+    network = Network()
+    trainer, worker = Trainer(network), Worker(network, "honest")
+    trainer.connect()
+    for i in range(20):
+        wolf = Worker(network, f"wolf {i}")
+        wolf.state.incarnation = network.relay.incarnation + 1
+        wolf.connect()
+        network.settle()
+    raised = network.relay.incarnation
+    worker.state.policy_arrived((raised + 5, 3), b"")
+    worker.state.policy = None
+    worker.connect()
+    trainer.publish("now")
+    network.settle()
+    assert network.relay.incarnation == raised
+    assert network.relay.protocol_errors == 0
+    assert text_of(worker) == "now"
+    assert worker.state.policy_version == trainer.state.version
+
+
 @pytest.mark.parametrize("poisoned", NAMED)
 @pytest.mark.parametrize("first", ["worker", "trainer"])
 def test_a_checkpoint_and_a_worker_that_heard_of_too_high_an_incarnation_are_let_in_and_go_on(

@@ -148,17 +148,19 @@ class Relay:
             return
         if hello.incarnation >= MAX_NUMBER:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
-        if hello.role != "observer" and hello.incarnation > max(self.incarnation, _BELIEVED[hello.role]):
-            connection.anew = True
-            hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
         identity = connection.identity
         connection.principal = (
             f"certificate {identity.role} {identity.name}" if identity.role else f"token {hello.role}"
         )
+        connection.anew = hello.role != "observer" and hello.incarnation > max(self.incarnation, _BELIEVED[hello.role])
         if hello.role == "worker" and self.trainer is not None and hello.incarnation > self.incarnation:
-            self._raises[connection.principal] += 1
-            if self._raises[connection.principal] > _MOST_RAISES:
+            self._raises[connection.principal] += not connection.anew
+            if self._raises[connection.principal] > _MOST_RAISES and identity.role is not None:
                 raise RemoteProtocolError("it knows of a higher incarnation again and again")
+            # A token is of many workers: what one of them has used up keeps no other out.
+            connection.anew |= self._raises[connection.principal] > _MOST_RAISES
+        if connection.anew:
+            hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
         link = self.workers.get(hello.peer)
         taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
         if hello.role != "observer" and (taken or not self._peer_owners.claim(hello.peer, connection.principal)):
