@@ -130,7 +130,7 @@ def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, 
     assert roles_running(tmp_path) == []
     run = tmp_path / "runs" / "small"
     for name in ("worker-1", "worker-2"):
-        assert "0 neither" in (run / "logs" / f"{name}.log").read_text(encoding="utf-8")
+        assert " 0 lost" in (run / "logs" / f"{name}.log").read_text(encoding="utf-8")
     done = max(record.step for record in read_records(run / "metrics.jsonl"))
     again = start(*arguments)
     wait_for(tmp_path, lambda record: record.step > done, again)

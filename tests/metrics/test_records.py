@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -162,3 +163,11 @@ def test_a_line_of_an_earlier_version_is_read_with_todays_names() -> None:
         "eval/mean_reward": 1.0,
         "eval/episodes": 3,
     }
+
+
+def test_the_page_of_metrics_lists_every_name() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for name, text in names.VOCABULARY.items():
+        if "/" in name:
+            short = f"`{names.short(name)}`" if names.short(name) != name else "-"
+            assert f"| `{name}` | {short} | {text} |\n" in page
