@@ -148,9 +148,9 @@ def test_a_seed_repeats_weights_and_exploration() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"hidden_sizes": (8, 16)}, r"net\.2\.weight has the shape \(16, 8\), the policy's has \(8, 8\)"),
-        ({"hidden_sizes": (8, 8, 8)}, r"with net\.4\.bias, net\.4\.weight"),
-        ({"hidden_sizes": (8,)}, r"without net\.2\.weight, net\.2\.bias"),
+        ({"hidden_sizes": (8, 16)}, r"hidden_sizes: \[8, 8\] here, \[8, 16\] in them"),
+        ({"hidden_sizes": (8, 8, 8)}, r"hidden_sizes: \[8, 8\] here, \[8, 8, 8\] in them"),
+        ({"hidden_sizes": (8,)}, r"hidden_sizes: \[8, 8\] here, \[8\] in them"),
         ({"hidden_sizes": (8, 8), "activation": "tanh"}, "their activation is tanh, not relu"),
     ],
 )

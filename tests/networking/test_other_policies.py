@@ -98,7 +98,8 @@ def test_its_samples_are_refused_and_both_sides_say_why_once(
         "samples refused, of worker robot7",
         "the trainer refused message 0 of this worker",
     ]
-    assert sum("of the policy is refused, the old one stays" in line for line in caplog.messages) == 1
+    (told,) = [line for line in caplog.messages if "of the policy is refused, the old one stays" in line]
+    assert "hidden_sizes: [64] here, [16] in them" in told
 
 
 def test_records_name_workers_as_the_server_does(place: Place) -> None:

@@ -48,8 +48,11 @@ def check_shapes(
     """Refuse weights whose names or shapes are not those of the policy.
 
     Raises:
-        WeightsError: names what is missing, what is too much, or both shapes of the first that differs.
+        WeightsError: names the sizes of hidden layers, what is missing or too much, or both shapes of the first that
+            differs.
     """
+    if (here := _hidden_sizes(expected)) != (there := _hidden_sizes(found)):
+        raise WeightsError(f"the weights are not for {owner}: hidden_sizes: {here} here, {there} in them. {advice}")
     missing = [name for name in expected if name not in found]
     unknown = sorted(name for name in found if name not in expected)
     if missing or unknown:
@@ -114,6 +117,6 @@ def _is_plain(entry: tuple[Any, Any]) -> bool:
 def _hidden_sizes(shapes: Mapping[str, Any]) -> list[int]:
     """Outputs of the layers `net.0`, `net.2`, ... of a multi-layer perceptron."""
     sizes: list[int] = []
-    while isinstance(shape := shapes.get(f"net.{2 * len(sizes)}.weight"), list) and len(shape) == 2:
+    while isinstance(shape := shapes.get(f"net.{2 * len(sizes)}.weight"), (list, tuple)) and len(shape) == 2:
         sizes.append(shape[0])
     return sizes
