@@ -156,7 +156,7 @@ def test_torch_s_number_is_left_as_it_was() -> None:
         assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == before
     with Threads(3, torch.device("cuda")):
-        assert torch.get_num_threads() == before, "that of other devices is nobody's business"
+        assert torch.get_num_threads() == before, "on other devices it is left alone"
 
 
 def test_a_script_s_own_number_is_the_most(monkeypatch: pytest.MonkeyPatch) -> None:

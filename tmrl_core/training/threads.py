@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 START_S = 0.3
-"""Seconds of updates before the first contest: what is made at the beginning is made by then."""
+"""Seconds of updates before the first contest; the very first ones are slow."""
 SLICE_S = 0.1
 WINDOW_S = 0.5
 CHANGED = 1.3
@@ -95,7 +95,7 @@ class _Contest:
         return more if faster >= (KEPT_GAIN if more == self.kept else GAIN) else fewer
 
     def mean(self, threads: int) -> float:
-        """Seconds of an update, without the slowest of several slices: it may hold what was none of its doing."""
+        """Seconds of an update, without the slowest of several slices, in which something else may have happened."""
         slices = sorted(self.slices[threads], key=lambda slice_: slice_.mean)
         total = _Slice()
         for slice_ in slices[:-1] if len(slices) > 2 else slices:
@@ -149,7 +149,7 @@ class ThreadTuner:
         self._set(self._contest.current if self._contest else self.threads)
 
     def note(self, updates: int, seconds: float) -> None:
-        """So many updates have taken so long; may set another number of threads for the next ones."""
+        """Take in how long updates took; may set another number of threads for the next ones."""
         if self.most < 2 or updates < 1:
             return
         if self._contest is not None:
@@ -221,7 +221,7 @@ def _half(threads: int) -> int:
 
 
 class Threads:
-    """Torch's number of threads within a `with` block; behind it, it is as it was before.
+    """Torch's number of threads within a `with` block; afterwards it is as it was before.
 
     Args:
         fixed: the number; None: measured, at most as many as torch is set to, and as this process has cores.
@@ -229,7 +229,7 @@ class Threads:
     """
 
     def __init__(self, fixed: int | None, device: Any) -> None:
-        # Who trains without torch gets nothing set.
+        # Training without torch has no threads to set, and must not import it.
         self._torch: Any = sys.modules.get("torch") if str(device or "cpu").startswith("cpu") else None
         self._fixed = fixed
         self._before = 0
@@ -253,7 +253,7 @@ class Threads:
             self._torch.set_num_threads(self._before)
 
     def note(self, updates: int, seconds: float) -> None:
-        """So many updates have taken so long."""
+        """Take in how long updates took."""
         if self._tuner is not None:
             self._tuner.note(updates, seconds)
 
@@ -274,7 +274,7 @@ def have_cores(threads: int) -> bool:
                 break
         return time.perf_counter() - started
 
-    values.tanh()  # what is made at the first time is made now
+    values.tanh()  # warm up
     alone_s = seconds(1, float("inf"))
     return seconds(threads, alone_s) < 0.9 * alone_s
 
