@@ -44,6 +44,7 @@ def run(folder: Path, *command: str | Path, status: int = 0) -> str:
         check=False,
     )
     assert ended.returncode == status, ended.stderr
+    assert " joined, run " not in ended.stderr, "messages among the lines that the tutorial shows"
     return ended.stdout if status == 0 else ended.stderr
 
 

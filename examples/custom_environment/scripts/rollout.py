@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 import gymnasium
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)  # without it, the Trainer logs what it does
     config = load(arguments.config, arguments.set)
     checkpoints = config.run_folder / "checkpoints"
     path = arguments.checkpoint or max(checkpoints.glob("checkpoint_*"), default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--restore", type=Path, metavar="CHECKPOINT", help="continue from it")
     parser.add_argument("--overwrite", action="store_true", help="remove the files of an earlier run first")
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)  # without it, Server and Trainer log what they do
 
     # Old checkpoints beside new ones would mislead rollout.py, and old logs TensorBoard.
     folder = load(arguments.config, arguments.set).run_folder
