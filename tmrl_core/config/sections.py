@@ -53,7 +53,7 @@ class RunSection(Section, frozen=True, kw_only=True):
         doc(
             "Seed of the trainer's generators and, mixed with each worker's name, of its environment and exploration. "
             "With one worker, synchronous collection (with `worker.max_steps_per_update`) and lockstep then give the "
-            "same run bit for bit, on one kind of machine with `trainer.threads` set: trainer and worker take turns. "
+            "same run bit for bit on one kind of machine: trainer and worker take turns. "
             "null: from the operating system."
         ),
     ] = None
