@@ -293,13 +293,6 @@ def test_cut_joins_many_buffers_as_if_they_were_one(sizes: list[int]) -> None:
     assert sum(frame.size for frame in wire) == message_bytes(SAMPLES_HEAD, sum(sizes))
 
 
-def test_a_frames_small_pieces_fill_a_tls_record_with_what_follows_and_the_rest_is_not_copied() -> None:
-    body = bytes(3 * MAX_FRAME_BYTES)
-    frames = list(cut(Kind.DATA, b"head", [b"small", body], epoch=0, channel=0))
-    assert [[len(buffer) for buffer in frame.buffers] for frame in frames[:3]] == [[16_384, 3 * 16_384]] * 3
-    assert all(isinstance(frame.buffers[1], memoryview) and frame.buffers[1].obj is body for frame in frames[:3])
-
-
 def test_cut_makes_frames_only_as_they_are_asked_for() -> None:
     body = bytes(50 << 20)
     tracemalloc.start()

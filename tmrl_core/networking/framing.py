@@ -272,9 +272,7 @@ def message_bytes(head: struct.Struct, body_bytes: int) -> int:
 
 
 _JOIN_BYTES = 4_096
-_RECORD_BYTES = 16_384
-"""Smaller pieces of a frame, its header first of all, are joined with what follows until they fill a TLS record: a copy
-is cheaper than one more record, which is encrypted, read and handled by itself."""
+"""Smaller pieces of a frame are joined with their neighbours: a copy is cheaper than one more TLS record."""
 
 
 class Wire:
@@ -310,24 +308,21 @@ def cut(kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: i
             flags |= LAST
         buffers: list[bytes | memoryview] = []
         small: list[bytes | memoryview] = [HEADER.pack(length, kind, flags, epoch, channel)]
-        gathered = HEADER_BYTES
         lacking = length
         while lacking:
             if not piece:
                 piece = memoryview(next(pieces)).cast("B")
                 continue
             part = piece[:lacking]
-            if gathered or len(part) < _JOIN_BYTES:
-                part = part[: _RECORD_BYTES - gathered]
-                small.append(part)
-                gathered += len(part)
-            else:
-                buffers.append(part)
             lacking -= len(part)
             piece = piece[len(part) :]
-            if gathered == _RECORD_BYTES:
+            if len(part) < _JOIN_BYTES:
+                small.append(part)
+                continue
+            if small:
                 buffers.append(b"".join(small))
-                small, gathered = [], 0
+                small = []
+            buffers.append(part)
         if small:
             buffers.append(b"".join(small))
         yield Wire(buffers, HEADER_BYTES + length, not left)
