@@ -265,8 +265,10 @@ class Relay:
         self.notice()
 
     def _label_of(self, connection: RelayConnection) -> str:
-        """Return a worker's label, with a number where another one that is linked has it: their bundle may be one."""
-        name, taken = connection.called, {one.name for one in self.workers.values()}
+        """Return a worker's label, with a number where another worker of the same credentials has it."""
+        # Not where others have it: whoever takes another machine's label would have that machine renamed.
+        name, principal = connection.called, connection.principal
+        taken = {one.name for one in self.workers.values() if one.principal == principal}
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         return next(label for label in numbered if label not in taken) if name and name in taken else name
 
