@@ -11,6 +11,7 @@ from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.messages import PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.training.evaluation import Evaluator
 from tmrl_core.training.remote import RemoteInterface
 
 
@@ -75,6 +76,31 @@ def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() ->
     assert last.number("rollout/ep_rew_mean") == 99.5  # of the latest hundred
     assert last.number("rollout/ep_len_mean") == 10.0
     assert last.number("rollout/ep_rew") == 149.0
+
+
+def test_a_target_is_not_confirmed_by_the_evaluation_that_reached_it() -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    evaluator = Evaluator(1, 7, 0, ask=lambda evaluation, stream: None)
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(link, evaluator=evaluator, recorder=recorder, target_return=-200.0)
+
+    def play(value: float) -> None:
+        evaluator.start(1, (1, 1), [b"robot"])
+        played = Buffer(maxlen=None)
+        played.extend([], [episode(value, mode="test", seed=7, evaluation=evaluator.next_id - 1)])
+        interface._note_episodes(played)
+
+    play(-100.0)
+    assert not interface.confirm_target()  # the workers left: no second one was finished
+    assert not interface.reached_target
+    play(-120.0)
+    interface.evaluate_now()
+    play(-110.0)
+    assert interface.confirm_target()
+    recorder.close()
+    said = [str(record.values["message"]) for record in sink.records if record.values.get("event") == "target"]
+    assert any("no second evaluation was finished" in message for message in said)
 
 
 def test_an_episode_is_recorded_with_the_numbers_of_its_infos() -> None:

@@ -104,6 +104,8 @@ class RemoteInterface(TrainingInterface):
         self.recorder = recorder
         self.progress = Progress()
         self.reached_target = False
+        self._to_confirm: EvaluationResult | None = None
+        """The evaluation that reached the target while training went on."""
         self.keep: Callable[[list[Received]], None] | None = None
         """Called with messages before they are acknowledged; raises StorageError where they cannot be kept."""
         self.on_episode: Callable[[EpisodeRecord], None] | None = None
@@ -394,14 +396,17 @@ class RemoteInterface(TrainingInterface):
             self.evaluator.start(self.progress.updates, self.version, self._streams())
 
     def confirm_target(self) -> bool:
-        """Whether the latest evaluation reaches the target; if it does not, training may go on."""
+        """Return whether a second evaluation has reached the target; if not, training may go on."""
         latest = self.evaluator.latest if self.evaluator is not None else None
+        second = None if latest is self._to_confirm else latest
         target = self._target_return
-        self.reached_target = latest is not None and target is not None and latest.mean >= target
-        if self.reached_target and latest is not None:
-            self.event(names.EVENT_LEARNED, f"a second evaluation confirms it: {self._beside_target(latest)}")
-        elif latest is not None:
-            self.event(names.EVENT_TARGET, f"not confirmed, training goes on: {self._beside_target(latest)}")
+        self.reached_target = second is not None and target is not None and second.mean >= target
+        if second is None:
+            self.event(names.EVENT_TARGET, "not confirmed, training goes on: no second evaluation was finished")
+        elif self.reached_target:
+            self.event(names.EVENT_LEARNED, f"a second evaluation confirms it: {self._beside_target(second)}")
+        else:
+            self.event(names.EVENT_TARGET, f"not confirmed, training goes on: {self._beside_target(second)}")
         return self.reached_target
 
     def stop(self) -> None:
@@ -505,6 +510,7 @@ class RemoteInterface(TrainingInterface):
         if self._target_return is not None and result.mean >= self._target_return:
             self.reached_target = True
             if self._phase != "evaluating":
+                self._to_confirm = result
                 self.event(
                     names.EVENT_TARGET,
                     f"{self._beside_target(result)}; training ends if a second evaluation confirms it",
