@@ -153,6 +153,21 @@ def run(code: str, *arguments: str) -> Any:
     return json.loads(ended.stdout)
 
 
+def test_a_server_runs_without_numpy(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from tmrl_core import roles
+from tmrl_core.config import from_values
+from tmrl_core.screens import ServerLines
+config = from_values({"network": {"credentials_dir": sys.argv[1]}, "server": {"port": 0}})
+roles.ensure_credentials(config)
+with roles.make_server(config) as server:
+    ServerLines(server).look()
+print(json.dumps("numpy" in sys.modules))
+"""
+    assert run(code, str(tmp_path / "credentials")) is False
+
+
 def test_what_a_worker_and_a_server_import_is_light() -> None:
     code = """
 import importlib, json, sys

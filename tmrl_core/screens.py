@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tmrl_core.config import Config
 from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
-from tmrl_core.networking.links.worker import WorkerCounts, WorkerLink
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server
+    from tmrl_core.networking.links import WorkerCounts, WorkerLink
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +211,8 @@ class WorkerDisplay:
 
     @property
     def _link(self) -> WorkerLink | None:
+        from tmrl_core.networking.links import WorkerLink  # with NumPy, which a Server does without
+
         link = self._worker.link
         return link if isinstance(link, WorkerLink) else None
 
