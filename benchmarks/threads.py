@@ -47,7 +47,7 @@ class Timed(LocalInterface):
 
     @property
     def stopping(self) -> bool:
-        """Whether the time is over."""
+        """True when the time is over."""
         return time.perf_counter() >= self.until
 
 

@@ -287,7 +287,7 @@ def config_file(options: argparse.Namespace) -> Path | None:
 
 
 def module_folders(path: Path | None) -> list[Path]:
-    """Where the modules that a configuration file names may lie, besides `sys.path`."""
+    """Folder, besides `sys.path`, of the modules that a configuration file names."""
     # The console script does not put the current folder there as `python -m` does.
     return [Path.cwd(), *([path.resolve().parent] if path is not None else [])]
 

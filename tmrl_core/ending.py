@@ -22,7 +22,7 @@ WORD = b"stop"
 """What a supervisor writes to the control pipe, as a line. The pipe's end means the same: the supervisor is gone."""
 
 CHECKPOINT = b"checkpoint"
-"""What it writes to ask for a checkpoint."""
+"""Line on the control pipe that asks for a checkpoint."""
 
 AT_ONCE = 130
 """Exit status after a second request, as shells have it for Ctrl-C."""

@@ -33,7 +33,7 @@ _RATE_WINDOW_S = 10.0
 
 
 class Display(Protocol):
-    """What a screen shows; used by one thread."""
+    """Content of a screen; used by one thread."""
 
     def look(self) -> None:
         """Take what is new."""

@@ -183,7 +183,7 @@ class Child:
             return []
 
     def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
-        """What it said last, as a `kind` of error; as a ConfigError where its exit status says that it was one."""
+        """Return the last lines of its log as a `kind` of error, or as a ConfigError if its exit status says so."""
         said = "\n".join(f"    {line}" for line in self.last_lines(LAST_LINES)) or "    (it said nothing)"
         text = f"{self.title} ended with exit status {self.status}; the last lines of {self.log}:\n{said}"
         return ConfigError(text) if self.status == WRONG_CONFIGURATION else kind(text)

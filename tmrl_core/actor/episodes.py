@@ -202,13 +202,13 @@ class EpisodePlayer:
         self._episode: Episode | None = None
         self._episodes = 0
         self.policy_failures = 0
-        """How many actions were not finite since construction; none of them was executed."""
+        """Actions since construction that were not finite; none of them was executed."""
         self._failures_in_a_row = 0
         self._policy_failures_in_a_row = 0
         self._fault: BaseException | None = None
         self._env_is_broken = False
         self.seeded = seed is not None
-        """Whether another run of the same seed is to play the same episodes."""
+        """True: another run of the same seed is to play the same episodes."""
         self._seeds = np.random.default_rng(seed)
         self._next_seed = seed
         self._slices = Slices()

@@ -39,7 +39,7 @@ class RolloutLink(Protocol):
     """Samples out, policies and directives in; every method may be called from the thread that collects."""
 
     expert: bool
-    """Whether the samples are of a policy that is not the trainer's, on purpose: it takes them all the same."""
+    """True: the samples are of a policy that is not the trainer's on purpose; the trainer accepts them."""
 
     def send(self, chunks: list[Chunk], records: list[EpisodeRecord], timeout_s: float | None = None) -> None:
         """Hand samples over; waits for room if the link was made to.

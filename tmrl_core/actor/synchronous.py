@@ -190,7 +190,7 @@ class SynchronousPace:
         link.wait_change(WAIT_S)
 
     def _has_turn(self) -> bool:
-        """Whether the trainer has said that it is this worker's turn, with the policy that it has."""
+        """Return True when the trainer has given this worker the turn, with the policy that the worker has."""
         link = self._player.link
         if not self._turns or link is None:
             return True

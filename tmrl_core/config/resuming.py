@@ -16,7 +16,7 @@ from tmrl_core.config.loading import convert, put
 from tmrl_core.config.sections import Config
 
 COMPARED = ("run.seed", "environment", "actor", "worker.collection", "memory", "agent", "trainer", "checkpoint")
-"""What is compared. Other keys concern this process only."""
+"""Keys that are compared. Others concern this process only."""
 
 FIXED: dict[str, str] = {
     r"memory\.(n_step|capacity)": "the stored transitions are of the earlier value",

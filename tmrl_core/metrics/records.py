@@ -26,7 +26,7 @@ Kind = Literal["round", "episode", "network", "evaluation", "event"]
 """
 
 Axis = Literal["env_steps", "updates", "wall_time"]
-"""What curves are drawn over: environment steps received, gradient steps, or seconds since the run began."""
+"""X axes of curves: environment steps received, gradient steps, or seconds since the run began."""
 
 Value = float | int | bool | str | None
 """What a record can hold. None stands for a number that is not finite, which JSON cannot write."""

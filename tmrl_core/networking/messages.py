@@ -413,7 +413,7 @@ class Waits(_Control, frozen=True, tag="waits"):
 
 
 TURN = "with version "
-"""What the text of a worker begins with that takes turns with the trainer."""
+"""First words of the text of a worker that takes turns with the trainer."""
 
 
 def turn_text(version: Version) -> str:

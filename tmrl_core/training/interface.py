@@ -64,7 +64,7 @@ class TrainingInterface(ABC):
         return None
 
     def has_turn(self) -> bool:
-        """Whether training may go on: workers that take turns with it have collected all that they may."""
+        """Return True when workers that take turns with training have collected all that they may."""
         return True
 
     def rest(self) -> None:

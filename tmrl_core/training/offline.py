@@ -178,7 +178,7 @@ class TrainingOffline:
         self.published = False
         self._waits_for = ""
         self._yields = False
-        """Whether workers that take turns with training may be collecting."""
+        """True: workers that take turns with training may be collecting."""
         self._unwritten = Unwritten()
         self._refused: tuple[int, str] = (0, "")
         """How many samples the memory has refused in this process, and why the last."""

@@ -314,7 +314,7 @@ class RemoteInterface(TrainingInterface):
         self.report(self.progress)
 
     def has_turn(self) -> bool:
-        """Whether all workers that take turns say that they wait, with the latest version."""
+        """Return True when all workers that take turns say that they wait, with the latest version."""
         texts = {member.stream: self.link.waits_of(member.stream) for member in self.link.members if member.live}
         self._turners |= {stream for stream, text in texts.items() if text.startswith(TURN)}
         self._turners &= texts.keys()

@@ -131,7 +131,7 @@ class RunCheckpoints:
         return store.last_error if wait else ""
 
     def due(self, training: Any) -> bool:
-        """Whether one is to be written between epochs: the first one, one that was asked for, or by time."""
+        """Return True when one is to be written between epochs: the first one, one that was asked for, or by time."""
         if self.path is None:
             return False
         if self._first or self.asked:
@@ -293,12 +293,12 @@ class RunCheckpoints:
 
 
 def _progress_of(training: Any) -> tuple[Any, Any]:
-    """What has to have changed since the last checkpoint for another one to say more."""
+    """Return counters that have grown if another checkpoint would hold more than the last one."""
     return getattr(training, "total_updates", None), getattr(training, "total_samples", None)
 
 
 def _is_empty(training: Any) -> bool:
-    """Whether it has seen nothing yet; a training object of one's own need not count samples."""
+    """Return True when no sample was accepted; a user's training object need not count samples."""
     return training.epoch == 0 and getattr(training, "total_samples", None) == 0
 
 

@@ -280,7 +280,7 @@ def capture(training: Any) -> Captured:
 
 
 def _has_gap(node: Node) -> bool:
-    """Whether something is left out in a node that nothing of a constructor's can fill."""
+    """Return True when a node leaves something out that no constructor can supply."""
     return isinstance(node, dict) and (
         node == _GAP or (isinstance(node.get("v"), list) and any(map(_has_gap, node["v"])))
     )
@@ -547,7 +547,7 @@ class _Restore:
         return existing
 
     def _is_changed(self, place: str, saved: Any, today: Any) -> bool:
-        """Whether the constructor was given another setting than in the run that was saved; if so, that is said.
+        """Return True, and log it, when the constructor was given another setting than in the saved run.
 
         Otherwise the checkpoint's value counts, which training may have changed since.
         """

@@ -119,7 +119,7 @@ class WorkerLink(Link):
         )
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
         self.expert = False
-        """Whether the samples are of a policy that is not the trainer's, on purpose."""
+        """True: the samples are of a policy that is not the trainer's on purpose."""
         self._handed: deque[_Handed] = deque()
         self._handed_bytes = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
@@ -336,7 +336,7 @@ class WorkerLink(Link):
 
     @property
     def waits(self) -> str:
-        """What this worker waits for; empty while it collects."""
+        """Reason why this worker waits; empty while it collects."""
         return self._worker.waits
 
     def _say_waits(self) -> None:

@@ -81,7 +81,7 @@ class RelayConnection(Connection):
         self.peer = b""
         self.streams: dict[int, RelayStream] = {}
         self.anew = False
-        """Whether it named an incarnation that is not believed: see `Welcome`."""
+        """True: the peer named an incarnation that is not believed; see `Welcome`."""
         self.have: Version = (0, 0)
         self._policy: Policy | None = None
         self._policy_index = 0
