@@ -14,6 +14,7 @@ from tests.training.stacked_writer import SPACES
 from tmrl_core.samples import Chunk
 from tmrl_core.training import FrameStackMemory, GenericTorchMemory, ReplayMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.key_order import KeyOrders
 from tmrl_core.training.lockstep_round import Round
 from tmrl_core.training.round_memory import RoundMemory
 
@@ -144,6 +145,27 @@ def test_a_memory_of_before_takes_the_order_of_the_first_sample_that_follows(mak
     assert [*restored.sample()[0]] == ["arm", "map", "zoom"]
     restored.append_chunk(chunk_of(make_rows, 2))
     check(restored.sample())
+
+
+def test_a_disk_memory_of_before_keeps_that_order_from_then_on(
+    tmp_path: Path, make_rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> ReplayMemory:
+        return ReplayMemory(memory_size=64, batch_size=4, seed=1, storage="disk", folder=tmp_path)
+
+    with monkeypatch.context() as before:
+        before.setattr(KeyOrders, "describe", lambda orders: {})  # as it was written before
+        memory = opened()
+        memory.append_chunk(chunk_of(make_rows, 1))
+        memory.close()
+    memory = opened()
+    assert [*memory.sample()[0]] == ["arm", "map", "zoom"]
+    memory.append_chunk(chunk_of(make_rows, 2))
+    memory.close()
+    memory = opened()
+    check(memory.sample())
+    assert len(memory) == 14
+    memory.close()
 
 
 def test_a_worker_whose_environment_has_another_order_is_named_once(

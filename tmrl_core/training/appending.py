@@ -112,7 +112,7 @@ class Appending(Drawing):
         if chunk.action_present.any():
             new = self._orders.note("action", chunk.action) or new
         if new and layout is not None and self._disk is not None:
-            self._disk.describe()
+            self._disk.allocate(layout)
 
     def _append_chunk(self, chunk: Chunk) -> int:
         self._touched.add(chunk.stream)
