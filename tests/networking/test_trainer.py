@@ -473,6 +473,7 @@ def test_the_first_checkpoint_is_written_once_samples_are_accepted(
     alone.stop()
     thread.join(20)
     assert not first.exists()
+    assert not (tmp_path / "tests" / "policy.tmod").exists()  # nor a policy, which a test would play
     trainer = Trainer(server_port=server.port, config=config)
     thread = threading.Thread(target=trainer.run)
     thread.start()

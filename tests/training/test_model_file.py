@@ -37,6 +37,14 @@ def test_it_is_written_now_and_then_and_whenever_it_is_asked_for(training: Any, 
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["policy.tmod"]
 
 
+def test_a_check_leaves_no_file_and_says_what_is_in_the_way(training: Any, tmp_path: Path) -> None:
+    assert ModelFile(tmp_path / "deep" / "policy.tmod").check(training) == ""
+    assert list((tmp_path / "deep").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in ModelFile(tmp_path / "file" / "policy.tmod").check(training)
+    assert ModelFile(None).check(training) == ""
+
+
 def test_a_disk_that_fails_ends_no_training(training: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):

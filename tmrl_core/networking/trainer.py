@@ -130,7 +130,7 @@ class Trainer:
             configured=self._configured,
         )
         self._checkpoint_told: tuple[int, int] | None = None
-        self._linked = LinkedTraining(settings, config, self._run_name, self._model.write)
+        self._linked = LinkedTraining(settings, config, self._run_name, self._write_weights)
         self._running: threading.Thread | None = None
         self._idle = threading.Event()
         self._idle.set()
@@ -377,7 +377,7 @@ class Trainer:
             )
             self._pass_on_the_end(training)
             return
-        problem = self._model.write(training)
+        problem = self._model.check(training)
         if problem:
             raise StorageError(
                 f"the current weights cannot be written to {self._model.path} (trainer.model_path): {problem}. Name a "
@@ -433,7 +433,7 @@ class Trainer:
                 problem = self._checkpoint(training, recorder, wait=True)
             except (OSError, StorageError) as exc:
                 problem = str(exc)
-            weights = self._model.write(training, now=True)
+            weights = self._write_weights(training, now=True)
             if weights:
                 problem = f"{problem}; {self._model.path}: {weights}" if problem else f"{self._model.path}: {weights}"
             if not problem:
@@ -493,6 +493,14 @@ class Trainer:
     def _rest(self, training: Any, recorder: Recorder) -> None:
         if self._checkpoints.due(training):
             self._checkpoint(training, recorder)
+
+    def _write_weights(self, training: Any, now: bool = False) -> str:
+        """Write the current weights, as `ModelFile.write`, once a Server has let this trainer in.
+
+        A refused trainer leaves no untrained policy, which `--test` would play.
+        """
+        interface = self.interface
+        return self._model.write(training, now) if interface is not None and interface.link.was_connected else ""
 
     def _checkpoint(self, training: Any, recorder: Recorder, wait: bool = False) -> str:
         """Write a checkpoint; why it could not be written, as far as that is known already."""

@@ -35,16 +35,32 @@ class ModelFile:
         """
         if self.path is None or (not now and time.monotonic() - self._written < MODEL_FILE_S):
             return ""
+        self._written = time.monotonic()
+        problem = self._save(training, self.path)
+        if problem:
+            logger.warning("the current weights could not be written to %s: %s", self.path, problem)
+        return problem
+
+    def check(self, training: Any) -> str:
+        """See that the weights can be written, without leaving any.
+
+        Returns:
+            Why they cannot be written; empty otherwise.
+        """
+        return "" if self.path is None else self._save(training, self.path, keep=False)
+
+    def _save(self, training: Any, path: Path, keep: bool = True) -> str:
         actor = actor_of(training)
         if actor is None:
             return ""
-        self._written = time.monotonic()
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary = path.with_name(f".{path.name}.tmp")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             actor.save(temporary)
-            os.replace(temporary, self.path)
+            if keep:
+                os.replace(temporary, path)
+            else:
+                temporary.unlink()
         except OSError as exc:
-            logger.warning("the current weights could not be written to %s: %s", self.path, exc)
             return str(exc)
         return ""
