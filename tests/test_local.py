@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -85,6 +87,41 @@ def test_the_first_round_in_lockstep_waits_for_all_that_are_started() -> None:
     assert changes(2, 2) == []
     with pytest.raises(ConfigError, match="waits for 4 workers, and 2 would be started"):
         changes(4, 2)
+
+
+def test_a_run_that_ends_before_its_first_checkpoint_promises_none(tmp_path: Path) -> None:
+    config = from_values({"run": {"name": "x"}})
+    (tmp_path / "runs" / "x" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "checkpoint" / "lock").touch()
+    assert "there is no checkpoint" in local.ended(config)
+    (tmp_path / "runs" / "x" / "checkpoint" / "1").mkdir()
+    assert "goes on from the checkpoint" in local.ended(config)
+
+
+class Gone(io.StringIO):
+    """A terminal that can be hung up."""
+
+    hung_up = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.hung_up:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_a_terminal_that_has_gone_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Gone()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with local.View(from_values({"run": {"name": "x"}})) as view:
+        assert terminal.getvalue()
+        terminal.hung_up = True
+        view.refresh()
+        view.say("ended")
+    view.say("ended")
 
 
 def test_a_quickstart_leaves_earlier_runs_alone(tmp_path: Path) -> None:

@@ -69,10 +69,15 @@ def test_what_the_trainer_lacks_is_known_until_it_trains_again() -> None:
 def test_only_files_that_are_there_are_named(tmp_path: Path) -> None:
     (tmp_path / "policy.tmod").touch()
     (tmp_path / "logs").mkdir()
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "lock").touch()
     text = files(tmp_path)
     assert "policy.tmod" in text
     assert "logs" + os.sep in text
     assert "learning_curve.png" not in text
+    assert "checkpoint" not in text  # the folder is there, with no checkpoint in it
+    (tmp_path / "checkpoint" / "1").mkdir()
+    assert "checkpoint" in files(tmp_path)
 
 
 def test_what_to_type_next_is_on_the_command_line() -> None:
@@ -83,6 +88,21 @@ def test_what_to_type_next_is_on_the_command_line() -> None:
             words = command.split(" (")[0].split()
             if words[0] != "--credentials":
                 assert cli.parser().parse_args(words).role in cli.ROLES
+
+
+@pytest.mark.parametrize("display", ["", ":0"])
+def test_the_suggested_test_is_seen_in_a_window_or_a_film(display: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    pendulum = {"cls": "tmrl_core.envs:GenericGymEnv", "kwargs": {"id": "Pendulum-v1"}}
+    text = what_next(from_values({"environment": pendulum}))
+    assert f"config.yaml --{'render' if display else 'video test.mp4'}\n" in text
+    own = what_next(from_values({"environment": {"cls": "my_robot:Arm"}}))  # which may have no pictures
+    assert "play ten episodes" in own
+    assert "config.yaml\n" in own
 
 
 def test_durations_are_said_as_people_do() -> None:

@@ -19,7 +19,7 @@ from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warnin
 from tmrl_core.config.run_folder import check_run_folder, free_run_name
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
-from tmrl_core.outcome import Outcome, draw_curve, files, what_next
+from tmrl_core.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
 from tmrl_core.supervision import LOOK_S, Group, Processes, Threads
 
 logger = logging.getLogger(__name__)
@@ -113,10 +113,17 @@ def tell(config: Config, view: View, ending: Ending, *, quickstart: bool) -> int
         say(what_next(config))
     say("")
     if ending.asked and not outcome.reached:
-        say("Ended because it was asked to; the same command goes on from the checkpoint.")
+        say(ended(config))
         return 0
     say(outcome.sentence())
     return 0 if outcome.learned else 1
+
+
+def ended(config: Config) -> str:
+    """Return what the same command does after a run that was asked to end."""
+    if has_checkpoint(config.checkpoint_path):
+        return "Ended because it was asked to; the same command goes on from the checkpoint."
+    return "Ended because it was asked to; there is no checkpoint, so the same command begins anew."
 
 
 # --- the configuration of one machine ---------------------------------------------------------------------------------
@@ -181,7 +188,8 @@ class View:
 
     def __exit__(self, *error: Any) -> None:
         self.refresh()
-        self._live.__exit__(*error)
+        with contextlib.suppress(OSError):
+            self._live.__exit__(*error)
 
     @property
     def starving(self) -> bool:
@@ -194,11 +202,13 @@ class View:
             records = self._reader.read()
             self.outcome.take(records)
             self.display.update(records)
-        self._live.refresh()
+        with contextlib.suppress(OSError):  # of a terminal that has gone; the roles end in order all the same
+            self._live.refresh()
 
     def say(self, text: str) -> None:
         """Print a line, above the live display where there is one."""
-        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def watch(group: Group, view: View, ending: Ending) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import MetricRecord
 from tmrl_core.metrics.text import return_text
+from tmrl_core.roles import GYMNASIUM_ENVIRONMENTS
 
 FINISHED_BEFORE = (
     "Nothing was trained: this run was finished before. To train on, raise trainer.epochs; to begin anew, choose "
@@ -122,9 +124,16 @@ FILES = (
 )
 
 
+def has_checkpoint(path: Path | None) -> bool:
+    """Return True if there is one; a folder that a trainer has only prepared holds nothing but its lock."""
+    return path is not None and (path.is_file() or any(entry.name.isdecimal() for entry in path.glob("*")))
+
+
 def files(folder: Path) -> str:
     """The run's files that are there, one a line."""
     there = [(name, what) for name, what in FILES if (folder / name).exists()]
+    if not has_checkpoint(folder / "checkpoint"):
+        there = [(name, what) for name, what in there if name != "checkpoint"]
     lines = [f"  {name + (os.sep if (folder / name).is_dir() else ''):<20} {what}" for name, what in there]
     return "\n".join([f"Files in {folder}{os.sep}", *lines])
 
@@ -140,13 +149,24 @@ def python_here() -> str:
         return sys.executable
 
 
+def _seen_with(config: Config) -> str:
+    """Return the option of `--test` that shows an environment of Gymnasium here; empty if none is known to."""
+    if config.environment.cls not in GYMNASIUM_ENVIRONMENTS or importlib.util.find_spec("pygame") is None:
+        return ""
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return " --render"
+    return " --video test.mp4" if importlib.util.find_spec("imageio_ffmpeg") is not None else ""
+
+
 def what_next(config: Config) -> str:
     """What to type next: play, go on, split the roles over machines."""
     path = config.run_folder / "config.yaml"
     python = python_here()
+    seen = _seen_with(config)
+    play = "watch what it does" if seen else "play ten episodes"
     return f"""\
 What to type next:
-  watch what it does           {python} -m tmrl_core --test -c {path}
+  {play:<29}{python} -m tmrl_core --test -c {path}{seen}
   each role by itself          {python} -m tmrl_core --server (then --trainer, --worker, each in a terminal of its own)
   and on three machines, with config/three_machines.yaml as a start (set server.host to the first one's name):
     on the Server's machine    python -m tmrl_core --credentials create --host NAME
