@@ -258,6 +258,28 @@ def test_a_repetition_does_not_surface_and_has_the_acknowledgement_repeated() ->
     assert receiver.ack(7) == Ack(7, 1)
 
 
+def test_a_refusal_that_came_while_its_message_was_sent_again_is_repeated_with_the_acknowledgement() -> None:
+    sender, receiver = sender_of(70_000), StreamReceiver(STREAM)
+    sender.resume(channel=0, epoch=1, next_number=0, credit=LIMIT)
+    while (wire := sender.next_frame()) is not None:
+        receiver.frame(parse(wire), LIMIT)
+    sender.resume(channel=0, epoch=2, next_number=0, credit=LIMIT)
+    first = sender.next_frame()
+    assert first is not None
+    receiver.frame(parse(first), LIMIT)
+    receiver.commit(0, "no")
+    heard = receiver.ack(0)
+    assert heard is not None
+    sender.ack(heard)
+    last = sender.next_frame()
+    assert last is not None
+    receiver.frame(parse(last), LIMIT)
+    again = receiver.ack(0)
+    assert again is not None
+    sender.ack(again)
+    assert (sender.samples_refused, sender.samples_acked, sender.held_messages) == (1, 0, 0)
+
+
 def test_a_gap_that_the_floor_explains_is_counted_in_messages_and_samples() -> None:
     receiver = StreamReceiver(STREAM, Mark(2, 10))
     received, ask = give(receiver, frames_of(5, floor=2, position=17))

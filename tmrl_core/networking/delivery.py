@@ -443,11 +443,14 @@ class StreamReceiver:
         self._body = None
         self._in_message = False
         self._ignored_epoch = None
-        # The worker may not have heard of the last acknowledgement; what it has heard of it ignores.
+        self._tell_again()
+        return self.next_number
+
+    def _tell_again(self) -> None:
+        """Repeat the last acknowledgement: the worker may not have heard of it, and ignores what it has heard of."""
         self._acked = 0
         self._refused.extendleft(reversed(self._refused_lately))
         self._refused_lately.clear()
-        return self.next_number
 
     def frame(self, frame: Frame, max_message_bytes: int) -> tuple[Received | None, bool]:
         """Take one DATA frame. Returns the message that it completes, and whether a resume must be asked for.
@@ -491,7 +494,8 @@ class StreamReceiver:
         body, self._body = self._body, None
         if body is None:
             self.duplicates += 1
-            self._acked = 0  # the worker has not heard of the acknowledgement: repeat it
+            # With its refusals: one that came while its message was being sent again counted for nothing.
+            self._tell_again()
             return None, False
         if number > self.next_number:
             self.gap_messages += number - self.next_number
