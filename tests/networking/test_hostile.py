@@ -54,6 +54,7 @@ from tmrl_core.networking.messages import (
     Welcome,
     decode_control,
     encode_control,
+    turn_text,
 )
 from tmrl_core.networking.relay import core
 from tmrl_core.networking.relay.room import OF_ONE_BYTES
@@ -641,6 +642,27 @@ def test_names_in_records_of_episodes_are_one_short_line(place: Place) -> None:
     (shown,) = [record for record in sink.records if record.kind == "episode"]
     assert all(shown.text(name).isprintable() for name in ("worker", "agent"))
     assert len(shown.text("worker")) <= 1_000
+
+
+def test_a_worker_that_takes_turns_and_never_gives_them_back_holds_up_nobody(place: Place) -> None:
+    now = 0.0
+    interface = RemoteInterface(place.trainer, clock=lambda: now)
+    place.worker.say_waits(turn_text((9, 9)))
+    until(lambda: place.trainer.waits_of(place.worker.stream) != "")
+    assert not interface.has_turn(), "the only worker is waited for"
+    wolf = WorkerLink(place.settings, name="wolf", run="run")
+    wolf.start()
+    place.stack.callback(wolf.close, drain=False)
+    wolf.say_waits(turn_text((9, 9)))
+    until(lambda: place.trainer.waits_of(wolf.stream) != "")
+    assert interface.has_turn()
+    wolf.close(drain=False)
+    until(lambda: sum(member.live for member in place.trainer.members) == 1)
+    assert not interface.has_turn()
+    now += remote.TURN_S
+    assert interface.has_turn()
+    interface.give_turn()
+    assert interface.has_turn(), "not again and again"
 
 
 def test_streams_that_come_and_go_without_end_fill_no_records(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ _SILENT_S = 10.0
 AWAY_S = 30.0
 """Seconds for which a worker whose link has gone is waited for: it may come back, with what is lacking."""
 TURN_S = 60.0
-"""Seconds after which training goes on although a worker that takes turns has not said that it waits."""
+"""Seconds after which training goes on without turns, as the worker that takes them has not said that it waits."""
 REFUSALS_SAID = 100
 """How many different refusals are logged."""
 JOINS_AT_ONCE = 1_000
@@ -136,8 +136,9 @@ class RemoteInterface(TrainingInterface):
         """Linked streams whose workers cannot take that policy, and why."""
         self._turn: Version = (0, 0)
         self._turn_since = self._started
-        self._turners: set[bytes] = set()
-        """Streams of workers that take turns with training."""
+        self._turner: bytes | None = None
+        """Stream of the only worker, where it takes turns with training."""
+        self._takes_turns = True
         self._revision = 0
         self._evaluations: dict[bytes, Evaluation] = {}
         self._shares: dict[bytes, bytes] = {}
@@ -314,21 +315,28 @@ class RemoteInterface(TrainingInterface):
         self.report(self.progress)
 
     def has_turn(self) -> bool:
-        """Return True when all workers that take turns say that they wait, with the latest version."""
-        texts = {member.stream: self.link.waits_of(member.stream) for member in self.link.members if member.live}
-        self._turners |= {stream for stream, text in texts.items() if text.startswith(TURN)}
-        self._turners &= texts.keys()
-        if not self._turners:
+        """Return True when the worker that takes turns says that it waits, with the latest version.
+
+        Turns make runs of one worker repeatable. Further workers, which may be strange ones, hold up nobody by theirs.
+        """
+        live = [member.stream for member in self.link.members if member.live]
+        if not self._takes_turns or len(live) != 1:
+            return True
+        text = self.link.waits_of(live[0])
+        if text.startswith(TURN):
+            self._turner = live[0]
+        if self._turner != live[0]:
             return True
         if self._turn != self.version:
             self.give_turn()  # it was numbered anew
-        done = turn_text(self._turn)
-        if all(texts[stream].startswith(done) for stream in self._turners):
+        if text.startswith(turn_text(self._turn)):
             return True
         if self._clock() - self._turn_since < TURN_S:
             return False
+        self._takes_turns = False
         logger.warning(
-            "a worker has not waited for %g s, so training goes on meanwhile: another run of this seed may differ",
+            "a worker has not waited for %g s, so training waits for no turns from now on: another run of this seed "
+            "may differ",
             TURN_S,
         )
         return True
