@@ -191,3 +191,11 @@ def test_samples_of_another_structure_before_the_first_transition_leave_no_order
     memory.append_chunk(make_rows(1, 0, 0, 1, observation=other))
     memory.append_chunk(chunk_of(make_rows, 2))
     check(memory.sample())
+
+
+def test_an_order_of_a_structure_that_is_nested_too_deeply_is_refused() -> None:
+    shape: Any = None
+    for _ in range(2000):
+        shape = ["tuple", [shape]]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        KeyOrders().restore("observation", [0], shape, 1)

@@ -77,12 +77,15 @@ class KeyOrders:
             count: of its leaves.
 
         Raises:
-            ValueError: it lists other leaves.
+            ValueError: it lists other leaves, or the template is nested too deeply.
         """
         if not isinstance(numbers, list) or sorted(numbers) != list(range(count)):
             raise ValueError(f"the order of keys of the {name} is not one of {count} leaves")
         place = {number: i for i, number in enumerate(numbers)}
-        self._orders[name] = _sorted_by(place, rebuild(shape, list(range(count))))
+        try:
+            self._orders[name] = _sorted_by(place, rebuild(shape, list(range(count))))
+        except RecursionError as exc:
+            raise ValueError(f"the {name} is nested too deeply") from exc
 
 
 def _like(tree: Any, other: Any) -> Any:
