@@ -68,3 +68,10 @@ def test_names_are_bounded_whatever_workers_send() -> None:
     assert len(info_means("eval", episodes)) == 32
     assert info_means("eval", [{"is_success": 1.0}, {"is_success": 0.0}, {}]) == {"eval/success_rate": 0.5}
     assert info_means("rollout", []) == {}
+
+
+def test_metrics_that_a_worker_makes_up_do_not_take_the_place_of_successes() -> None:
+    made_up = {f"made_up_{number}": 1.0 for number in range(32)}
+    means = info_means("rollout", [made_up, {"is_success": 1.0}, {"is_success": 0.0}])
+    assert means["rollout/success_rate"] == 0.5
+    assert len(means) == 33

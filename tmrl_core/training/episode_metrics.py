@@ -17,6 +17,8 @@ def plain_names(metrics: Mapping[str, float]) -> dict[str, float]:
 def info_means(group: str, episodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the episodes that have it, at most as many metrics as one episode has.
 
+    `is_success` is always among them: metrics that one worker makes up do not take its place.
+
     Args:
         group: of the names: `rollout` or `eval`.
         episodes: of each its metrics.
@@ -24,12 +26,13 @@ def info_means(group: str, episodes: Iterable[Mapping[str, float]]) -> dict[str,
     Returns:
         `<group>/success_rate` and `<group>/info/<key>`.
     """
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {IS_SUCCESS: []}
     for metrics in episodes:
         for name, value in plain_names(metrics).items():
-            if name in found or len(found) < MOST_METRICS:
+            if name in found or len(found) <= MOST_METRICS:
                 found.setdefault(name, []).append(value)
     return {
         f"{group}/success_rate" if name == IS_SUCCESS else f"{group}/info/{name}": mean_of(values)
         for name, values in found.items()
+        if values
     }
