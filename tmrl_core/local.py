@@ -179,8 +179,8 @@ class View:
         )
         self._live = LiveProgress(self.display)
         self._reader = follow(config.metrics_path)
-        # An earlier part of the same run is not news.
-        self._reader.read()
+        with contextlib.suppress(OSError):  # who writes it says what is wrong with it
+            self._reader.read()  # an earlier part of the same run is not news
 
     def __enter__(self) -> View:
         self._live.__enter__()

@@ -131,7 +131,8 @@ class TrainerDisplay:
             config.run.name, return_target=evaluation.target_return, time_limit_s=evaluation.time_limit_s
         )
         self._reader = follow(config.metrics_path)
-        self._reader.read()  # an earlier part of the run is not news
+        with contextlib.suppress(OSError):  # who writes it says what is wrong with it
+            self._reader.read()  # an earlier part of the run is not news
 
     def look(self) -> None:
         """Take new records."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,10 @@ def test_read_records_leaves_the_torn_end(tmp_path: Path) -> None:
 def test_read_records_needs_the_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl"):
         read_records(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+def test_a_pipe_in_the_file_s_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(OSError, match="seek"):
+        follow(tmp_path / "metrics.jsonl").read()

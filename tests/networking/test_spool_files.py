@@ -59,6 +59,24 @@ def test_a_folder_that_others_may_read_is_warned_of_and_its_files_are_private(
     assert [stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("*.seg")] == [0o600, 0o600]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links and pipes need other calls there")
+def test_links_and_pipes_are_set_aside_and_what_they_lead_to_stays_as_it_was(tmp_path: Path) -> None:
+    elsewhere, spool = tmp_path / "elsewhere", tmp_path / "spool"
+    elsewhere.mkdir()
+    spool.mkdir()
+    target = write(elsewhere, ABOUT, _NOTE.pack(1, 3, 0, 30, 10))
+    with target.open("ab") as file:
+        file.write(b"torn")
+    target.chmod(0o644)
+    before = target.read_bytes()
+    (spool / "link.seg").symlink_to(target)
+    os.mkfifo(spool / "pipe.seg")
+    assert found(spool) == {}
+    assert target.read_bytes() == before
+    assert stat.S_IMODE(target.stat().st_mode) == 0o644
+    assert {path.name for path in spool.iterdir()} == {"lock", "link.seg.damaged", "pipe.seg.damaged"}
+
+
 def test_what_was_left_is_found(tmp_path: Path) -> None:
     write(tmp_path, ABOUT, _NOTE.pack(1, 3, 0, 30, 10), _NOTE.pack(1, 4, 0, 40, 10))
     assert found(tmp_path) == {STREAM: [3, 4]}

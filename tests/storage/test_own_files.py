@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tmrl_core.config import from_values
 from tmrl_core.config.run_folder import write_in_force
-from tmrl_core.errors import StorageError
+from tmrl_core.errors import ConfigError, StorageError
 from tmrl_core.metrics import JsonLinesSink
-from tmrl_core.storage import FolderLock, open_own, write_whole
+from tmrl_core.metrics.wandb_sink import run_id_of
+from tmrl_core.networking import Trainer
+from tmrl_core.screens import TrainerDisplay
+from tmrl_core.storage import FolderLock, SegmentFile, SegmentReader, open_own, write_whole
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 
@@ -69,6 +73,39 @@ def test_records_are_not_appended_through_a_link(tmp_path: Path, victim: Path) -
     with pytest.raises(OSError, match="symbolic link"):
         JsonLinesSink(tmp_path / "metrics.jsonl")
     assert victim.read_text() == "precious"
+
+
+def test_a_file_of_records_is_not_written_through_a_link(tmp_path: Path) -> None:
+    SegmentFile.create(tmp_path / "victim", "format", None).close()
+    with (tmp_path / "victim").open("ab") as file:
+        file.write(b"precious")
+    before = (tmp_path / "victim").read_bytes()
+    (tmp_path / "1.seg").symlink_to(tmp_path / "victim")
+    with pytest.raises(StorageError, match="symbolic link"):
+        SegmentFile.open(tmp_path / "1.seg")
+    assert (tmp_path / "victim").read_bytes() == before
+
+
+def test_a_pipe_in_the_place_of_a_file_of_records_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1.seg")
+    with pytest.raises(StorageError, match="cut short within its head"):
+        SegmentReader(tmp_path / "1.seg")
+
+
+def test_a_pipe_in_the_place_of_the_wandb_id_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "wandb_id")
+    made = run_id_of(tmp_path, "run")
+    assert run_id_of(tmp_path, "run") == made
+    assert stat.S_ISREG((tmp_path / "wandb_id").lstat().st_mode)
+
+
+def test_a_trainer_refuses_a_folder_with_a_pipe_in_the_place_of_its_records(tmp_path: Path) -> None:
+    config = from_values({"run": {"name": "r", "folder": str(tmp_path)}, "network": {"transport": "local"}})
+    config.run_folder.mkdir()
+    os.mkfifo(config.metrics_path)
+    TrainerDisplay(config).look()
+    with ExitStack() as closing, pytest.raises(ConfigError, match=r"no records can be written to .*metrics\.jsonl"):
+        Trainer(config=config).open_recorder(None, closing)
 
 
 def test_truncating_comes_after_the_checks(tmp_path: Path, victim: Path) -> None:

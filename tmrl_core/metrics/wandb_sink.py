@@ -29,7 +29,7 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
-from tmrl_core.storage import write_whole
+from tmrl_core.storage import open_own, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
     """
     path = Path(folder) / "wandb_id"
     try:
-        found = path.read_text(encoding="utf-8").strip()
+        with open(path, encoding="utf-8", opener=open_own) as file:
+            found = file.read().strip()
         if _ID.fullmatch(found):
             return found
     except (OSError, UnicodeDecodeError):

@@ -96,8 +96,6 @@ class DiskSpool(Spool):
         self._closed = False
         try:
             for path in sorted(folder.glob(f"*{SUFFIX}")):
-                with suppress(OSError):
-                    path.chmod(0o600)  # earlier versions left it to the umask
                 self._find(path)
         except BaseException:
             self._lock.close()
@@ -107,6 +105,10 @@ class DiskSpool(Spool):
 
     def _find(self, path: Path) -> None:
         try:
+            if path.is_symlink():
+                raise StorageError(f"{path} is a symbolic link")
+            with suppress(OSError):
+                path.chmod(0o600)  # earlier versions left it to the umask
             reader = SegmentReader(path)
             about = _about(reader.format_name, reader.description, path)
         except StorageError as exc:

@@ -300,16 +300,24 @@ class Trainer:
     def open_recorder(
         self, training: Any, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
     ) -> Recorder:
-        """Where the run's records go, closed with `closing`."""
-        recorder = Recorder(
-            open_sinks(
+        """Return where the run's records go, closed with `closing`.
+
+        Raises:
+            ConfigError: they cannot be written there.
+        """
+        try:
+            sinks = open_sinks(
                 self._config.run_folder,
                 tensorboard=self._config.metrics.tensorboard,
                 wandb=wandb,
                 console=self._config.metrics.console,
                 x_axis=self._config.metrics.x_axis,
                 hparams=msgspec.to_builtins(self._config, enc_hook=str),
-            ),
+            )
+        except OSError as exc:
+            raise ConfigError(f"no records can be written to {self._config.run_folder}: {exc}") from exc
+        recorder = Recorder(
+            sinks,
             elapsed_s=getattr(training, "elapsed_s", 0.0),
             env_steps=getattr(training, "total_samples", 0),
         )
