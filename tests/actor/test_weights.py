@@ -45,7 +45,17 @@ def test_a_class_with_a_format_of_its_own_has_no_architecture() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [None, "x", [], {}, {"metadata": 3}, {"metadata": {1: "x"}}, {"metadata": {}, "shapes": {"a": [[1]]}}]
+    "found",
+    [
+        None,
+        "x",
+        [],
+        {},
+        {"metadata": 3},
+        {"metadata": {1: "x"}},
+        {"metadata": {}, "shapes": {"a": [[1]]}},
+        {"metadata": {}, "shapes": {"net.0.weight": [1 << 20_000, 3]}},
+    ],
 )
 def test_what_is_no_architecture_is_not_compared(found: Any) -> None:
     assert difference(found, architecture()) == ""

@@ -15,7 +15,7 @@ from tmrl_core.actor import SquashedGaussianMLPActor
 from tmrl_core.config import Config, from_values
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.networking import RolloutWorker, Server
-from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.training.remote import RemoteInterface
 
 DIFFERENCE = "another policy, hidden_sizes: [64] at the worker, [16] at the trainer. Give both the same actor.cls"
@@ -123,3 +123,15 @@ def test_the_trainers_own_is_taken_from_either_backend(place: Place, backend: st
     place.worker(16, backend=backend).run(nb_episodes=2)
     place.take_until(lambda: place.samples == 10)
     assert [name for _, name in place.interface.workers()] == ["robot7"]
+
+
+def test_a_description_with_a_huge_number_does_not_end_the_trainer(place: Place) -> None:
+    place.publish()
+    policy = {"shapes": {"net.0.weight": [1 << 20_000, 3]}, "metadata": {}}
+    settings = LinkSettings(port=place.server.port, transport="local")
+    wolf = WorkerLink(settings, name="wolf", run="default", signature={"policy": policy})
+    wolf.start()
+    place.stack.callback(wolf.close, drain=False)
+    place.take_until(lambda: bool(place.interface.workers()))
+    place.worker(16).run(nb_episodes=1)
+    place.take_until(lambda: place.samples == 5)

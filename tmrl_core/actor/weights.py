@@ -110,7 +110,9 @@ def difference(worker: Any, trainer: Mapping[str, Any]) -> str:
 def _is_plain(entry: tuple[Any, Any]) -> bool:
     name, value = entry
     return isinstance(name, str) and (
-        isinstance(value, str) or (isinstance(value, list) and all(type(size) is int for size in value))
+        # Python refuses to write integers of thousands of digits.
+        isinstance(value, str)
+        or (isinstance(value, list) and all(type(size) is int and abs(size) < 1 << 63 for size in value))
     )
 
 
