@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -36,10 +37,10 @@ class Place:
         self.interface = RemoteInterface(link)
         self.samples = 0
 
-    def publish(self) -> None:
+    def publish(self, hidden: int = 16) -> None:
         env = GenericGymEnv()
         self.interface.broadcast_model(
-            SquashedGaussianMLPActor(env.observation_space, env.action_space, hidden_sizes=(16,))
+            SquashedGaussianMLPActor(env.observation_space, env.action_space, hidden_sizes=(hidden,))
         )
 
     def worker(self, hidden: int, **kwargs: Any) -> RolloutWorker:
@@ -100,6 +101,31 @@ def test_its_samples_are_refused_and_both_sides_say_why_once(
     ]
     (told,) = [line for line in caplog.messages if "of the policy is refused, the old one stays" in line]
     assert "hidden_sizes: [64] here, [16] in them" in told
+
+
+@pytest.mark.parametrize("collection", [{}, {"max_steps_per_update": 100.0}])
+def test_it_rests_until_a_policy_fits(place: Place, collection: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    place.publish()
+    worker = place.worker(64)
+    run = worker.run_synchronous if collection else worker.run
+    thread = threading.Thread(target=run, kwargs={"verbose": False, **collection})
+    thread.start()
+    try:
+        place.take_until(lambda: "worker robot7 rests until a policy fits" in caplog.text)
+        collected = worker.steps_collected
+        for _ in range(3):
+            place.publish()
+            place.take_until(lambda: worker.latest_version == place.interface.version)
+        assert worker.steps_collected == collected
+        place.publish(hidden=64)
+        place.take_until(lambda: worker.steps_collected > collected)
+    finally:
+        worker.stop()
+        thread.join(20)
+    worker.close()
+    assert sum("rests until" in line for line in caplog.messages) == 1
+    assert "refused by the trainer" in next(line for line in caplog.messages if "robot7 ends:" in line)
 
 
 def test_records_name_workers_as_the_server_does(place: Place) -> None:

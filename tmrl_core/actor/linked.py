@@ -76,6 +76,7 @@ class LinkedPlayer(EpisodePlayer):
         self._finish_said = False
         self._refused = ""
         """Why the latest policy that did not fit was refused: each of a run would be for the same reason."""
+        self._rest_said = False
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._load_kept_policy(needs_policy)
@@ -140,11 +141,13 @@ class LinkedPlayer(EpisodePlayer):
                 left += sum(chunk.rows for chunk in chunks)
         acknowledged, handed_over, neither = self._link.close()
         report = Farewell(acknowledged, handed_over, neither + left)
+        refused = self._link.counts.samples_refused
         logger.log(
-            logging.WARNING if report[2] else logging.INFO,  # these are lost
-            "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost",
+            logging.WARNING if report[2] or refused else logging.INFO,  # these are lost
+            "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost%s",
             self.name,
             *report,
+            f", {refused} refused by the trainer" if refused else "",
         )
         return report
 
@@ -362,15 +365,25 @@ class LinkedPlayer(EpisodePlayer):
     # --- what the trainer asks for ------------------------------------------------------------------------------------
 
     def obey(self) -> None:
-        """Between episodes: play what an evaluation asks for, and rest while the trainer says pause."""
+        """Between episodes: play what an evaluation asks for, and rest while the trainer says pause.
+
+        A worker rests too while none of the trainer's policies fits it and its samples are refused: what it would
+        collect with its untrained policy would only cost the others' bandwidth.
+        """
         link = self._link
         while link is not None and not self.ending():
             if self.evaluate_if_due():
                 continue
-            if not link.directive.pause:
+            unfit = bool(self._refused) and not any(self._version) and link.counts.samples_refused > 0
+            if not link.directive.pause and not unfit:
                 return
             self.send_and_clear_buffer()
+            if unfit and not self._rest_said:
+                self._rest_said = True
+                logger.warning("worker %s rests until a policy fits: its samples are refused", self.name)
             link.wait_change(WAIT_S)
+            if unfit:
+                self.take_policy(verbose=True)
 
     def evaluate_if_due(self) -> bool:
         """Play the evaluation that the trainer asks for, if it is a new one and its policy is here.
