@@ -57,6 +57,16 @@ def test_large_numbers_are_finite_unless_they_are_stored_as_less(make_rows: Any)
         check_finite_samples(chunk, as_float32=True)
 
 
+def test_rewards_and_extras_that_float32_cannot_hold_are_refused(make_rows: Any) -> None:
+    chunk = make_rows(1, 0, 0, 4)
+    for name, changed in (
+        ("reward", dataclasses.replace(chunk, reward=np.full(4, 1e300))),
+        ("extra logp", dataclasses.replace(chunk, extras={"logp": np.full(4, -1e300)})),
+    ):
+        with pytest.raises(SampleRefusedError, match=f"the {name} holds"):
+            check_finite_samples(changed)
+
+
 @pytest.mark.parametrize("storage", ["disk", "declared", "lockstep"])
 def test_rows_that_are_not_finite_never_reach_the_store(make_rows: Any, tmp_path: Path, storage: str) -> None:
     memory: Any

@@ -20,7 +20,8 @@ def check_finite_samples(chunk: Chunk, *, as_float32: bool = False) -> None:
 
     Args:
         chunk: the samples.
-        as_float32: float64 columns are going to be stored as float32, so larger numbers are infinite there.
+        as_float32: float64 observations and actions are going to be stored as float32, as rewards and extras always
+            are, so larger numbers are infinite there.
 
     Raises:
         SampleRefusedError: names the first such field, and how many rows it concerns.
@@ -28,7 +29,7 @@ def check_finite_samples(chunk: Chunk, *, as_float32: bool = False) -> None:
     fields = {"observation": chunk.observation, "action": chunk.action, "reward": chunk.reward}
     for name, tree in {**fields, **{f"extra {name}": tree for name, tree in chunk.extras.items()}}.items():
         for path, column in _columns(tree, name):
-            if bad := _bad_rows(column, as_float32):
+            if bad := _bad_rows(column, as_float32 or name not in ("observation", "action")):
                 raise SampleRefusedError(
                     f"the {path} holds NaN or an infinite number in {bad} of {chunk.rows} samples, which would spoil "
                     "each update that draws it. Mend the environment, preprocessor or compressor that makes it."
