@@ -18,7 +18,7 @@ from tmrl_core.envs import GenericGymEnv
 from tmrl_core.training.from_config import training_from_config
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "learning"
-SMALL = ["agent.kwargs.hidden_sizes=[8]", "memory.batch_size=16"]
+SMALL = ["actor.kwargs.hidden_sizes=[8]", "memory.batch_size=16"]
 
 
 @pytest.fixture(scope="module")
