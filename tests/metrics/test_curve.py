@@ -119,6 +119,21 @@ def test_few_points_or_odd_ones_are_drawn_as_well(tmp_path: Path, records: list[
     assert imread(draw(tmp_path)).shape == (960, 1440, 4)
 
 
+def test_huge_numbers_neither_end_the_drawing_nor_hide_the_rest(tmp_path: Path, drawn: list[Figure]) -> None:
+    huge = [1e308, -1e308, 1e30]
+    odd = [
+        record("episode", {"rollout/ep_rew": value, "worker": "wolf"}, step=1, started_s=0.0, now_s=1.0)
+        for value in huge
+    ]
+    write(
+        tmp_path, [start(), *odd, *(evaluation(i, return_evaluation=huge[i]) for i in (0, 1)), *map(episode, range(40))]
+    )
+    draw(tmp_path)
+    assert len(drawn) == 1
+    smooth = moving_average(np.array([1e30, *[-200.0] * 9]), 3)
+    assert smooth[3:].tolist() == [-200.0] * 7
+
+
 def test_without_records_it_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
     write(tmp_path, [])
     draw(tmp_path)

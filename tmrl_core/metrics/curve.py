@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +32,7 @@ _SAMPLES = "#3f7f93"
 _UPDATES = "#8a5fa8"
 _MINUS = "\N{MINUS SIGN}"
 _MOST_POINTS = 20_000
+_LARGEST = 1e30
 _AXIS_LABELS: dict[Axis, str] = {
     "env_steps": "environment steps",
     "updates": "updates",
@@ -70,7 +72,7 @@ def draw(
         raise MissingExtraError("matplotlib", "trainer", "Drawing the learning curve") from error
 
     folder = Path(run_folder)
-    records = latest_run(read_records(folder / "metrics.jsonl"))
+    records = list(map(_drawable, latest_run(read_records(folder / "metrics.jsonl"))))
     for record in records:
         if run_name is None and record.text(names.RUN_NAME):
             run_name = record.text(names.RUN_NAME)
@@ -109,6 +111,12 @@ def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
         if record.kind == "event" and record.step == 0 and record.text(names.EVENT) == names.EVENT_START:
             return records[index:]
     return records
+
+
+def _drawable(record: MetricRecord) -> MetricRecord:
+    """Return the record without numbers that are too large for axes, which any worker can report."""
+    bad = {name: None for name, value in record.numbers().items() if abs(value) > _LARGEST}
+    return msgspec.structs.replace(record, values={**record.values, **bad}) if bad else record
 
 
 class _Series:
@@ -161,10 +169,9 @@ class _Series:
 
 def moving_average(values: _Floats, window: int) -> _Floats:
     """Return [points] means of the latest `window` values at each point, of fewer at the start."""
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    means: _Floats = (sums[ends] - sums[starts]) / (ends - starts)
+    # No differences of sums: one huge value would leave nothing of all that come after it.
+    sums = np.convolve(values, np.ones(window))[: len(values)]
+    means: _Floats = sums / np.minimum(np.arange(1, len(values) + 1), window)
     return means
 
 
