@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tmrl_core.config import Config, from_values
 from tmrl_core.metrics import JsonLinesSink, Recorder
+from tmrl_core.metrics.text import clock_text
 from tmrl_core.networking import RolloutWorker, Server
 from tmrl_core.screens import Screen, ServerLines, TrainerDisplay, WorkerDisplay
 
@@ -115,6 +116,17 @@ def test_without_a_terminal_lines_are_said_while_the_role_works_and_at_its_end(t
     assert "done | workers 0 | samples 0 (0/s) | updates 7" in lines.said[-1]
 
 
+def test_a_trainer_shows_for_how_long_its_link_has_been_down(tmp_path: Path) -> None:
+    clock, connected = [0.0], [True]
+    display = TrainerDisplay(config(tmp_path), lambda: connected[0], lambda: clock[0])
+    for second, now, shown in ((1.0, True, False), (2.0, False, True), (22.0, False, True), (23.0, True, False)):
+        clock[0], connected[0] = second, now
+        display.look()
+        assert ("no link to the Server at" in display.line()) is shown
+        text = f"no link to the Server at 127.0.0.1 port 0 for {clock_text(second - 2)}"
+        assert (text in " ".join(drawn(display.panel()))) is shown
+
+
 def test_a_display_that_fails_ends_no_role(lines: Lines) -> None:
     class Broken:
         def look(self) -> None:
@@ -140,4 +152,4 @@ def test_a_server_says_a_line_each_minute_and_when_somebody_comes(tmp_path: Path
             for second in (62.0, 66.0):
                 clock[0] = second
                 shown.look()
-    assert lines.said[1:] == ["1 workers, no trainer; 0 samples relayed (0/s)"]
+    assert lines.said[1:] == ["1 worker, no trainer; 0 samples relayed (0/s)"]

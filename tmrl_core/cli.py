@@ -364,7 +364,7 @@ def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     try:
         ending.calls(made.stop)
         ending.calls_for_checkpoint(made.checkpoint)
-        with Screen(TrainerDisplay(config)):
+        with Screen(TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)):
             roles.run_trainer(made, config)
     finally:
         made.close()

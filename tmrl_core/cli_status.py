@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tmrl_core.config import CFG, Config
+from tmrl_core.config.ratios import count
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.links.observer import ObserverLink
@@ -211,7 +212,9 @@ def overview(
 
 def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Text]:
     policy = status.policy
-    limit = f" of {status.max_workers}" if status.max_workers is not None else ""
+    workers = count(status.workers, "worker")
+    if status.max_workers is not None:
+        workers = f"{status.workers} of {status.max_workers} workers"
     observers = sum(peer.role == "observer" for peer in status.peers)
     server = [f"Server {where}", f"tmrl_core {plain(status.version)}"]
     server += [f"up {duration(status.uptime_s)}"] if status.uptime_s is not None else []
@@ -235,7 +238,7 @@ def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Tex
     trainer = Text("a trainer") if status.trainer else Text("no trainer", style="bold yellow")
     lines = [
         Text(", ".join(server), style="bold"),
-        Text.assemble(f"{status.workers}{limit} workers, ", trainer, f", {observers} observers; {version}"),
+        Text.assemble(f"{workers}, ", trainer, f", {count(observers, 'observer')}; {version}"),
         Text(f"{now}relayed {status.relayed_samples:,} samples, {size(status.relayed_bytes)}"),
         Text(f"held: {', '.join(stores)}" + (f"; {spooled:,} samples spooled" if spooled else "")),
         Text(f"trouble: {troubles}", style="bold red") if troubles else Text("trouble: none", style="dim"),

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tmrl_core.config import Config
+from tmrl_core.config.ratios import count
 from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
 
 if TYPE_CHECKING:
@@ -117,13 +118,20 @@ def _drawn(display: Display) -> Iterator[Callable[[], None]]:
 
 
 class TrainerDisplay:
-    """A trainer, by the records that it writes.
+    """Display of a trainer: the records that it writes, and its link.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
+        connected: returns False while the link to the Server is down, None before there is one.
+        clock: seconds.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        connected: Callable[[], bool | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from tmrl_core.metrics import ProgressDisplay, follow
 
         evaluation = config.trainer.evaluation
@@ -133,11 +141,24 @@ class TrainerDisplay:
         self._reader = follow(config.metrics_path)
         with contextlib.suppress(OSError):  # who writes it says what is wrong with it
             self._reader.read()  # an earlier part of the run is not news
+        self._where = f"{config.server.host} port {config.server.port}"
+        self._connected = connected
+        self._clock = clock
+        self._down_since: float | None = None
 
     def look(self) -> None:
         """Take new records."""
         with contextlib.suppress(OSError):
             self._progress.update(self._reader.read())
+        if self._connected() is not False:
+            self._down_since = None
+        elif self._down_since is None:
+            self._down_since = self._clock()
+        self._progress.trouble = (
+            ""
+            if self._down_since is None
+            else f"no link to the Server at {self._where} for {clock_text(self._clock() - self._down_since)}"
+        )
 
     def line(self) -> str:
         """Return everything as one plain line."""
@@ -240,7 +261,7 @@ class WorkerDisplay:
         if not self._connected:
             return f"none for {since}, trying {self._where} again and again"
         again = link.counts.reconnects
-        return f"{self._where} for {since}" + (f", connected anew {again:,} times" if again else "")
+        return f"{self._where} for {since}" + (f", reconnected {count(again, 'time')}" if again else "")
 
 
 def _link_rows(link: WorkerLink, counts: WorkerCounts) -> list[tuple[str, str]]:
@@ -280,8 +301,8 @@ class ServerLines:
         if span_s < (SERVER_LINE_S if (workers, trainer) == self._said[:2] else CHANGE_LINE_S):
             return
         logger.info(
-            "%d workers, %s trainer; %s samples relayed (%s/s)",
-            workers,
+            "%s, %s trainer; %s samples relayed (%s/s)",
+            count(workers, "worker"),
             "a" if trainer else "no",
             number_text(samples),
             number_text(round((samples - self._said[2]) / span_s)),

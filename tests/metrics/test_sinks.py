@@ -167,6 +167,13 @@ def test_an_event_is_its_message_or_its_values() -> None:
     assert describe(made) == "checkpoint: written (0:01, 1 updates)"
     made = record("event", {"event": "worker_joined", "worker": "robot7"}, step=1, started_s=0.0, now_s=1.0)
     assert describe(made) == "worker_joined: worker robot7 (0:01, 1 updates)"
+    values = {"event": "worker_joined", "worker": "robot7", "message": "worker robot7 joined"}
+    assert (
+        describe(record("event", values, step=1, started_s=0.0, now_s=1.0)) == "worker robot7 joined (0:01, 1 updates)"
+    )
+    start: dict[str, str | float] = {"event": "start", "run_name": "pendulum", "return_target": -200.0}
+    made = record("event", start, step=0, started_s=0.0, now_s=1.0)
+    assert describe(made) == "start: run pendulum, target -200 (0:01, 0 updates)"
     made = record("event", {"event": "phase", "phase": "learning"}, step=1, started_s=0.0, now_s=1.0)
     assert describe(made) == "phase: learning (0:01, 1 updates)"
 

@@ -274,7 +274,7 @@ def test_a_checkpoint_that_could_not_be_written_is_no_event(
         trainer.run()
     events = values(tmp_path, "event")
     assert "checkpoint" not in [row["event"] for row in events]
-    assert events[-1]["message"] == "it was asked to, but the disk does not take its end"
+    assert events[-1]["message"] == "stopped on request, but its end could not be written to disk"
 
 
 @pytest.mark.parametrize("what", ["checkpoint_store.write_checkpoint", "os.replace"])
@@ -336,7 +336,7 @@ def test_a_run_whose_end_finds_no_room_has_failed(
     monkeypatch.setattr(trainer_module, "ROOM_S", 0.0)
     with pytest.raises(StorageError, match="No space left on device"):
         trainer.run()
-    assert values(tmp_path, "event")[-1]["message"] == "all epochs are done, but the disk does not take its end"
+    assert values(tmp_path, "event")[-1]["message"] == "all epochs are done, but its end could not be written to disk"
 
 
 def test_stop_writes_a_checkpoint_and_workers_stay(server: Server, worker: Worker, tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ def test_the_time_limit_ends_training(server: Server, worker: Worker, tmp_path: 
     evaluation = EvaluationSection(episodes=1, time_limit_s=0.5)
     config = make_config(tmp_path, epochs=1000, evaluation=evaluation)
     Trainer(server_port=server.port, config=config).run()
-    assert values(tmp_path, "event")[-1]["message"] == "the time is over"
+    assert values(tmp_path, "event")[-1]["message"] == "the time limit is reached"
 
 
 @pytest.fixture

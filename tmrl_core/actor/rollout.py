@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 SEND_PAUSE_S = 0.02
 """Waking the I/O thread costs an environment's loop about half a millisecond, as much as thirty steps of Pendulum."""
 
+SAY_EVERY_S = 2.0
+"""Shortest time between two lines about episodes: a simulator ends a hundred a second."""
+
 LONG_EPISODE_S = 100.0
 """Seconds after which a worker says that nothing of an episode has been sent."""
 
@@ -56,6 +59,7 @@ class Rollout(LinkedPlayer):
         self._send_pause_s = send_pause_s
         self._sent_at = -math.inf
         self._endless_said = False
+        self._said_at = -math.inf
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -115,7 +119,7 @@ class Rollout(LinkedPlayer):
         Args:
             test_episode_interval: a test episode before every n-th episode, the first included; 0: none.
             nb_episodes: how many to collect.
-            verbose: log each step of this at INFO.
+            verbose: log episodes at INFO, at most one line every two seconds.
             expert: never take weights nor test.
 
         Raises:
@@ -135,14 +139,14 @@ class Rollout(LinkedPlayer):
                     collect=True,
                     test=False,
                     limit=self.max_samples_per_episode,
-                    allow=lambda: self._pace_within_episode(expert, verbose),
+                    allow=lambda: self._pace_within_episode(expert),
                 )
                 self._say(verbose)
                 self._send_unless_just_now()
                 if expert:
                     self.ignore_actor_weights()
                 else:
-                    self.update_actor_weights(verbose=verbose)
+                    self.update_actor_weights(verbose=False)
                     self.obey()
                 self._wait_for_brake(expert)
             self.send_and_clear_buffer()
@@ -153,13 +157,13 @@ class Rollout(LinkedPlayer):
             self._sent_at = now
             self.send_and_clear_buffer()
 
-    def _pace_within_episode(self, expert: bool, verbose: bool) -> int:
+    def _pace_within_episode(self, expert: bool) -> int:
         if self.ending():
             return 0
         longest = self._slices.length
         self._say_if_endless()
         if self._update_weights_each_step and not expert:
-            self.take_policy(verbose=verbose)
+            self.take_policy(verbose=False)
             longest = 1
         if self._send_every:
             waiting = len(self.buffer)
@@ -225,12 +229,15 @@ class Rollout(LinkedPlayer):
             link.wait_change(WAIT_S)
 
     def _say(self, verbose: bool) -> None:
-        if verbose:
+        if verbose and time.monotonic() - self._said_at >= SAY_EVERY_S:
+            self._said_at = time.monotonic()
             logger.info(
-                "worker %s: episode of %d steps, return %s",
+                "worker %s: episode %d, %d steps, return %s, policy %d.%d",
                 self.name,
+                self.episodes,
                 self.buffer.stat_train_steps,
                 return_text(self.buffer.stat_train_return),
+                *self.policy_version,
             )
 
     # --- synchronous --------------------------------------------------------------------------------------------------

@@ -300,8 +300,8 @@ def _draw_rates(axes: Any, series: _Series) -> None:
     if together:
         axes.set_ylabel("a second" if rates else "policy lag\n(versions)", color=_INK)
         axes.legend(
-            loc="lower right", ncols=2, frameon=False, fontsize=9, labelcolor="linecolor", borderaxespad=0.2,
-            handlelength=1.2, handletextpad=0.5, columnspacing=1.5,
+            loc="lower right", bbox_to_anchor=(1.0, 0.97), ncols=2, frameon=False, fontsize=9, labelcolor="linecolor",
+            borderaxespad=0.2, handlelength=1.2, handletextpad=0.5, columnspacing=1.5,
         )  # fmt: skip
 
 

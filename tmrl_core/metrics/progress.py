@@ -63,6 +63,8 @@ class ProgressDisplay:
         self.phase = "waiting"
         self.note = ""
         """A line below everything; the latest message of an event, or what the owner of the display sets."""
+        self.trouble = ""
+        """A line that stands out; the owner of the display sets it."""
         self._clock = clock
         self._started_s = clock()
         self._ended_s: float | None = None
@@ -185,6 +187,8 @@ class ProgressDisplay:
         if (lag := self._number(names.POLICY_LAG_MEAN)) is not None:
             parts.append(f"lag {lag:.1f}")
         parts.extend(f"{label} {count:,}" for label, count in self._losses() if count)
+        if self.trouble and self.phase != "done":
+            parts.append(self.trouble)
         if lack := self._lack():
             parts.append(f"waits: {lack}")
         elif waiting := self._waiting():
@@ -213,6 +217,8 @@ class ProgressDisplay:
         traces = self._trace_table(width - 6, ascii_only=ascii_only)
         if traces.row_count:
             rows += [Text(), traces]
+        if self.trouble and self.phase != "done":
+            rows += [Text(), Text(self.trouble, style="bold yellow", overflow="ellipsis", no_wrap=True)]
         if lack := self._lack():
             rows += [Text(), Text(f"training waits: {lack}", style="yellow")]
         elif waiting := self._waiting():

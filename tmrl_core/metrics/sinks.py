@@ -222,9 +222,11 @@ def describe(record: MetricRecord, width: int = 120) -> str:
     values = record.values
     when = f"{clock_text(record.elapsed_s)}, {record.step:,} updates"
     if record.kind == "event":
-        event = record.text(names.EVENT) or "event"
-        text = record.text(names.MESSAGE) or ", ".join(
-            number_text(value) if name == event else f"{names.short(name)} {number_text(value)}"  # phase: learning
+        event, message = record.text(names.EVENT) or "event", record.text(names.MESSAGE)
+        if message and event in (names.EVENT_WORKER_JOINED, names.EVENT_WORKER_LEFT):
+            return f"{message} ({when})"  # it names the event
+        text = message or ", ".join(
+            number_text(value) if name == event else f"{_LABELS.get(name, names.short(name))} {number_text(value)}"
             for name, value in values.items()
             if name != names.EVENT
         )
@@ -250,6 +252,9 @@ def describe(record: MetricRecord, width: int = 120) -> str:
             heading = f"epoch {number_text(values[names.EPOCH])}, {heading}"
     return "\n".join([f"{heading} ({when})", *_packed(_cells(record), width - _INDENT)])
 
+
+_LABELS = {names.RUN_NAME: "run", names.RETURN_TARGET: "target"}
+"""Of an event's values on the console."""
 
 _INDENT = 6
 """Columns before a further line of a message: two here, four of the command line's log."""

@@ -421,12 +421,13 @@ class Trainer:
             try:
                 self._write_end(training, interface, recorder)
             except StorageError:
-                why += ", but the disk does not take its end"
+                why += ", but its end could not be written to disk"
                 raise
         finally:
             updates = getattr(training, "total_updates", None)
             interface.event(names.EVENT_END, why, step=updates, phase="done")
-            logger.info("training has ended: %s", why)
+            if not self._config.metrics.console:  # which logs that event
+                logger.info("end: %s", why)
 
     def _write_end(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
         """Write the last checkpoint and the final weights; a disk that is full is given time to be made room on.
@@ -465,10 +466,10 @@ class Trainer:
 
     def _why(self, interface: RemoteInterface) -> str:
         if interface.asked_to_stop:
-            return "it was asked to"
+            return "stopped on request"
         if interface.reached_target:
             return "two evaluations have reached the target"
-        return "the time is over" if interface.time_is_over else "all epochs are done"
+        return "the time limit is reached" if interface.time_is_over else "all epochs are done"
 
     def _confirmed(self, training: Any, interface: RemoteInterface) -> bool:
         """Evaluate the policy as it is now; the one that has reached the target is some updates older."""

@@ -550,9 +550,6 @@ class RemoteInterface(TrainingInterface):
     def _note_members(self) -> None:
         members = {member.stream: member for member in self.link.members}
         if members.keys() != self._workers.keys():
-            for stream, member in members.items():
-                if stream not in self._workers:
-                    self._joined(member)
             for stream, name in self._workers.items():
                 if stream not in members:
                     self._evaluations.pop(stream, None)
@@ -560,6 +557,9 @@ class RemoteInterface(TrainingInterface):
                     if stream in self._announced:
                         self._announced.remove(stream)
                         self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
+            for stream, member in members.items():
+                if stream not in self._workers:
+                    self._joined(member)
             self._workers = {stream: member.name for stream, member in members.items()}
             self._strange &= members.keys()
 
