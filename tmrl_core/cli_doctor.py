@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
-    """Examine, print each step as it is done, and return the exit status.
+    """Run the checks, print each result at once, and return the exit status.
 
     Raises:
         ConfigError: an option's value is impossible.

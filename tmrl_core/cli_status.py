@@ -136,9 +136,9 @@ def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableTy
 
 
 SILENT_S = 5.0
-"""A link from which nothing has come for so long is trouble: an idle link gives a sign of life every 3 s."""
+"""Seconds without a message after which a link is listed as trouble; an idle link sends a heartbeat every 3 s."""
 FAR_BEHIND = 10
-"""A worker whose policy is so many versions behind the latest is trouble."""
+"""Policy versions behind the latest from which a worker is listed as trouble."""
 _WIDEST_NAME = 24
 
 

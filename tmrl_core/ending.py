@@ -77,11 +77,11 @@ class Ending:
         self._last_calls.append(kill)
 
     def calls_for_checkpoint(self, write: Callable[[], Any]) -> None:
-        """Have `write` called whenever a checkpoint is asked for."""
+        """Register `write`, which is called at each request for a checkpoint."""
         self._checkpoint_calls.append(write)
 
     def ask_for_checkpoint(self, why: str) -> None:
-        """Have a checkpoint written, and go on."""
+        """Call what writes a checkpoint; the role continues."""
         if not self._checkpoint_calls:
             logger.info("%s is ignored: it asks for a checkpoint, and this process writes none", why)
         for write in list(self._checkpoint_calls):

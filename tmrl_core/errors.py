@@ -92,7 +92,7 @@ class EnvironmentFailedError(TmrlError):
 
 
 class PolicyFailedError(TmrlError):
-    """The policy's action is not finite, so it was not executed; or no policy can be expected that does better."""
+    """The policy's action is not finite, and no better policy can be expected. The action was not executed."""
 
 
 class StarvedError(TmrlError):

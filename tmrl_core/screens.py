@@ -47,7 +47,7 @@ class Display(Protocol):
 
 
 class Screen:
-    """Shows what a role does, in a thread beside it, on standard error; log messages appear above the panel.
+    """Shows a role's state on standard error from a thread of its own; log messages appear above the panel.
 
     Args:
         display: what to show.
@@ -279,7 +279,7 @@ def _link_rows(link: WorkerLink, counts: WorkerCounts) -> list[tuple[str, str]]:
 
 
 class ServerLines:
-    """Says in the log what a Server does: every minute, and sooner when somebody comes or goes.
+    """Logs a line about a Server every minute, and sooner when a peer joins or leaves.
 
     Args:
         server: whose.
@@ -294,7 +294,7 @@ class ServerLines:
         """Workers, a trainer, samples relayed."""
 
     def look(self) -> None:
-        """Say a line if one is due."""
+        """Log a line if one is due."""
         relay, now = self._server.relay, self._clock()
         workers, trainer, samples = len(relay.workers), relay.trainer is not None, relay.flow.relayed_samples
         span_s = now - self._said_s

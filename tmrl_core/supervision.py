@@ -41,7 +41,7 @@ TRAINER_END_S = 120.0
 SERVER_END_S = 10.0
 LAST_LINES = 15
 CAUSE_LENGTH = 300
-"""Characters that are shown of why a role is started again."""
+"""Maximum characters of the reason shown when a role is restarted."""
 WRONG_CONFIGURATION = 2
 """Exit status of a role whose command line or configuration is wrong: starting it again would not help."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -154,7 +154,7 @@ class Child:
                 self.process.stdin.close()
 
     def ask_for_checkpoint(self) -> None:
-        """Have it write a checkpoint, if it runs and writes any."""
+        """Ask the process for a checkpoint, if it is running."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self.process.stdin.write(CHECKPOINT + b"\n")
@@ -314,7 +314,7 @@ class Processes(Group):
             child.release()
 
     def checkpoint(self) -> None:
-        """Pass the request on."""
+        """Ask the trainer's process for a checkpoint."""
         self.trainer.ask_for_checkpoint()
 
     def kill(self) -> None:
@@ -409,7 +409,7 @@ class Threads(Group):
             logger.error("the %s failed: %s: %s", name, type(exc).__name__, exc, exc_info=unexpected)
 
     def checkpoint(self) -> None:
-        """Ask it."""
+        """Ask the trainer for a checkpoint."""
         if self._trainer is not None:
             self._trainer.checkpoint()
 

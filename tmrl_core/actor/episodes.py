@@ -620,7 +620,7 @@ class EpisodePlayer:
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def _policy_failed(self, failure: PolicyFailedError) -> None:
-        """After an action that was not finite, with the episode closed: nobody here has another policy.
+        """Handle a non-finite action, after the episode was closed. A player without a link gets no other policy.
 
         Raises:
             PolicyFailedError: always.

@@ -198,7 +198,7 @@ def reset_problem(result: Any) -> Problem:
 
 
 def unpacking_hint(fault: Exception) -> str:
-    """Return how Gymnasium's step and reset look, where the fault shows that they look otherwise here, or nothing."""
+    """Return a hint with Gymnasium's signature if the exception shows a wrong `step` or `reset`; else an empty text."""
     text = str(fault)
     if isinstance(fault, TypeError) and "reset() got an unexpected keyword argument 'seed'" in text:
         return " (Gymnasium's reset takes the keywords seed and options)"

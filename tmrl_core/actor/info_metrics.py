@@ -19,7 +19,7 @@ MEAN = ":mean"
 
 
 class InfoMetrics:
-    """Gathers numbers out of the infos of one episode after another.
+    """Collects numbers from the `info` dicts of each episode.
 
     Args:
         keys: of the info, besides `is_success` of the last step; `a/b` is the key `b` of the dict `a`. The episode's

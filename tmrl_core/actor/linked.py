@@ -68,14 +68,14 @@ class LinkedPlayer(EpisodePlayer):
         self.evaluation_videos: Path | None = None
         """Folder for films of the first episode of each evaluation; for a worker whose environment is `Filmed`."""
         self.latest_version: Version = (0, 0)
-        """Of the latest policy that has arrived, also if it was refused."""
+        """Version of the latest policy that has arrived, including refused ones."""
         self._versions_seen = 0
         self._versions_taken = 0
         self._evaluated: int | None = None
         self._closed = False
         self._finish_said = False
         self._refused = ""
-        """Why the latest policy that did not fit was refused: each of a run would be for the same reason."""
+        """Reason of the latest refusal of a policy, so that the same reason is logged once."""
         self._rest_said = False
         self._busy = threading.Lock()
         self._busy_thread: int | None = None

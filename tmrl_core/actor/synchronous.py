@@ -178,7 +178,7 @@ class SynchronousPace:
         return not player.ending()
 
     def _await_turn(self, link: RolloutLink) -> None:
-        """Wait a little for the turn; what the trainer was told last holds until then."""
+        """Wait a short time for this worker's turn, without reporting again to the trainer."""
         if self._player.latest_version == (0, 0):
             link.say_waits(turn_text((0, 0)) + "it has not received a version yet")
         elif link.progress.turn == (0, 0):

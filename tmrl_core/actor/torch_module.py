@@ -39,7 +39,7 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
     """Weights are what a subclass's `save` writes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Find out which format the subclass's weights have."""
+        """Determine the format of the subclass's weights."""
         super().__init_subclass__(**kwargs)
         files, in_bytes = (
             min(i for i, each in enumerate(cls.__mro__) if not names.isdisjoint(vars(each)))

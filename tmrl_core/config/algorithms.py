@@ -129,7 +129,7 @@ def actor_of(reference: str) -> str | None:
 
 
 def policy_kwargs(config: Config) -> dict[str, Any]:
-    """Return what workers make the policy with: `actor.kwargs`, and of `agent.kwargs` what shapes the policy too."""
+    """Return the policy's keyword arguments: `actor.kwargs`, and those of `agent.kwargs` that shape the policy too."""
     return {**shared_kwargs(config), **config.actor.kwargs}
 
 

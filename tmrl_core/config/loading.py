@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 BUILT_IN = EnvironmentSection()
 """The environment where none is named."""
 BUILT_IN_STEPS = 2.0
-"""Environment steps for each update that its workers make at most."""
+"""Default of `worker.max_env_steps_per_update` for the built-in environment."""
 PREFIX = "TMRL_CORE_"
 MAX_TOKEN_CHARACTERS = 4_096
 """As long as a message of the protocol takes it."""

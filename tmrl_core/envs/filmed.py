@@ -16,7 +16,7 @@ from tmrl_core.errors import ConfigError, MissingExtraError
 logger = logging.getLogger(__name__)
 
 SUFFIXES = (".mp4", ".mkv")
-"""Of files; a name without a suffix is a folder's."""
+"""Suffixes of video files; a path without a suffix is a folder."""
 
 
 def rendering(reference: str, kwargs: Mapping[str, Any], mode: str, *, wraps_gymnasium: bool) -> dict[str, Any]:

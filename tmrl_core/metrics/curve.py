@@ -298,7 +298,7 @@ def _draw_rates(axes: Any, series: _Series) -> None:
             for spine in side.spines.values():
                 spine.set_visible(False)
     if together:
-        axes.set_ylabel("a second" if rates else "policy lag\n(versions)", color=_INK)
+        axes.set_ylabel("per second" if rates else "policy lag\n(versions)", color=_INK)
         axes.legend(
             loc="lower right", bbox_to_anchor=(1.0, 0.97), ncols=2, frameon=False, fontsize=9, labelcolor="linecolor",
             borderaxespad=0.2, handlelength=1.2, handletextpad=0.5, columnspacing=1.5,

@@ -205,12 +205,12 @@ _SHOWN_FIRST = (
     names.EPISODE_LENGTH_MEAN,
     names.ROUND_TIME,
 )
-"""Of a round, as far as lines have room; the rest follows where there is more."""
+"""Metrics of a round in the order in which they are shown, as far as there is room; others follow."""
 _TROUBLES = ("train/updates_skipped", names.SAMPLES_STALE, names.REDISTRIBUTED)
-"""Shown before everything where they are not 0."""
+"""Metrics shown first if they are not 0."""
 _UNSHOWN = (names.EPOCH, names.ROUND, names.UPDATES)
 _LINES = 3
-"""Of a round, below its heading."""
+"""Lines of a round below its heading."""
 
 
 def describe(record: MetricRecord, width: int = 120) -> str:

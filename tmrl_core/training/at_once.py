@@ -1,4 +1,4 @@
-"""How many updates an agent is asked for with one call."""
+"""Number of updates that an agent makes in one call."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class CheckpointStore:
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
         self._told: set[str] = set()
-        """Paths of what is skipped, as far as that was said."""
+        """Paths of skipped values that a warning has already named."""
 
     def counters(self) -> list[int]:
         """Numbers of the checkpoints that are there, ascending."""

@@ -110,7 +110,7 @@ class Drawing(EpisodeStatistics):
         """Columns [n, width] that stand for something larger, [n, *shape], and what makes it of them."""
         self._rows: Rows
         self._unchecked = 0
-        """Rows below it were stored before this process: an earlier version took what is not finite."""
+        """Rows below this index were stored by an earlier process, which may have accepted non-finite values."""
         self._bad_said = False
 
     def __len__(self) -> int:
@@ -295,7 +295,7 @@ class Drawing(EpisodeStatistics):
         return Block(list(zip(*batches, strict=True)), rows, state, counters)
 
     def _replace_bad(self, rows: Array, drawn: dict[str, Array], groups: list[torch.Tensor]) -> None:
-        """Put others of the same draw in the place of rows that are not finite, in place, if there are any."""
+        """Replace non-finite rows of a batch, in place, with finite rows of the same batch."""
         totals = [group.sum(1) for group in groups if group.is_floating_point()]
         if not totals or bool(torch.stack([total.sum() for total in totals]).isfinite().all()):
             return

@@ -199,7 +199,7 @@ def _check_loop(made: partial[Any], reference: str) -> None:
 
 
 def _of_our_loops(config: Config, loop: Any) -> dict[str, Any]:
-    """Keyword arguments for updates that are not finite and for threads, of a loop that knows of them."""
+    """Return the keyword arguments for bad updates and threads, if the training loop accepts them."""
     from tmrl_core.training.offline import TrainingOffline
 
     if not (isinstance(loop, type) and issubclass(loop, TrainingOffline)):

@@ -22,7 +22,7 @@ from tmrl_core.training.transitions import Transitions, transitions_of
 COMPILE_AFTER = 20_000
 """Updates after which `compile: auto` compiles: they have cost several times what compiling does."""
 GRADIENTS_EVERY = 1_000
-"""Compiled updates keep their gradients to themselves."""
+"""Updates between two uncompiled ones, whose gradient norms are recorded; compiled updates expose no gradients."""
 
 
 class OffPolicyAgent(TrainingAgent):

@@ -184,7 +184,7 @@ class TrainingOffline:
         """How many samples the memory has refused in this process, and why the last."""
         self.statistics = RoundStatistics()
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=names.MEAN_OF)
-        """Of the latest training episodes."""
+        """Metrics of the latest training episodes."""
         self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
         if isinstance(env_cls, tuple):

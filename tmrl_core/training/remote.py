@@ -376,7 +376,7 @@ class RemoteInterface(TrainingInterface):
         return [(member.stream, member.name) for member in self._live()]
 
     def _live(self) -> list[Member]:
-        """Those that can act with the policy that is published, as far as is known."""
+        """Return the live workers that are not known to be unable to use the published policy."""
         return [member for member in self.link.members if member.live and member.stream not in self._unfit]
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
@@ -441,7 +441,7 @@ class RemoteInterface(TrainingInterface):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """Have checkpoints written that are due."""
+        """Write a checkpoint if one is due."""
         if self.on_rest is not None:
             self.on_rest()
 
@@ -588,7 +588,7 @@ class RemoteInterface(TrainingInterface):
         self._hold_policy(member)
 
     def _hold_policy(self, member: Member) -> None:
-        """Refuse what a worker will send whose policy cannot take the weights that are published; say so once."""
+        """Refuse the samples of a worker whose policy cannot load the published weights; log it once."""
         signature = _signature_of(member)
         spaces = [(signature.get(name), expected) for name, expected in self._signature.items()]
         if any(isinstance(found, str) and found != expected for found, expected in spaces):

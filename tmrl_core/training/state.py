@@ -58,7 +58,7 @@ _CONSTANTS = (
 )
 
 _GAP: Node = {"t": "constant"}
-"""Nothing is saved of it: it is as the constructor makes it."""
+"""Marks a value that is not saved; on resume it comes from the constructor."""
 
 _NEEDED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 

@@ -57,8 +57,8 @@ _MAX_UNREAD_BYTES = 16 << 20
 _MAX_RUNS = 64
 """Runs whose lasting directive is kept."""
 _BELIEVED = {"worker": 1 << 48, "trainer": 1 << 61}
-"""Up to which incarnation a peer's word of it counts: nobody can use all of them up, and a worker, which may be stolen,
-cannot say more than a trainer can say again. A peer that knows of a higher one begins anew with this Server's."""
+"""Highest incarnation accepted from each role. No peer can exhaust the numbers, and a worker, which may be stolen,
+cannot name one that a trainer could not exceed. A peer with a higher one starts again with this Server's."""
 _MOST_RAISES = 16
 """How often workers of one identity may know of a higher incarnation than the linked trainer's, which makes it publish
 anew: after a Server's restart once."""
