@@ -68,6 +68,16 @@ def test_a_blob_of_another_format_is_refused_and_changes_nothing() -> None:
     assert actor.value == 1.5
 
 
+def test_weights_that_a_load_of_ones_own_cannot_read_are_refused() -> None:
+    class Careless(Constant):
+        def load(self, path: str | Path, device: Any) -> ActorModule:
+            self.value = [1.5][len(Path(path).read_bytes())]
+            return self
+
+    with pytest.raises(WeightsError, match="Careless cannot load the weights: IndexError"):
+        Careless().from_blob("file", b"anything", "cpu")
+
+
 @pytest.mark.parametrize("call", ["save", "load", "to_bytes", "from_bytes"])
 def test_without_save_and_load_the_error_names_what_to_implement(call: str, tmp_path: Path) -> None:
     actor = Mute(None, None)

@@ -146,11 +146,19 @@ class ActorModule(ABC):
         """The actor with the weights that `to_blob` of an actor of the same format made.
 
         Raises:
-            WeightsError: the format is another one, or the weights are for another architecture.
+            NotImplementedError: the class has no `load`.
+            WeightsError: the format is another one, the weights are for another architecture, or a `load` of one's own
+                has failed.
         """
         if tag != self.weights_format:
             raise WeightsError(
                 f"the weights are of the format {tag!r}, {self.owner or type(self).__name__} reads "
                 f"{self.weights_format!r}: trainer and worker must name the same actor.cls."
             )
-        return self.from_bytes(data, device)
+        try:
+            return self.from_bytes(data, device)
+        except (WeightsError, NotImplementedError, MemoryError):
+            raise
+        except Exception as exc:  # whatever a class's own `load` makes of bytes that anybody may have published
+            name = self.owner or type(self).__name__
+            raise WeightsError(f"{name} cannot load the weights: {type(exc).__name__}: {exc}") from exc
