@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tmrl_core.metrics.records import MetricRecord, decode_line
+from tmrl_core.storage import open_now
 
 _BYTES_A_READ = 16 << 20
 
@@ -38,7 +39,7 @@ class RecordReader:
         """
         records: list[MetricRecord] = []
         try:
-            file = open(self.path, "rb", opener=_open_now)  # noqa: SIM115
+            file = open(self.path, "rb", opener=open_now)  # noqa: SIM115
         except (FileNotFoundError, NotADirectoryError):
             return records
         with file:
@@ -61,11 +62,6 @@ class RecordReader:
         except msgspec.DecodeError:
             self.bad_lines += 1
             return None
-
-
-def _open_now(path: str, flags: int) -> int:
-    """Open without waiting for somebody who writes, as for a pipe in the file's place, which cannot be read."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def follow(path: str | os.PathLike[str]) -> RecordReader:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tmrl_core.errors import StorageError, StorageFullError
 from tmrl_core.storage.format import Buffer, Record, head_bytes, parse_head, record_buffers, scan
-from tmrl_core.storage.own_files import open_own
+from tmrl_core.storage.own_files import open_now, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -255,9 +255,7 @@ class SegmentReader:
     def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
         self.path = path
         try:
-            # Not waiting: a pipe in the file's place is empty.
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-            with os.fdopen(descriptor, "rb") as file:
+            with open(path, "rb", opener=open_now) as file:
                 size = os.fstat(file.fileno()).st_size
                 size = size if limit_bytes is None else min(size, limit_bytes)
                 if size == 0:

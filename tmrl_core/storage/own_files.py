@@ -44,6 +44,11 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
     return descriptor
 
 
+def open_now(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file as `os.open` does, without waiting for another side where a pipe is in its place: that is empty."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+
+
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = False) -> None:
     """Write a file so that a reader, also after a crash, finds the old content or the new, whole.
 
