@@ -75,13 +75,13 @@ def configured(port: int, folder: Path, host: str = "127.0.0.1", **network: Any)
 
 
 def look(config: Config, role: ClientRole | None = None, **how: Any) -> dict[str, Step]:
-    """Every step by its name; each is there once, and nothing but what fails says what to do."""
+    """Every step by its name; each is there once, and what fails says what to do."""
     how = {"timeout_s": 10.0, "measure_s": 0.2, **how}
     steps = list(examine(lambda: config, source="my.yaml", role=role, **how))
     assert sorted(step.name for step in steps) == sorted(ALL)
     for step in steps:
         assert step.found
-        assert bool(step.todo) == (step.state == "failed"), step
+        assert step.todo or step.state != "failed"
     return {step.name: step for step in steps}
 
 
@@ -109,7 +109,9 @@ def test_all_is_well_for_a_worker(server: Server, robot: Path) -> None:
     assert abs(steps["clock"].figures["skew_s"]) < 1
 
 
-def test_it_takes_nobodys_place_and_disturbs_nobody(server: Server, keys: Path) -> None:
+def test_it_takes_nobodys_place_and_disturbs_nobody(
+    server: Server, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer = TrainerLink(
         LinkSettings(port=server.port, hostname="localhost", credentials_dir=str(keys)), name="hpc", run="theirs"
     )
@@ -122,6 +124,11 @@ def test_it_takes_nobodys_place_and_disturbs_nobody(server: Server, keys: Path) 
         assert steps["accepted"].state == "ok"
         steps = look(configured(server.port, keys), "worker")
         assert "its trainer is of run 'theirs'" in steps["accepted"].found
+        assert "use the same run.name" in steps["accepted"].todo
+        assert main(arguments(server, keys)) == 0
+        out = capsys.readouterr().out
+        assert "        -> use the same run.name" in out
+        assert "Everything is all right" not in out
         assert server.relay.trainer is peer
         assert server.relay.incarnation == 1
         assert not server.relay.workers

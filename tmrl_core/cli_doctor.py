@@ -74,6 +74,8 @@ def run_doctor(arguments: Sequence[str]) -> int:
         print(json.dumps({"ok": not failed, "steps": msgspec.to_builtins(steps)}, indent=2))
     elif failed:
         print(f"Not all right: {', '.join(failed)}.")
+    elif any(step.todo for step in steps):
+        print("This machine can connect; see the lines that begin with ->.")
     else:
         print("Everything is all right.")
     return 1 if failed else 0

@@ -194,7 +194,7 @@ class _Examiner:
                 yield from self._secured(addresses)
             name = "accepted"
             diagnosis = self._ask()
-            yield Step(name, "ok", self._accepted(diagnosis))
+            yield Step(name, "ok", self._accepted(diagnosis), self._other_run(diagnosis))
             yield self._protocol(diagnosis)
             name = "clock"
             yield self._clock(diagnosis)
@@ -306,9 +306,16 @@ class _Examiner:
         elif self.role == "worker" and diagnosis.trainer_run != self.config.run.name:
             words += (
                 f"; but its trainer is of run {diagnosis.trainer_run!r}, and this configuration of run "
-                f"{self.config.run.name!r}: nothing is sent until the names are the same (run.name)"
+                f"{self.config.run.name!r}"
             )
         return words
+
+    def _other_run(self, diagnosis: Diagnosis) -> str:
+        if self.role != "worker" or diagnosis.no_place or not diagnosis.trainer:
+            return ""
+        if diagnosis.trainer_run == self.config.run.name:
+            return ""
+        return "use the same run.name on both machines: until then, nothing is sent"
 
     def _protocol(self, diagnosis: Diagnosis) -> Step:
         if diagnosis.version not in self.versions:

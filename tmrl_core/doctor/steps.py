@@ -16,7 +16,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
         name: what.
         state: skipped: it could not be looked at, since something before it failed, or it does not apply.
         found: what was seen, in words.
-        todo: for what failed: what to do about it.
+        todo: next step for the user, after a failure or although the step is ok.
         figures: what was measured; units are in the names.
     """
 
