@@ -386,6 +386,20 @@ def test_files_of_any_bytes_open_or_are_the_documented_error(
     memory.close()
 
 
+def test_rows_of_a_damaged_file_are_read_until_it_is_checked(tmp_path: Path, make_rows: Any) -> None:
+    memory = make(tmp_path)
+    play(memory, make_rows, range(2), streams=1)
+    memory.close()
+    path = files(tmp_path)[1]
+    content = bytearray(path.read_bytes())
+    content[1180:1182] = bytes(3)  # what follows is a byte further, numbers of frames too
+    path.write_bytes(content)
+    memory = make(tmp_path)
+    for _ in range(10):
+        memory.sample()
+    memory.close()
+
+
 def test_a_file_from_before_the_first_frame_goes_as_others_do(
     tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

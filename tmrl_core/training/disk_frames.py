@@ -120,7 +120,12 @@ class DiskFrames(Frames):
         self._staged.append(staged)
 
     def take(self, numbers: Array) -> Array:
-        """Out of the files, and of what is staged."""
+        """Out of the files, and of what is staged.
+
+        Rows of a damaged file, which are read until it is checked, may name frames that never were: the nearest is
+        taken.
+        """
+        numbers = numbers.clip(self._first, max(self._first, self.written - 1))
         if self._staged and len(numbers) and numbers.max() >= self.stop:
             raw = np.empty((len(numbers), self.frame_bytes), np.uint8)
             in_files = numbers < self.stop
