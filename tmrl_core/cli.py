@@ -23,7 +23,6 @@ from typing import Any
 
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
-from tmrl_core.config.run_folder import free_run_name
 from tmrl_core.ending import Ending
 from tmrl_core.errors import ConfigError, TmrlError
 
@@ -187,6 +186,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options)
     if options.new:
+        from tmrl_core.config.run_folder import free_run_name
+
         options.overrides = [*options.overrides, f"run.name={free_run_name(config)}"]
         config = load_config(options)
         logger.info("this run is called %s (other machines need --set run.name=%s)", config.run.name, config.run.name)
