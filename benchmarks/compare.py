@@ -209,7 +209,8 @@ class Side:
         with log.open("w") as words:
             self._process = subprocess.Popen(
                 [sys.executable, str(MAIN), "--serve", figure, str(folder), "."],
-                env={**os.environ, **threads, "PYTHONPATH": str(folder)},
+                # Both keep compiled modules: one checkout may have them already.
+                env={**os.environ, **threads, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
