@@ -151,7 +151,7 @@ def test_what_training_has_changed_goes_on_unless_the_setting_changes(tmp_path: 
 
 
 def test_another_optimizer_or_a_temperature_that_is_learned_now_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"agent\.optimizer_actor was a .*Adam and is a .*SGD"):
+    with pytest.raises(CheckpointError, match=r"agent\.optimizer_actor was of type .*Adam and is of type .*SGD"):
         resumed(tmp_path / "a", training_of(SacAgent), partial(training_of, SacAgent, optimizer_actor="sgd"))
     fixed = training_of(SacAgent, learn_entropy_coef=False)
     with pytest.raises(CheckpointError, match=r"agent\.optimizer_alpha was not there and is a .*Adam"):

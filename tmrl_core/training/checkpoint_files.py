@@ -19,7 +19,9 @@ import numpy as np
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.layout import Array
 
-FORMAT = 2
+FORMAT = 3
+"""Written; types in it have the names of `tmrl_core.training.type_ids`."""
+READABLE = (2, FORMAT)
 MANIFEST = "manifest.json"
 SLICE_BYTES = 1 << 20
 
@@ -211,8 +213,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is cut short or damaged: {exc}") from exc
     if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-    if body.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {body.get('format')!r}; this version reads {FORMAT}")
+    if body.get("format") not in READABLE:
+        raise CheckpointError(
+            f"{path} has format {body.get('format')!r}; this release reads formats {READABLE[0]} to {FORMAT}. Use the "
+            "release that wrote it, or a newer one."
+        )
     try:
         # The checksum tells of damage, not of a manifest that somebody else has written.
         msgspec.convert(body, _Manifest)

@@ -60,6 +60,9 @@ class DiscreteSacAgent(OffPolicyAgent):
     Source: Christodoulou, arXiv:1910.07207 (whose target entropy is 0.98 log N).
     """
 
+    type_id = "discrete_sac"
+    type_version = 1
+
     action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
     transient: ClassVar[frozenset[str]] = frozenset({"target_entropy"})
 

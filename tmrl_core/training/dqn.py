@@ -51,6 +51,9 @@ class DQNAgent(OffPolicyAgent):
     Source: Mnih et al., Nature 518 (2015); van Hasselt et al., arXiv:1509.06461; Wang et al., arXiv:1511.06581.
     """
 
+    type_id = "dqn"
+    type_version = 1
+
     action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
 
     def __init__(

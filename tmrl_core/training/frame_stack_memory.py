@@ -43,6 +43,9 @@ class FrameStackMemory(ReplayMemory):
             stacks, or of other ones.
     """
 
+    type_id = "frame_stack_replay"
+    type_version = 1
+
     def __init__(self, *args: Any, frame_stack: float = FRAME_STACK, **kwargs: Any) -> None:
         self.frame_stack = whole_number(frame_stack, "frame_stack")
         if self.frame_stack < 2:

@@ -41,6 +41,9 @@ class SamplesPerInsert:
         ConfigError: a number is not positive, or the band is narrower than a batch or than what one sample allows.
     """
 
+    type_id = "samples_per_insert"
+    type_version = 1
+
     def __init__(
         self,
         samples_per_insert: float | None = None,

@@ -59,6 +59,9 @@ class TrainingLockstep(TrainingOffline):
         ConfigError: not exactly one of `steps_per_round` and `episodes_per_round` is given.
     """
 
+    type_id = "lockstep"
+    type_version = 1
+
     transient: ClassVar[frozenset[str]] = frozenset(
         {
             "steps_per_round",

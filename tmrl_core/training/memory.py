@@ -286,6 +286,9 @@ class GenericTorchMemory(TorchMemory):
     `data` holds six lists of one value per sample: actions, observations, rewards, terminated, truncated, infos.
     """
 
+    type_id = "generic_torch_memory"
+    type_version = 1
+
     def __init__(
         self,
         device: torch.device | str | None = None,

@@ -97,6 +97,9 @@ class TrainingOffline:
         ConfigError: `samples_per_insert` and `error_buffer` cannot be held.
     """
 
+    type_id = "offline"
+    type_version = 1
+
     transient: ClassVar[frozenset[str]] = frozenset(
         {
             "constructed",
@@ -599,6 +602,9 @@ class TrainingOffline:
 
 class TorchTrainingOffline(TrainingOffline):
     """`TrainingOffline` that picks the device when it is None: cuda where there is one, otherwise cpu."""
+
+    type_id = "torch_offline"
+    type_version = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         import torch

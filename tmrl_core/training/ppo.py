@@ -114,6 +114,9 @@ class PPOAgent(TrainingAgent):
     Source: Schulman et al., arXiv:1707.06347.
     """
 
+    type_id = "ppo"
+    type_version = 1
+
     collection: ClassVar[frozenset[str]] = frozenset({"lockstep"})
     """Modes of collection that it can learn from."""
     action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})

@@ -39,6 +39,9 @@ class REDQSACAgent(SacAgent):
     Source: Chen et al., arXiv:2101.05982, algorithm 1.
     """
 
+    type_id = "redq"
+    type_version = 1
+
     def __init__(
         self,
         observation_space: Any,

@@ -84,6 +84,9 @@ class ReplayMemory(Appending):
             append is written at once.
     """
 
+    type_id = "replay"
+    type_version = 1
+
     def __init__(
         self,
         device: torch.device | str | None = None,

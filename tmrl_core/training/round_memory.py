@@ -37,6 +37,9 @@ class RoundMemory(EpisodeStatistics):
         clock: seconds.
     """
 
+    type_id = "round"
+    type_version = 1
+
     transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "_orders", "episodes", "declared"})
     """A round that was not finished is collected anew."""
     declared: DeclaredSamples | None = None

@@ -55,6 +55,9 @@ class SacAgent(OffPolicyAgent):
     Source: Haarnoja et al., arXiv:1812.05905.
     """
 
+    type_id = "sac"
+    type_version = 1
+
     action_spaces: ClassVar[frozenset[str]] = frozenset({"box"})
 
     def __init__(

@@ -37,6 +37,7 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.constructed import PLAIN, constructor_parameters
 from tmrl_core.training.layout import Array
 from tmrl_core.training.memory import EpisodeStatistics
+from tmrl_core.training.type_ids import is_named, saved_name, type_name, type_version
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,11 @@ def _is_stateful(value: Any) -> bool:
 
 def _is_owner(value: Any, owners: set[int]) -> bool:
     return id(value) in owners or isinstance(value, (TrainingAgent, EpisodeStatistics))
+
+
+def _typed(value: Any) -> dict[str, Any]:
+    kind = type(value)
+    return {"class": type_name(kind), "version": type_version(kind)}
 
 
 def _is_constant(value: Any) -> bool:
@@ -196,17 +202,17 @@ class _Capture:
             return {"t": "dict", "v": pairs}
         generator = _generator_state(value)
         if generator is not None:
-            return {"t": "generator", "class": _class_name(value), "v": self.node(generator, f"{path} state")}
+            return {"t": "generator", "class": type_name(type(value)), "v": self.node(generator, f"{path} state")}
         if isinstance(value, torch.nn.Module):
             self._inside.update(map(id, [*value.modules(), *value.parameters(), *value.buffers()]))
         if _is_stateful(value):
-            return {"t": "stateful", "class": _class_name(value), "v": self.node(value.state_dict(), f"{path} state")}
+            return {"t": "stateful", **_typed(value), "v": self.node(value.state_dict(), f"{path} state")}
         if _is_owner(value, self._owners) and hasattr(value, "__dict__"):
             attributes = {
                 name: self.node(item, f"{path}.{name}" if path else name)
                 for name, item in saved_attributes(value).items()
             }
-            return {"t": "owner", "class": _class_name(value), "v": attributes}
+            return {"t": "owner", **_typed(value), "v": attributes}
         if _is_constant(value):
             return _GAP
         raise _Unsaveable(_class_name(value))
@@ -362,20 +368,22 @@ class _Restore:
     def misfits(self, existing: Any, node: Node, path: str) -> Iterator[str]:
         kind = node.get("t") if isinstance(node, dict) else None
         if kind == "owner":
-            if _class_name(existing) != node["class"]:
-                yield f"{path or 'the training object'} was a {node['class']} and is a {_class_name(existing)}"
+            if not is_named(type(existing), node["class"]):
+                yield _other_type(existing, node, path or "the training object")
                 return
+            _check_version(existing, node, path)
             attributes = vars(existing)
             for name, item in node["v"].items():
                 yield from self.misfits(attributes.get(name), item, f"{path}.{name}" if path else name)
         elif kind == "stateful":
             if not _is_stateful(existing):
-                yield f"{path} was a {node['class']} and is a {_class_name(existing)}"
+                yield _other_type(existing, node, path)
             else:
+                _check_version(existing, node, path)
                 yield from self._state_misfits(existing, node, path)
         elif kind == "generator":
-            if _class_name(existing) != node["class"]:
-                yield f"{path} was a {node['class']} and is a {_class_name(existing)}"
+            if not is_named(type(existing), node["class"]):
+                yield _other_type(existing, node, path)
         elif kind == "tensor" and isinstance(existing, torch.Tensor) and existing.requires_grad:
             shape = self._arrays[node["a"]].shape
             if tuple(existing.shape) != shape:
@@ -400,8 +408,8 @@ class _Restore:
                 if saved.get(name) != present.get(name):
                     yield f"{path}.{name} was {_shown(saved.get(name))} and is {_shown(present.get(name))}"
         elif isinstance(existing, torch.optim.Optimizer):
-            if node["class"] != _class_name(existing):
-                yield f"{path} was a {node['class']} and is a {_class_name(existing)}"
+            if not is_named(type(existing), node["class"]):
+                yield _other_type(existing, node, path)
                 return
             state = self.decoded(node["v"])
             saved_sizes = [len(group["params"]) for group in state["param_groups"]]
@@ -584,6 +592,19 @@ class _Restore:
             if value is not before or not isinstance(item, dict):
                 setattr(existing, name, value)
         return existing
+
+
+def _other_type(existing: Any, node: Node, path: str) -> str:
+    return f"{path} was of type {saved_name(node['class'])} and is of type {type_name(type(existing))}"
+
+
+def _check_version(existing: Any, node: Node, path: str) -> None:
+    saved, known = node.get("version", 1), type_version(type(existing))
+    if saved > known:
+        raise CheckpointError(
+            f"{path or 'the training object'} was saved as version {saved} of {node['class']}; this release reads "
+            f"versions up to {known}. Use the release that wrote it, or a newer one."
+        )
 
 
 def _shown(shape: tuple[int, ...] | None) -> str:

@@ -54,6 +54,9 @@ class TD3Agent(OffPolicyAgent):
     Source: Fujimoto et al., arXiv:1802.09477, algorithm 1.
     """
 
+    type_id = "td3"
+    type_version = 1
+
     action_spaces: ClassVar[frozenset[str]] = frozenset({"box"})
 
     def __init__(
