@@ -45,7 +45,7 @@ ENVIRONMENT_KEYS: dict[str, tuple[str, str]] = {
 """Environment variables that set a key."""
 
 OTHER_VARIABLES: dict[str, str] = {
-    "TMRL_CORE_CONFIG": "the configuration file when `-c` is left out",
+    "TMRL_CORE_CONFIG": "the configuration file, without `-c`",
     "TMRL_CORE_HOME": "the data folder (default: the platform's folder for user data)",
     "TMRL_CORE_TOKEN": "this role's token",
     "TMRL_CORE_TOKEN_FILE": "a file that holds this role's token",

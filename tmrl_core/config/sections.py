@@ -1,7 +1,7 @@
-"""The sections of the configuration: every key, its type, its limits, its default and its meaning, in this one place.
+"""The sections of the configuration: the only place of every key, its type, limits, default and description.
 
-The JSON Schema and `docs/configuration.md` are made from these structures. They are frozen, hold settings only (no
-state, no secret), and open nothing.
+The JSON Schema and `docs/configuration.md` are generated from these structures. They are frozen, contain settings only
+(no state, no secrets), and open nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kwargs = dict[str, Any]
 
 
 def doc(description: str) -> Meta:
-    """The meaning of a key, for the JSON Schema and the documentation."""
+    """Describe a key, for the JSON Schema and the documentation."""
     return Meta(description=description)
 
 
@@ -38,45 +38,45 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RunSection(Section, frozen=True, kw_only=True):
-    """What this run is called and where it leaves its files."""
+    """The run: its name, its files and its labels in wandb."""
 
     name: Annotated[
         str,
         Meta(
             pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-            description="Names every file of the run, and the run itself on the network: weights and samples of "
-            "another run are discarded, counted.",
+            description="Name of the run on the network and of its files. Weights and samples of another run are "
+            "discarded and counted.",
         ),
     ] = "default"
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**32 - 1)] | None,
         doc(
-            "Seed of the trainer's generators and, mixed with each worker's name, of its environment and exploration. "
-            "With one worker, synchronous collection (with `worker.max_steps_per_update`) and lockstep then give the "
-            "same run bit for bit on one kind of machine: trainer and worker take turns. "
-            "null: from the operating system."
+            "Seed of the trainer's random generators. Together with the worker's name it also seeds the environment "
+            "and the exploration of each worker. With one worker, synchronous collection (with "
+            "`worker.max_steps_per_update`) and lockstep then repeat a run bit for bit on one kind of machine, "
+            "because trainer and worker take turns. null: seed from the operating system."
         ),
     ] = None
-    folder: Annotated[Text, doc("Folder of all runs; a run's own files are in `<folder>/<name>/`.")] = "runs"
-    group: Annotated[Text | None, doc("Group of runs that wandb shows together, such as the seeds of one setting.")] = (
-        None
-    )
-    tags: Annotated[tuple[Text, ...], doc("Tags of the run in wandb.")] = ()
-    notes: Annotated[Text | None, doc("Notes on the run in wandb.")] = None
+    folder: Annotated[Text, doc("Folder of all runs. The files of a run are in `<folder>/<name>/`.")] = "runs"
+    group: Annotated[
+        Text | None, doc("wandb group, for runs that belong together, such as the seeds of one setting.")
+    ] = None
+    tags: Annotated[tuple[Text, ...], doc("wandb tags of the run.")] = ()
+    notes: Annotated[Text | None, doc("wandb notes on the run.")] = None
 
 
 class EnvironmentSection(Section, frozen=True, kw_only=True):
-    """The environment; workers step it, the trainer asks it for its spaces."""
+    """The environment. Workers step it; the trainer reads its spaces."""
 
-    cls: Annotated[Reference, doc("Callable that makes the environment, as `package.module:Name`.")] = (
+    cls: Annotated[Reference, doc("Callable that creates the environment, as `package.module:Name`.")] = (
         "tmrl_core.envs:GenericGymEnv"
     )
     kwargs: Annotated[
         Kwargs,
         doc(
-            "Its keyword arguments. The default is for the default `cls` only, which takes `id`, `gym_kwargs` (what "
-            "the Gymnasium environment itself takes, such as `{g: 9.81}` for Pendulum), `obs_scale` (a factor on "
-            "observations) and `to_float32`."
+            "Keyword arguments of `cls`. The default is for the default `cls` only, which accepts `id`, `gym_kwargs` "
+            "(arguments of the Gymnasium environment itself, such as `{g: 9.81}` for Pendulum), `obs_scale` (a "
+            "factor on observations) and `to_float32`."
         ),
     ] = field(default_factory=lambda: {"id": "Pendulum-v1", "to_float32": True})
 
@@ -85,134 +85,149 @@ class ActorSection(Section, frozen=True, kw_only=True):
     """The policy that workers act with."""
 
     cls: Annotated[
-        Reference, doc("Callable `(observation_space, action_space, **kwargs)` that makes the ActorModule.")
+        Reference, doc("Callable `(observation_space, action_space, **kwargs)` that creates the ActorModule.")
     ] = "tmrl_core.actor:SquashedGaussianMLPActor"
     kwargs: Annotated[
         Kwargs,
         doc(
-            "Its further keyword arguments, such as `hidden_sizes`. The agent gets those that it knows, and the "
-            "policy `hidden_sizes` and `activation` of `agent.kwargs`, so that both fit."
+            "Further keyword arguments of `cls`, such as `hidden_sizes`. The agent receives those that it accepts. "
+            "The policy receives `hidden_sizes` and `activation` of `agent.kwargs`. Both therefore have the same "
+            "shape."
         ),
     ] = field(default_factory=dict)
 
 
 class WorkerSection(Section, frozen=True, kw_only=True):
-    """RolloutWorkers: how they collect, what they keep, when they wait."""
+    """RolloutWorkers: collection, storage and waiting."""
 
     collection: Annotated[
         Literal["asynchronous", "synchronous", "lockstep"],
         doc(
-            "asynchronous: collect without waiting for weights (but for `max_env_steps_per_update`). synchronous: keep "
-            "`max_steps_per_update`. lockstep: each version of the policy is trained on exactly what was collected "
-            "with it, as `trainer.lockstep` says; for PPO."
+            "Collection mode. asynchronous: collect without waiting for weights (except for "
+            "`max_env_steps_per_update`). synchronous: keep `max_steps_per_update`. lockstep: train each policy "
+            "version on exactly the samples that were collected with it, as `trainer.lockstep` defines; for PPO."
         ),
     ] = "asynchronous"
     name: Annotated[
         Text | None,
         doc(
-            "Label in logs and metrics. null: the name in this worker's certificate, else the host's; further workers "
-            "on this machine get `-2`, `-3`, ..."
+            "Label in logs and metrics. null: the name in the certificate of this worker, else the host name; "
+            "further workers on this machine get `-2`, `-3`, ..."
         ),
     ] = None
-    device: Annotated[Text, doc("Where the policy runs: `cpu`, `cuda`, `cuda:1`.")] = "cpu"
+    device: Annotated[Text, doc("Device that computes the policy: `cpu`, `cuda`, `cuda:1`.")] = "cpu"
     backend: Annotated[
         Literal["auto", "numpy", "torch"],
         doc(
-            "What the policy computes with. auto: NumPy where the policy has a NumPy twin and runs on the CPU, "
-            "so that the worker needs no torch; otherwise torch."
+            "Library that computes the policy. auto: NumPy if the policy has a NumPy backend and runs on the CPU, so "
+            "that the worker does not need torch; otherwise torch."
         ),
     ] = "auto"
     max_samples_per_episode: Annotated[
-        Positive | None, doc("Longer episodes are cut: truncated. null: no limit but the environment's own.")
+        Positive | None,
+        doc("Maximum length of an episode; longer episodes are truncated. null: only the environment's own limit."),
     ] = None
     test_episode_interval: Annotated[
-        Count, doc("A test episode (deterministic, not collected) before every n-th episode. 0: none.")
+        Count, doc("Play a test episode (deterministic, not collected) before every n-th episode. 0: no test episodes.")
     ] = 0
     send_every: Annotated[
-        Count, doc("Send what was collected every n steps also within an episode. 0: at episode ends only.")
+        Count,
+        doc("Number of steps after which samples are also sent within an episode. 0: only at the end of an episode."),
     ] = 0
     update_weights: Annotated[
-        Literal["episode", "step"], doc("Take new weights between episodes, or as soon as they are there.")
+        Literal["episode", "step"],
+        doc("episode: load new weights between episodes. step: load new weights as soon as they arrive."),
     ] = "episode"
-    buffer_maxlen: Annotated[Positive, doc("Samples that a Buffer holds; past it the oldest go, counted.")] = 1_000_000
-    queue_bytes: Annotated[Positive, doc("Bytes of samples that wait in a worker for their acknowledgement.")] = (
+    buffer_maxlen: Annotated[
+        Positive, doc("Capacity of a Buffer in samples. A full Buffer drops and counts its oldest samples.")
+    ] = 1_000_000
+    queue_bytes: Annotated[Positive, doc("Maximum bytes of samples in a worker that wait for acknowledgement.")] = (
         64 * MIB
     )
     when_full: Annotated[
         Literal["auto", "block", "drop_oldest"],
         doc(
-            "When `queue_bytes` are used: wait for room, or drop the oldest message (counted). auto: drop_oldest in "
-            "asynchronous collection, for control loops that may not wait; block otherwise."
+            "Action when `queue_bytes` are used. block: wait for free space. drop_oldest: drop the oldest message "
+            "and count it. auto: drop_oldest in asynchronous collection, because a control loop must not wait; "
+            "otherwise block."
         ),
     ] = "auto"
     drain_timeout_s: Annotated[
-        Seconds, doc("Longest wait, in seconds, for acknowledgements when a worker ends in order.")
+        Seconds, doc("Longest wait, in seconds, for acknowledgements when a worker stops cleanly.")
     ] = 10.0
     max_env_steps_per_update: Annotated[
         Ratio | None,
         doc(
-            "Asynchronous collection: all workers together wait when the trainer has more than this many environment "
-            "steps for each of its updates (after `trainer.start_training`). Keeps environments that are not bound to "
-            "real time from flooding the trainer: set it there, for example to 2. null: never wait, as real-time "
-            "environments must not. Where no environment is named, the built-in Pendulum is run with 2."
+            "Asynchronous collection: all workers together wait while the trainer has more than this many "
+            "environment steps for each of its updates (after `trainer.start_training`). Use it, for example with 2, "
+            "if the environment does not run in real time; otherwise such an environment can flood the trainer. "
+            "null: never wait, as real-time environments require. If no environment is configured, the built-in "
+            "Pendulum runs with 2."
         ),
     ] = None
     initial_steps: Annotated[
-        Count, doc("Synchronous collection: steps collected before the ratio holds (whole episodes with end_episodes).")
+        Count, doc("Synchronous collection: steps before the ratio applies (whole episodes with `end_episodes`).")
     ] = 1
     max_steps_per_update: Annotated[
         Ratio | None,
         doc(
-            "Synchronous collection: keep (steps + 1) / (1 + models received) at or below this, by waiting for models. "
-            "Per worker. null: no limit."
+            "Synchronous collection: each worker waits for models to keep (steps + 1) / (1 + models received) at or "
+            "below this value. null: no limit."
         ),
     ] = None
     end_episodes: Annotated[
-        bool, doc("Synchronous collection: wait for models between episodes only, and allow test episodes.")
+        bool, doc("Synchronous collection: wait for models only between episodes, and allow test episodes.")
     ] = True
-    nb_steps: Annotated[Count | None, doc("Synchronous collection: end after so many steps. null: no limit.")] = None
-    nb_episodes: Annotated[Count | None, doc("Asynchronous: end after so many episodes. null: no limit.")] = None
+    nb_steps: Annotated[Count | None, doc("Synchronous collection: stop after this many steps. null: no limit.")] = None
+    nb_episodes: Annotated[
+        Count | None, doc("Asynchronous collection: stop after this many episodes. null: no limit.")
+    ] = None
     sample_compressor: Annotated[
         Reference | None,
         doc(
-            "Callable `(prev_act, obs, rew, terminated, truncated, info)` that returns these, changed, before they "
-            "travel; the memory undoes it."
+            "Callable `(prev_act, obs, rew, terminated, truncated, info)` that returns the same fields, changed, "
+            "before they are sent. The memory reverses the change."
         ),
     ] = None
     obs_preprocessor: Annotated[
-        Reference | None, doc("Callable applied to each observation from the environment, before act and compressor.")
+        Reference | None, doc("Callable applied to each observation, before the policy and the compressor.")
     ] = None
     crc_debug: Annotated[
-        bool, doc("Each sample carries the original transition, and the memory compares it with what it rebuilds.")
+        bool, doc("Send the original transition with each sample, for the memory to compare with its rebuilt one.")
     ] = False
     model_path: Annotated[
-        Text | None, doc("File of the worker's own copy of the policy. null: `<run>/worker/policy.tmod`.")
+        Text | None, doc("File of the worker's copy of the policy. null: `<run>/worker/policy.tmod`.")
     ] = None
     model_path_history: Annotated[
-        Text | None, doc("How the names of dated copies begin. null: `<run>/worker/history/policy_`.")
+        Text | None, doc("Prefix of the names of dated copies of the policy. null: `<run>/worker/history/policy_`.")
     ] = None
-    model_history: Annotated[int, doc("A dated copy every n updates that brought a model. 0 or less: never.")] = 0
-    max_failures: Annotated[Count, doc("How often in a row the environment may fail before the worker gives up.")] = 3
+    model_history: Annotated[
+        int, doc("Number of updates with a new model between two dated copies. 0 or less: no copies.")
+    ] = 0
+    max_failures: Annotated[
+        Count, doc("Maximum number of consecutive failures of the environment; one more stops the worker.")
+    ] = 3
     info_metrics: Annotated[
         tuple[Text, ...],
         doc(
-            "Keys of the environment's `info` whose numbers become metrics of each episode: the last value, or with "
-            "the suffix `:mean` the mean over the episode's steps; `a/b` is the key b of the dict a. `is_success` of "
-            "the last step always is one."
+            "Keys of the environment's `info` whose numbers become metrics of each episode: the last value of the "
+            "episode, or its mean with the suffix `:mean`. `a/b` is the key b of the dict a. `is_success` of the "
+            "last step is always a metric."
         ),
     ] = ()
     evaluation_videos: Annotated[
         bool,
         doc(
-            "Film the first episode of each evaluation that this worker plays, into `<run>/worker/videos/` (extra "
-            "`video`); the environment is made with `render_mode: rgb_array`."
+            "Record the first episode of each evaluation that this worker plays to `<run>/worker/videos/` (extra "
+            "`video`). The environment is created with `render_mode: rgb_array`."
         ),
     ] = False
     strict_spaces: Annotated[
         bool,
         doc(
-            "true: an observation of another dtype than its space's is a failure of the environment. false: it is cast "
-            "where its values survive (float64 to float32, integers and lists to floats), warned of once."
+            "true: an observation with another dtype than its space is a failure of the environment. false: the "
+            "worker casts it if all values are preserved (float64 to float32, integers and lists to floats), with "
+            "one warning."
         ),
     ] = False
 
@@ -220,127 +235,131 @@ class WorkerSection(Section, frozen=True, kw_only=True):
 class ServerSection(Section, frozen=True, kw_only=True):
     """The Server: the only role that listens."""
 
-    host: Annotated[Text, doc("Name or address at which workers and the trainer find the Server.")] = "127.0.0.1"
+    host: Annotated[Text, doc("Name or address at which workers and the trainer reach the Server.")] = "127.0.0.1"
     bind: Annotated[
         Text | None,
-        doc(
-            "Address that the Server listens on. null: this machine only while `server.host` is a loopback name, "
-            "every interface otherwise."
-        ),
+        doc("Address to listen on. null: loopback if `host` is a loopback name, else every interface."),
     ] = None
-    port: Annotated[Port, doc("TCP port. 0: the Server picks a free one (`--local` passes it on).")] = 55555
-    max_workers: Annotated[Positive | None, doc("More workers are refused until a place is free. null: no limit.")] = (
-        None
-    )
+    port: Annotated[Port, doc("TCP port. 0: the Server chooses a free port (`--local` passes it on).")] = 55555
+    max_workers: Annotated[
+        Positive | None, doc("Maximum number of workers. Further workers are refused until one leaves. null: no limit.")
+    ] = None
     budget_bytes: Annotated[
-        Annotated[int, Meta(ge=2 * MIB)], doc("Bytes of samples that may wait in the Server, all workers together.")
+        Annotated[int, Meta(ge=2 * MIB)], doc("Maximum bytes of samples in the Server, of all workers together.")
     ] = 64 * MIB
     spool_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         doc(
-            "Bytes of samples that the Server keeps for workers that end while there is no trainer, until a trainer of "
-            "their run has acknowledged them. null: 64 MiB in memory, 256 MiB in `spool_dir`. 0: it keeps none."
+            "Maximum bytes of the spool: samples of workers that stopped while there was no trainer, stored until a "
+            "trainer of their run has acknowledged them. null: 64 MiB in memory, 256 MiB in `spool_dir`. 0: no spool."
         ),
     ] = None
     spool_dir: Annotated[
         Text | None,
-        doc("Folder of one Server in which it keeps them, so that they outlive it. null: in memory."),
+        doc("Folder of the spool, for one Server only. The spool then survives the Server. null: in memory."),
     ] = None
     spool_sync: Annotated[
         Literal["os", "fsync"],
-        doc("What the files in `spool_dir` survive: os: the Server's end, however sudden. fsync: the machine's too."),
+        doc(
+            "Durability of the files in `spool_dir`. os: they survive a crash of the Server. fsync: they also "
+            "survive a crash of its machine."
+        ),
     ] = "os"
     greeting_s: Annotated[
         PositiveSeconds,
-        doc("Seconds from a connection's first packet within which its peer must have proved who it is."),
+        doc("Time limit, in seconds from the first packet of a connection, for its peer to prove its identity."),
     ] = 10.0
     max_unauthenticated: Annotated[
         Annotated[int, Meta(ge=2)],
         doc(
-            "Most connections at a time whose peers have not proved who they are; half of it from one address (IPv6: "
-            "one /64). Past it the longest waiting makes room."
+            "Maximum number of unauthenticated connections at a time. One address (IPv6: one /64) may have half of "
+            "them. At the limit, the Server closes the oldest one to accept another."
         ),
     ] = 256
     connections_per_s: Annotated[
         Annotated[float, Meta(gt=0)],
         doc(
-            "New connections a second from one address, after `max_unauthenticated` at once; those whose peers are let "
-            "in do not count. Others are closed before the TLS handshake."
+            "New connections per second from one address, after `max_unauthenticated` at once. Authenticated "
+            "connections do not count. The Server closes further connections before the TLS handshake."
         ),
     ] = 20.0
 
     @property
     def spool_limit_bytes(self) -> int:
-        """`spool_bytes`, or what null means."""
+        """`spool_bytes`, or the limit that null stands for."""
         if self.spool_bytes is not None:
             return self.spool_bytes
         return 64 * MIB if self.spool_dir is None else 256 * MIB
 
     @property
     def bind_address(self) -> str:
-        """`bind`, or what null means."""
+        """`bind`, or the address that null stands for."""
         if self.bind is not None:
             return self.bind
         return self.host if is_loopback(self.host) else "0.0.0.0"
 
 
 class NetworkSection(Section, frozen=True, kw_only=True):
-    """How the roles talk."""
+    """Connections between the roles."""
 
     transport: Annotated[
         Literal["tls", "local", "tlspyo"],
-        doc("tls: TLS sockets. local: in one process, without sockets. tlspyo: for those who run it (extra `tlspyo`)."),
+        doc("tls: TLS sockets. local: in one process, without sockets. tlspyo: for users of tlspyo (extra `tlspyo`)."),
     ] = "tls"
     security_setting: Annotated[
         Literal["TLS"] | UnsetType | None,
         doc(
-            '"TLS", or null for plain TCP, which stays on this machine unless `allow_insecure_remote`. Left out: TLS, '
-            "except towards a Server on this machine that the same user runs without it."
+            '"TLS", or null for plain TCP. Plain TCP stays on this machine unless `allow_insecure_remote` is true. '
+            "Left out: TLS, except to a Server on this machine that the same user runs without TLS."
         ),
     ] = field(name="security", default=UNSET)
     credentials_dir: Annotated[
-        Text | None, doc("Folder of keys, certificates and tokens. null: `credentials/` here, else the data folder's.")
+        Text | None, doc("Folder of keys, certificates and tokens. null: `credentials/` here, else in the data folder.")
     ] = None
     hostname: Annotated[
         Text | None, doc("Name that the Server's certificate is checked against. null: `server.host`.")
     ] = None
     allow_insecure_remote: Annotated[
-        bool, doc("With `security: null`: listen beyond this machine all the same. Everybody can read and send then.")
+        bool,
+        doc("With `security: null`: allow connections from other machines. Everybody can then read and send data."),
     ] = False
-    heartbeat_s: Annotated[PositiveSeconds, doc("Seconds after which an idle link sends a sign of life.")] = 3.0
-    silent_s: Annotated[PositiveSeconds, doc("Seconds of silence after which a link is dead.")] = 10.0
-    backoff_min_s: Annotated[PositiveSeconds, doc("First wait, in seconds, before a new connection is tried.")] = 0.2
+    heartbeat_s: Annotated[PositiveSeconds, doc("Seconds after which an idle link sends a heartbeat.")] = 3.0
+    silent_s: Annotated[PositiveSeconds, doc("Seconds of silence after which a link counts as dead.")] = 10.0
+    backoff_min_s: Annotated[PositiveSeconds, doc("First wait, in seconds, before another connection attempt.")] = 0.2
     backoff_max_s: Annotated[
         PositiveSeconds,
-        doc("Longest wait, in seconds, between two tries at a Server that drops or refuses; 2.5 while none answers."),
+        doc("Longest wait, in seconds, between attempts if the Server closes or refuses; 2.5 if nothing answers."),
     ] = 15.0
     max_message_bytes: Annotated[
         Annotated[int, Meta(ge=65536)],
         doc(
-            "Longer messages of samples are refused before memory is allocated for them; only a single sample "
-            "of more than 1 MiB makes such. `server.budget_bytes` must hold two."
+            "Maximum size of a message of samples. Larger messages are refused before memory is allocated for them. "
+            "Only a single sample of more than 1 MiB needs such a message. `server.budget_bytes` must hold two "
+            "messages."
         ),
     ] = 16 * MIB
     compression: Annotated[
-        Literal["auto", "zstd", "none"], doc("Of samples. auto: zstd where it pays on the link at hand.")
+        Literal["auto", "zstd", "none"],
+        doc("Compression of samples. auto: zstd if it improves the throughput of the link."),
     ] = "auto"
     local_port_server: Annotated[
         Port,
         doc(
-            "Transport tlspyo only: port on 127.0.0.1 where the Server's I/O process calls back, held until it has. "
-            "0: a free one."
+            "Transport tlspyo only: port on 127.0.0.1 to which the Server's I/O process connects back; it is "
+            "reserved until then. 0: a free port."
         ),
     ] = 55556
     local_port_trainer: Annotated[Port, doc("Transport tlspyo only: the same for the trainer's I/O process.")] = 55557
     local_port_worker: Annotated[
-        Port, doc("Transport tlspyo only: the same for a worker's; workers on one machine may share it.")
+        Port,
+        doc("Transport tlspyo only: the same for a worker's I/O process. Workers on one machine may share the port."),
     ] = 55558
     header_size: Annotated[
         Positive,
-        doc("Transport tlspyo only: bytes before a message that say its length, 6 to 256; the same on all machines."),
+        doc("Transport tlspyo only: bytes of the length header of a message, 6 to 256; the same on all machines."),
     ] = 12
     max_buf_len: Annotated[
-        Positive, doc("Transport tlspyo only: bytes read at once from the I/O process; above 64 kB it changes nothing.")
+        Positive, doc("Transport tlspyo only: bytes per read from the I/O process. Values above 64 kB have no effect.")
     ] = 512 * MIB
 
     @property
@@ -350,15 +369,15 @@ class NetworkSection(Section, frozen=True, kw_only=True):
 
     @property
     def security_left_out(self) -> bool:
-        """True when neither `"TLS"` nor null was asked for: a client may then look for its user's live plain file."""
+        """True if the key is absent. A client may then use plain TCP to a local Server of its user."""
         return self.security_setting is UNSET
 
     @property
     def token(self) -> str | None:
         """The token from the environment (`TMRL_CORE_TOKEN`, or the file that `TMRL_CORE_TOKEN_FILE` names).
 
-        None when neither is set: tokens and certificates in the credentials folder are used then. Read at each call
-        and kept nowhere, so that it shows in no repr and no file.
+        None if neither is set: the role then uses the credentials folder. Each call reads the token again, so that no
+        repr and no file contains it.
 
         Raises:
             ConfigError: the file cannot be read or is empty.
@@ -369,18 +388,26 @@ class NetworkSection(Section, frozen=True, kw_only=True):
 
 
 class PrioritySection(Section, frozen=True, kw_only=True):
-    """How much priorities count."""
+    """The effect of priorities on sampling."""
 
-    alpha: Annotated[Share, doc("Transitions are drawn in proportion to their priority to this power.")] = 0.6
-    beta: Annotated[Share, doc("How far importance weights make up for that, at first.")] = 0.4
-    beta_final: Annotated[Share, doc("The same in the end.")] = 1.0
-    beta_batches: Annotated[Positive, doc("Batches until then; in between it grows linearly.")] = 500_000
-    epsilon: Annotated[Ratio, doc("Added to each absolute TD error: none is never drawn again.")] = 1e-6
+    alpha: Annotated[
+        Share, doc("Exponent of priorities: transitions are sampled in proportion to priority ** alpha.")
+    ] = 0.6
+    beta: Annotated[
+        Share, doc("Initial exponent of the importance weights, which correct the bias of the sampling.")
+    ] = 0.4
+    beta_final: Annotated[Share, doc("Final exponent of the importance weights.")] = 1.0
+    beta_batches: Annotated[Positive, doc("Batches over which beta grows linearly from `beta` to `beta_final`.")] = (
+        500_000
+    )
+    epsilon: Annotated[
+        Ratio, doc("Constant added to each absolute TD error, so that every transition can be sampled again.")
+    ] = 1e-6
     batches_at_once: Annotated[
         Positive,
         doc(
-            "Most batches that are drawn by the same priorities. 1: each batch follows what the one before has "
-            "changed. 8: each costs a third to a half less."
+            "Maximum number of batches that are sampled with the same priorities. 1: each batch uses the priorities "
+            "that the previous batch has updated. 8: a batch costs 33 to 50 percent less time."
         ),
     ] = 1
 
@@ -388,58 +415,60 @@ class PrioritySection(Section, frozen=True, kw_only=True):
 class MemorySection(Section, frozen=True, kw_only=True):
     """The replay memory."""
 
-    cls: Annotated[Reference, doc("The memory's class.")] = "tmrl_core.training:ReplayMemory"
+    cls: Annotated[Reference, doc("Class of the memory.")] = "tmrl_core.training:ReplayMemory"
     kwargs: Annotated[Kwargs, doc("Further keyword arguments of the memory.")] = field(default_factory=dict)
-    capacity: Annotated[Positive, doc("Samples kept; past it the oldest go.")] = 1_000_000
-    batch_size: Annotated[Positive, doc("Transitions in a batch.")] = 256
+    capacity: Annotated[Positive, doc("Maximum number of samples. A full memory drops its oldest samples.")] = 1_000_000
+    batch_size: Annotated[Positive, doc("Transitions per batch.")] = 256
     sample_preprocessor: Annotated[
         Reference | None,
         doc(
-            "Callable `(prev_obs, new_act, rew, new_obs, terminated, truncated)` that returns these, changed, for "
-            "each transition of a batch."
+            "Callable `(prev_obs, new_act, rew, new_obs, terminated, truncated)` that returns the same fields, "
+            "changed, for each transition of a batch."
         ),
     ] = None
     storage: Annotated[
         Literal["ram", "disk"],
         doc(
-            "disk: transitions lie in `memory.folder` and survive the trainer's death, with how far each worker's "
-            "samples are; only indices and what the system caches take RAM. For the ReplayMemory."
+            "ram: transitions are in RAM. disk: transitions are in `memory.folder` together with the committed "
+            "offset of each worker's stream, and survive a crash of the trainer; RAM holds only indices and the "
+            "system's cache. disk is for the ReplayMemory."
         ),
     ] = "ram"
     folder: Annotated[
-        str | None, doc("Folder of a memory on disk. null: memory/ in the run's folder. One trainer at a time uses it.")
+        str | None,
+        doc("Folder of a memory on disk. null: memory/ in the run's folder. Only one trainer at a time can use it."),
     ] = None
     sync: Annotated[
         Literal["os", "fsync"],
         doc(
-            "What samples on disk survive once they are acknowledged. os: the sudden end of the trainer; fsync: that "
-            "of its machine too, at the cost of a flush for each look at new samples."
+            "Durability of acknowledged samples on disk. os: they survive a crash of the trainer. fsync: they also "
+            "survive a crash of its machine; this costs a flush each time that the trainer takes new samples."
         ),
     ] = "os"
     max_drawn_lag: Annotated[
         Count | None,
         doc(
-            "Only transitions of a policy that is at most so many versions behind the latest are drawn; the others "
-            "stay stored. Where none is left, training waits for samples: so many versions (of "
-            "`trainer.update_model_interval` updates each) must be longer than workers need for an episode, and than "
-            "`worker.max_env_steps_per_update` makes them wait. null: any."
+            "Maximum policy lag of sampled transitions, in versions. Older transitions stay stored but are not "
+            "sampled. If none is left, training waits for samples. This many versions (of "
+            "`trainer.update_model_interval` updates each) must therefore take longer than an episode of a worker, "
+            "and longer than `worker.max_env_steps_per_update` makes workers wait. null: no limit."
         ),
     ] = None
     prefetch: Annotated[
         Count | None,
         doc(
-            "Blocks of batches that a thread prepares, and sends to the trainer's device, beside training, without "
-            "changing what is drawn; for uniform sampling without a preprocessor. null: 2 where that is a CUDA device, "
-            "otherwise 0: small batches gain nothing on a CPU; images do where a core is free."
+            "Blocks of batches that a background thread prepares and copies to the trainer's device. The result of "
+            "sampling does not change. For uniform sampling without a preprocessor. null: 2 on a CUDA device, "
+            "otherwise 0. On a CPU, small batches gain nothing; images gain if a core is free."
         ),
     ] = None
     n_step: Annotated[
         Positive,
-        doc("Steps in a transition: its reward is their discounted sum. The discount is the agent's `gamma`."),
+        doc("Steps per transition; its reward is their sum, discounted by the agent's `gamma`."),
     ] = 1
     sampling: Annotated[
         Literal["uniform", "prioritized"],
-        doc("prioritized: transitions with large TD errors are drawn more often, and weighted less."),
+        doc("uniform, or prioritized: sample transitions with large TD errors more often, with smaller weights."),
     ] = "uniform"
     priority: Annotated[PrioritySection, doc("For `sampling: prioritized`.")] = field(default_factory=PrioritySection)
 
@@ -447,188 +476,201 @@ class MemorySection(Section, frozen=True, kw_only=True):
 class AgentSection(Section, frozen=True, kw_only=True):
     """The training agent."""
 
-    cls: Annotated[Reference, doc("The TrainingAgent's class.")] = "tmrl_core.training:SacAgent"
-    kwargs: Annotated[Kwargs, doc("Its keyword arguments beyond the spaces, the device and the actor's.")] = field(
-        default_factory=dict
-    )
+    cls: Annotated[Reference, doc("Class of the TrainingAgent.")] = "tmrl_core.training:SacAgent"
+    kwargs: Annotated[
+        Kwargs, doc("Keyword arguments of the agent, besides the spaces, the device and the arguments of the actor.")
+    ] = field(default_factory=dict)
 
 
 class EvaluationSection(Section, frozen=True, kw_only=True):
-    """Deterministic episodes of fixed seeds that the trainer asks a worker for."""
+    """Evaluations: deterministic episodes with fixed seeds that the trainer requests from a worker."""
 
     episodes: Annotated[
         Positive,
         doc(
-            "Episodes of one evaluation, with the seeds first_seed, first_seed + 1, ... When there is one, "
-            "`every_updates` says; with that or `time_limit_s` also the final policy is evaluated."
+            "Episodes per evaluation, with the seeds first_seed, first_seed + 1, ... `every_updates` sets the "
+            "interval. If that or `time_limit_s` is set, the final policy is evaluated too."
         ),
     ] = 10
     first_seed: Annotated[Count, doc("Seed of the first episode.")] = 1000
-    every_updates: Annotated[Count, doc("An evaluation every n updates. 0: none during training.")] = 0
+    every_updates: Annotated[Count, doc("Updates between two evaluations. 0: no evaluations during training.")] = 0
     target_return: Annotated[
         float | None,
         doc(
-            "Training ends when an evaluation's mean return is at least this and a second evaluation, of the policy as "
-            "it is by then, confirms it. null: it goes on."
+            "Training ends when the mean return of an evaluation reaches this value and a second evaluation, of the "
+            "policy at that time, confirms it. null: no target."
         ),
     ] = None
-    time_limit_s: Annotated[PositiveSeconds | None, doc("Training ends after so many seconds. null: no limit.")] = None
+    time_limit_s: Annotated[PositiveSeconds | None, doc("Training ends after this many seconds. null: no limit.")] = (
+        None
+    )
 
 
 class LimiterSection(Section, frozen=True, kw_only=True):
-    """How often samples are trained on, held within a band from both sides."""
+    """Rate limiter: keeps the number of times that each sample is trained on within a band."""
 
     samples_per_insert: Annotated[
         Ratio | None,
         doc(
-            "Transitions drawn (`memory.batch_size` an update) for each sample received after the first "
-            "`trainer.start_training`: training waits while more were drawn, and samples wait in the trainer's inbox, "
-            "then in their workers, while fewer were. It cannot be above `memory.batch_size` times "
-            "`trainer.max_training_steps_per_env_step`. null: no band."
+            "Transitions sampled (`memory.batch_size` per update) for each sample received after the first "
+            "`trainer.start_training`. Above this value, training waits. Below it, samples wait in the trainer's "
+            "inbox and then in the workers. It cannot exceed `memory.batch_size` times "
+            "`trainer.max_training_steps_per_env_step`. null: no limit."
         ),
     ] = None
     error_buffer: Annotated[
         Ratio | None,
         doc(
-            "Transitions drawn that this may be off by, either way; what one look for samples brings comes on top. At "
-            "least `memory.batch_size` and `samples_per_insert`. null: a tenth of what the first "
-            "`trainer.start_training` samples allow, at least twice that."
+            "Half the width of the band, in sampled transitions. The samples of one retrieval may exceed it. At "
+            "least `memory.batch_size` and `samples_per_insert`. null: a tenth of the transitions that the first "
+            "`trainer.start_training` samples allow, and at least twice that minimum."
         ),
     ] = None
 
 
 class LockstepSection(Section, frozen=True, kw_only=True):
-    """Lockstep collection: what the workers collect in a round, all together."""
+    """Lockstep collection: the amount that all workers together collect in a round."""
 
     steps_per_round: Annotated[
         Positive | None,
-        doc(
-            "Environment steps (without resets) that each version of the policy is trained on. null: "
-            "`episodes_per_round`."
-        ),
+        doc("Environment steps (without resets) per policy version. null: `episodes_per_round` applies."),
     ] = 4000
-    episodes_per_round: Annotated[Positive | None, doc("Whole episodes instead of steps. null: steps.")] = None
+    episodes_per_round: Annotated[Positive | None, doc("Whole episodes per round, instead of steps. null: steps.")] = (
+        None
+    )
     grace_s: Annotated[
         PositiveSeconds,
         doc(
-            "Seconds after which a worker's share of a round is given to the others: when it has gone, says nothing, "
-            "or is not done so long after the first that is."
+            "Seconds after which the other workers take over a worker's part of a round: when the worker has left, "
+            "is silent, or is not done this long after the first worker."
         ),
     ] = 30.0
     min_workers: Annotated[
         Positive,
-        doc(
-            "Workers that must be there before the first round of a trainer's process begins. `--local`: at least all "
-            "that it starts."
-        ),
+        doc("Connected workers before the first round of a trainer process. `--local`: at least all that it starts."),
     ] = 1
 
 
 class TrainerSection(Section, frozen=True, kw_only=True):
-    """The Trainer's loop."""
+    """The trainer's loop."""
 
-    loop: Annotated[Reference, doc("The training loop's class.")] = "tmrl_core.training:TorchTrainingOffline"
-    epochs: Annotated[Positive, doc("Epochs; a checkpoint is written after each (see `checkpoint.every_s`).")] = 10
-    rounds: Annotated[Positive, doc("Rounds in an epoch; each gives one row of statistics.")] = 50
-    steps: Annotated[Positive, doc("Updates in a round. Not in lockstep, where the agent's arguments say it.")] = 2000
-    update_model_interval: Annotated[Positive, doc("Updates between two published versions of the policy.")] = 100
-    update_buffer_interval: Annotated[Positive, doc("Updates between two looks for new samples.")] = 100
+    loop: Annotated[Reference, doc("Class of the training loop.")] = "tmrl_core.training:TorchTrainingOffline"
+    epochs: Annotated[
+        Positive, doc("Number of epochs. A checkpoint is written after each epoch (see `checkpoint.every_s`).")
+    ] = 10
+    rounds: Annotated[Positive, doc("Rounds per epoch. Each round gives one row of statistics.")] = 50
+    steps: Annotated[
+        Positive, doc("Updates per round. Not used in lockstep, where the agent's arguments define the number.")
+    ] = 2000
+    update_model_interval: Annotated[Positive, doc("Updates between two published policy versions.")] = 100
+    update_buffer_interval: Annotated[Positive, doc("Updates between two retrievals of new samples.")] = 100
     max_training_steps_per_env_step: Annotated[
-        Ratio, doc("The trainer waits for samples while updates / samples received is above this.")
+        Ratio, doc("Maximum ratio of updates to received samples. Above it, the trainer waits for samples.")
     ] = 1.0
     sleep_between_buffer_retrieval_attempts: Annotated[
-        PositiveSeconds, doc("Longest wait in seconds before it looks again; arriving samples wake it earlier.")
+        PositiveSeconds,
+        doc("Longest wait, in seconds, between two retrievals of samples. Arriving samples end the wait earlier."),
     ] = 1.0
     start_training: Annotated[Count, doc("Samples received before the first update.")] = 1000
     device: Annotated[
-        Text | None, doc("`cpu`, `cuda`, `cuda:1`. null: cuda where there is one; in lockstep the CPU.")
+        Text | None,
+        doc("`cpu`, `cuda`, `cuda:1`. null: cuda if available, otherwise the CPU; in lockstep always the CPU."),
     ] = None
     threads: Annotated[
         Positive | None,
         doc(
-            "Threads that torch computes with on a CPU. null: the number is measured while training, and follows what "
-            "else this machine does; at most `OMP_NUM_THREADS`. 1 where `run.seed` is set and the collection is "
-            "synchronous or in lockstep, so that such a run can be repeated."
+            "Threads of torch on a CPU. null: the trainer measures the best number during training and adapts it to "
+            "the load of the machine; at most `OMP_NUM_THREADS`. If `run.seed` is set and the collection is "
+            "synchronous or lockstep, null means 1, so that the run can be repeated."
         ),
     ] = None
     inbox_bytes: Annotated[
-        Annotated[int, Meta(ge=2 * MIB)], doc("Bytes of received samples that wait for the training thread.")
+        Annotated[int, Meta(ge=2 * MIB)], doc("Maximum bytes of received samples that wait for the training thread.")
     ] = 64 * MIB
     max_policy_lag: Annotated[
         Count | None,
         doc(
-            "Samples of a policy that is more versions behind than this when they arrive are discarded. null: none "
-            "are. `memory.max_drawn_lag` looks when they are drawn."
+            "Maximum policy lag of arriving samples, in versions. Older samples are discarded. null: no limit. "
+            "`memory.max_drawn_lag` limits the lag when samples are sampled from the memory."
         ),
     ] = None
     max_bad_updates: Annotated[
         Positive,
         doc(
-            "Training stops after so many updates in a row that were skipped, as a number in their samples, losses or "
-            "gradients was NaN or infinite. What they were to learn from is described in `<run>/bad_updates/`."
+            "Training stops after this many consecutive skipped updates. An update is skipped if a number in its "
+            "samples, losses or gradients is NaN or infinite. `<run>/bad_updates/` describes the batches of these "
+            "updates."
         ),
     ] = 10
     check_spaces: Annotated[
         bool,
         doc(
-            "Refuse samples whose structure, shapes or dtypes of observations are not those of the environment's "
-            "spaces, or whose discrete values are not theirs. Not looked at: what a preprocessor or compressor of the "
-            "worker changes, and what a memory of your own takes."
+            "Refuse samples whose observations differ in structure, shapes or dtypes from the environment's spaces, "
+            "and samples with discrete values outside the spaces. The check omits the output of the worker's "
+            "preprocessor or compressor, and custom memories."
         ),
     ] = True
-    profiling: Annotated[bool, doc("Report where an epoch's time went.")] = False
-    agent_scheduler: Annotated[Reference | None, doc("Callable `(agent, epoch)`, called at each epoch's start.")] = None
+    profiling: Annotated[bool, doc("Log how the time of an epoch was spent.")] = False
+    agent_scheduler: Annotated[
+        Reference | None, doc("Callable `(agent, epoch)` that is called at the start of each epoch.")
+    ] = None
     model_path: Annotated[Text | None, doc("File of the trainer's current weights. null: `<run>/policy.tmod`.")] = None
     evaluation: Annotated[
-        EvaluationSection, doc("Deterministic episodes of fixed seeds that the trainer asks a worker for.")
+        EvaluationSection,
+        doc("Evaluations: deterministic episodes with fixed seeds that the trainer requests from a worker."),
     ] = field(default_factory=EvaluationSection)
-    limiter: Annotated[LimiterSection, doc("How often samples are trained on, held within a band from both sides.")] = (
-        field(default_factory=LimiterSection)
-    )
+    limiter: Annotated[
+        LimiterSection, doc("Rate limiter: keeps the number of times that each sample is trained on within a band.")
+    ] = field(default_factory=LimiterSection)
     lockstep: Annotated[
-        LockstepSection, doc("Lockstep collection: what the workers collect in a round, all together.")
+        LockstepSection, doc("Lockstep collection: the amount that all workers together collect in a round.")
     ] = field(default_factory=LockstepSection)
 
 
 class CheckpointSection(Section, frozen=True, kw_only=True):
-    """Checkpoints of the training object: weights, optimizers, counters, random states, memory, delivery state."""
+    """Checkpoints of the training object: weights, optimizers, counters, random states, memory, stream offsets."""
 
-    enabled: Annotated[bool, doc("Write checkpoints, and go on from the last one at start.")] = True
-    path: Annotated[Text | None, doc("Their folder. null: `<run>/checkpoint`.")] = None
+    enabled: Annotated[bool, doc("Write checkpoints, and resume from the last one at startup.")] = True
+    path: Annotated[Text | None, doc("Folder of the checkpoints. null: `<run>/checkpoint`.")] = None
     every_s: Annotated[
         PositiveSeconds | None,
         doc(
-            "Seconds after which another one is written, between two updates (in lockstep: two rounds), besides those "
-            "with the first samples, at the end of each epoch, and on SIGUSR1. null: none."
+            "Seconds between two checkpoints. They are written between two updates (in lockstep: between two "
+            "rounds). Further checkpoints are written with the first samples, at the end of each epoch, and on "
+            "SIGUSR1. null: only these."
         ),
     ] = 300.0
-    keep_last: Annotated[Positive, doc("How many of the latest are kept.")] = 2
-    keep_best: Annotated[bool, doc("Also keep the one with the best evaluation.")] = True
+    keep_last: Annotated[Positive, doc("Number of recent checkpoints to keep.")] = 2
+    keep_best: Annotated[bool, doc("Keep the checkpoint with the best evaluation too.")] = True
     drop_damaged: Annotated[
         bool,
         doc(
-            "Where no checkpoint is whole, go on from one of which only older replay rows are damaged, without the "
-            "rows up to these. All checkpoints of a memory in RAM share the files of its rows."
+            "If no checkpoint is complete, resume from a checkpoint in which only older replay rows are damaged, "
+            "without the rows up to the damage. All checkpoints of a memory in RAM share the files of its rows."
         ),
     ] = False
 
 
 class MetricsSection(Section, frozen=True, kw_only=True):
-    """Where training numbers go; JSON lines in `<run>/metrics.jsonl` are always written."""
+    """Destinations of metrics. The trainer always writes JSON lines to `<run>/metrics.jsonl`."""
 
-    console: Annotated[bool, doc("Print each round's row.")] = True
+    console: Annotated[bool, doc("Print the row of each round.")] = True
     x_axis: Annotated[
         Literal["env_steps", "updates", "wall_time"],
         doc(
-            "What the learning curve, TensorBoard and wandb are drawn over: environment steps received, updates, or "
-            "seconds. Every record holds all three."
+            "Horizontal axis of the learning curve, TensorBoard and wandb: environment steps received, updates, or "
+            "seconds. Every record contains all three."
         ),
     ] = "env_steps"
     tensorboard: Annotated[bool, doc("Write TensorBoard files (extra `tensorboard`).")] = False
-    wandb: Annotated[bool, doc("Send to Weights & Biases (extra `wandb`); also the option --wandb.")] = False
-    wandb_entity: Annotated[Text | None, doc("wandb entity. null: the account's default.")] = None
+    wandb: Annotated[bool, doc("Send metrics to Weights & Biases (extra `wandb`); the same as the option --wandb.")] = (
+        False
+    )
+    wandb_entity: Annotated[Text | None, doc("wandb entity. null: the default of the account.")] = None
     wandb_project: Annotated[Text, doc("wandb project.")] = "tmrl_core"
-    wandb_run_id: Annotated[Text | None, doc("wandb run id. null: one of this run, kept in `<run>/wandb_id`.")] = None
+    wandb_run_id: Annotated[Text | None, doc("wandb run id. null: an id of this run, stored in `<run>/wandb_id`.")] = (
+        None
+    )
 
 
 class GatewaySection(Section, frozen=True, kw_only=True):
@@ -661,12 +703,12 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def worker_model_path(self) -> Path:
-        """File of a worker's own copy of the policy."""
+        """File of a worker's copy of the policy."""
         return Path(self.worker.model_path or self.run_folder / "worker" / "policy.tmod")
 
     @property
     def worker_history_path(self) -> str:
-        """How the names of a worker's dated copies of the policy begin."""
+        """Prefix of the names of a worker's dated copies of the policy."""
         return self.worker.model_path_history or str(self.run_folder / "worker" / "history" / "policy_")
 
     @property
@@ -681,19 +723,19 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def checkpoint_path(self) -> Path | None:
-        """Folder of the checkpoints; None when they are turned off."""
+        """Folder of the checkpoints; None if they are disabled."""
         if not self.checkpoint.enabled:
             return None
         return Path(self.checkpoint.path or self.run_folder / "checkpoint")
 
     @property
     def metrics_path(self) -> Path:
-        """The run's stream of metric records."""
+        """File of the run's metric records."""
         return self.run_folder / "metrics.jsonl"
 
 
 def is_loopback(host: str) -> bool:
-    """True for `localhost` and loopback addresses; names are not looked up."""
+    """Return True for `localhost` and loopback addresses. Names are not resolved."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:
