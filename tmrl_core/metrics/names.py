@@ -1,8 +1,8 @@
 """The names of metrics: one vocabulary for `metrics.jsonl`, TensorBoard and wandb, and the table from rows to it.
 
-A metric's name is `group/name`. Names that stable-baselines3 has are its names; the others follow its groups. The
-groups of the plumbing (`wire`, `worker`) sort behind those of learning. A name without a slash is a label of the record
-(the worker, a seed, a message) and is not plotted.
+A metric's name is `group/name`. Names follow stable-baselines3 where it has the metric; the others use its groups. The
+groups of the network (`wire`, `worker`) sort behind the groups of learning. A name without a slash is a label of the
+record (a worker, a seed, a message) and is not plotted.
 
 Rows of `run_epoch` and the console keep the short names of `OF_ROWS`.
 """
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-# Axes: every record can be placed on each.
+# Axes: every record has a value on each.
 SAMPLES_RECEIVED: Final = "time/total_timesteps"
 ELAPSED: Final = "time/time_elapsed"
 UPDATES: Final = "train/n_updates"
 
-# Episodes, one in a record of its own or the latest; means are of the latest `MEAN_OF` or of a lockstep round.
+# Episodes: a record for each, or the latest. Means are over the latest `MEAN_OF`, or over a lockstep round.
 RETURN_TRAIN: Final = "rollout/ep_rew"
 EPISODE_LENGTH_TRAIN: Final = "rollout/ep_len"
 RETURN_TEST: Final = "rollout/test_ep_rew"
@@ -61,7 +61,7 @@ APPROX_KL: Final = "train/approx_kl"
 DRAWN_LAG_MEAN: Final = "train/drawn_lag_mean"
 DRAWN_LAG_MAX: Final = "train/drawn_lag_max"
 
-# Workers, and what the network does.
+# Workers and the network.
 WORKERS: Final = "worker/count"
 POLICY_LAG_MEAN: Final = "worker/policy_lag_mean"
 POLICY_LAG_MAX: Final = "worker/policy_lag_max"
@@ -91,95 +91,97 @@ RUN_NAME: Final = "run_name"
 LACK: Final = "lack"
 WAITING: Final = "waiting"
 
-# Names of events that displays know; any other is shown as it comes.
+# Names of events that displays know. Other names are shown unchanged.
 EVENT_START: Final = "start"
-"""The run begins or goes on: `run_name`, `return_target` if there is one. With step 0 it is a new run."""
+"""The run starts or resumes: `run_name`, `return_target` if it is set. Step 0 means a new run."""
 EVENT_PHASE: Final = "phase"
-"""The run begins another activity, named in `phase`."""
+"""The run enters another phase, named in `phase`."""
 EVENT_WORKER_JOINED: Final = "worker_joined"
 EVENT_WORKER_LEFT: Final = "worker_left"
 EVENT_CHECKPOINT: Final = "checkpoint"
 EVENT_TARGET: Final = "target"
-"""An evaluation has reached the target; a second one, of the policy as it is then, confirms that or does not."""
+"""An evaluation has reached the target. A second one, of the policy at that time, decides."""
 EVENT_LEARNED: Final = "learned"
-"""The second evaluation has reached the target too: training ends."""
+"""The second evaluation has reached the target too. Training ends."""
 EVENT_END: Final = "end"
 
 MEAN_OF: Final = 100
-"""Episodes in the means of `rollout/`, as in stable-baselines3."""
+"""Number of episodes in the means of `rollout/`, as in stable-baselines3."""
 
 VOCABULARY: Final[Mapping[str, str]] = {
-    SAMPLES_RECEIVED: "environment steps that the trainer has received since the run began (resets count as one)",
-    ELAPSED: "seconds since the run began",
-    UPDATES: "gradient steps since the run began; of an evaluation: those of its policy",
+    SAMPLES_RECEIVED: "environment steps received by the trainer since the start of the run (a reset counts as one)",
+    ELAPSED: "seconds since the start of the run",
+    UPDATES: "updates since the start of the run; for an evaluation: the updates of its policy",
     RETURN_TRAIN: "return of a training episode (with exploration)",
-    EPISODE_LENGTH_TRAIN: "steps of a training episode",
+    EPISODE_LENGTH_TRAIN: "length of a training episode, in steps",
     RETURN_TEST: "return of a worker's test episode (without exploration)",
-    EPISODE_LENGTH_TEST: "steps of a test episode",
-    RETURN_MEAN: f"mean return of the latest {MEAN_OF} training episodes; in lockstep of the round's",
-    RETURN_MIN: "lowest return in a lockstep round",
-    RETURN_MAX: "highest return in a lockstep round",
-    EPISODE_LENGTH_MEAN: f"mean steps of the latest {MEAN_OF} training episodes; in lockstep of the round's",
-    ROUND_EPISODES: "episodes that ended in a lockstep round",
+    EPISODE_LENGTH_TEST: "length of a test episode, in steps",
+    RETURN_MEAN: f"mean return of the latest {MEAN_OF} training episodes; in lockstep: of the round",
+    RETURN_MIN: "lowest return of a lockstep round",
+    RETURN_MAX: "highest return of a lockstep round",
+    EPISODE_LENGTH_MEAN: f"mean length of the latest {MEAN_OF} training episodes, in steps; in lockstep: of the round",
+    ROUND_EPISODES: "number of episodes that ended in a lockstep round",
     RETURN_EVALUATION: "mean return of an evaluation's episodes (without exploration, fixed seeds)",
     RETURN_EVALUATION_STD: "standard deviation of an evaluation's returns",
     RETURN_EVALUATION_MIN: "lowest return in an evaluation",
     RETURN_EVALUATION_MAX: "highest return in an evaluation",
-    RETURN_TARGET: "the mean return at which an evaluation counts as learned",
-    EPISODE_LENGTH_EVALUATION: "mean steps of an evaluation's episodes",
-    EPISODES: "episodes of an evaluation",
+    RETURN_TARGET: "mean return that an evaluation must reach",
+    EPISODE_LENGTH_EVALUATION: "mean length of an evaluation's episodes, in steps",
+    EPISODES: "number of episodes of an evaluation",
     EVALUATION_EPISODE_RETURN: "return of one episode of an evaluation",
-    EVALUATION_EPISODE_LENGTH: "steps of one episode of an evaluation",
+    EVALUATION_EPISODE_LENGTH: "length of one episode of an evaluation, in steps",
     EPOCH: "number of the epoch, from 0",
     ROUND: "number of the round in its epoch, from 0",
-    ROUNDS: "lockstep rounds since the run began",
-    ROUND_TIME: "seconds that the round took",
-    IDLE_TIME: "seconds of the round that training waited for samples",
-    SAMPLING_DURATION: "mean seconds to draw one batch",
-    TRAINING_STEP_DURATION: "mean seconds of one update",
-    SAMPLES_PER_S: "environment steps received a second",
-    UPDATES_PER_S: "updates a second",
+    ROUNDS: "lockstep rounds since the start of the run",
+    ROUND_TIME: "duration of the round, in seconds",
+    IDLE_TIME: "seconds of the round in which training waited for samples",
+    SAMPLING_DURATION: "mean seconds to sample one batch",
+    TRAINING_STEP_DURATION: "mean duration of one update, in seconds",
+    SAMPLES_PER_S: "environment steps received per second",
+    UPDATES_PER_S: "updates per second",
     MEMORY_LEN: "samples in the replay memory",
-    MEMORY_FILL: "share of the replay memory's capacity that is used",
+    MEMORY_FILL: "used fraction of the replay memory's capacity",
     LOSS_ACTOR: "mean loss of the policy",
     LOSS_CRITIC: "mean loss of the critics",
-    LOSS_ENTROPY: "mean loss of the entropy temperature",
-    ENTROPY_COEF: "the entropy temperature (alpha)",
-    LEARNING_RATE: "learning rate; `train/learning_rate_<optimizer>` where an optimizer has another",
-    Q_MEAN: "mean of the critics' values of the transitions trained on",
-    APPROX_KL: "mean KL divergence of the policy from the one that collected",
-    DRAWN_LAG_MEAN: "versions that the policies of what was trained on were behind, mean",
-    DRAWN_LAG_MAX: "versions that the policies of what was trained on were behind, highest",
-    WORKERS: "workers that are connected",
-    POLICY_LAG_MEAN: "mean, over the samples that came in, of policy versions published since the one that made them",
-    POLICY_LAG_MAX: "highest policy lag of the samples that came in",
-    CONNECTED: "1: the trainer's link is up",
-    QUEUE_BYTES: "bytes received that wait for the training thread",
-    SAMPLES_DROPPED: "samples that never came: workers dropped them, or died with them (counted from gaps)",
-    SAMPLES_STALE: "samples discarded because their policy was too old",
-    GAPS: "gaps in the numbering of messages, each at least one message",
-    DUPLICATES: "messages that arrived again and were only acknowledged again",
+    LOSS_ENTROPY: "mean loss of the entropy coefficient",
+    ENTROPY_COEF: "entropy coefficient (temperature alpha)",
+    LEARNING_RATE: "learning rate; `train/learning_rate_<optimizer>` if an optimizer has a different one",
+    Q_MEAN: "mean value of the critics for the transitions trained on",
+    APPROX_KL: "mean KL divergence between the policy and the one that collected the samples",
+    DRAWN_LAG_MEAN: "mean policy lag of the transitions trained on, in versions",
+    DRAWN_LAG_MAX: "highest policy lag of the transitions trained on, in versions",
+    WORKERS: "number of connected workers",
+    POLICY_LAG_MEAN: "mean policy lag of the received samples, in versions",
+    POLICY_LAG_MAX: "highest policy lag of the received samples, in versions",
+    CONNECTED: "1: the trainer's link is connected",
+    QUEUE_BYTES: "received bytes that wait for the training thread",
+    SAMPLES_DROPPED: "samples that never arrived: workers dropped them or crashed (counted from gaps)",
+    SAMPLES_STALE: "samples discarded because of their policy lag",
+    GAPS: "gaps in the message numbers; each gap is at least one message",
+    DUPLICATES: "duplicate messages, which are acknowledged again and not stored",
     REFUSED: "messages that the memory refused",
-    OTHER_RUN: "messages of another run, discarded",
-    RECONNECTS: "times that the trainer's link was made anew",
-    REDISTRIBUTED: "lockstep shares that were given to other workers",
+    OTHER_RUN: "discarded messages of another run",
+    RECONNECTS: "reconnections of the trainer's link",
+    REDISTRIBUTED: "lockstep assignments that were moved to other workers",
     WORKER: "name of the worker",
     AGENT: "id of the agent whose return it is",
     MODE: "train or test",
-    END: "how the episode ended: terminated, truncated or aborted",
+    END: "end of the episode: terminated, truncated or aborted",
     SEED: "seed of the episode's reset",
     VERSION: "policy version, incarnation.counter",
     EVALUATION: "number of the evaluation",
-    EVENT: "name of what happened",
-    MESSAGE: "what happened, in words",
+    EVENT: "name of the event",
+    MESSAGE: "description of the event",
     PHASE: "waiting, collecting, learning, evaluating or done",
     RUN_NAME: "name of the run",
-    LACK: "what a trainer that waits is waiting for",
-    WAITING: "workers that wait: how many, and what the first of them waits for",
+    LACK: "reason why the trainer waits",
+    WAITING: "number of waiting workers, and the reason of the first one",
 }
-"""Every name and what it means. Besides: `train/<name>` for an agent's further metrics, `train/grad_norm_<optimizer>`
-(of the round's last update), `worker/<worker>/steps_per_s`; out of the infos of the latest training episodes the means
-`rollout/success_rate` and `rollout/info/<key>`, of evaluations the same under `eval/`, of one episode
+"""Every name with its meaning.
+
+Further names: `train/<name>` for other metrics of an agent, `train/grad_norm_<optimizer>` (of the last update of the
+round), `worker/<worker>/steps_per_s`. The infos of the latest training episodes give the means `rollout/success_rate`
+and `rollout/info/<key>`, those of evaluations the same names under `eval/`, and those of one episode
 `rollout/ep_info/<key>`."""
 
 OF_ROWS: Final[Mapping[str, str]] = {
@@ -229,15 +231,15 @@ OF_ROWS: Final[Mapping[str, str]] = {
     "reconnects": RECONNECTS,
     "redistributed": REDISTRIBUTED,
 }
-"""Names in rows, in the console and in records of earlier versions, with those of records. Further metrics of a row are
-`train/<name>`, and `loss_<name>` is `train/<name>_loss`."""
+"""Names in rows, on the console and in records of earlier versions, with the names in records. Further metrics of a row
+are `train/<name>`, and `loss_<name>` is `train/<name>_loss`."""
 
 _OTHERWISE: Final[Mapping[tuple[str, str], str]] = {
     ("evaluation", "episodes"): EPISODES,
     ("episode", "return_evaluation"): EVALUATION_EPISODE_RETURN,
     ("episode", "episode_length_evaluation"): EVALUATION_EPISODE_LENGTH,
 }
-"""Short names that stand for something else in records of some kinds."""
+"""Short names that have another meaning in records of some kinds."""
 
 _SHORT: Final = {name: short for short, name in OF_ROWS.items()}
 
