@@ -225,7 +225,7 @@ class Checkpoints(Target):
         body = json.loads((folder / "manifest.json").read_bytes())["body"]
         rows = _seeds()[0]
         entry = {"file": "rows.seg", "bytes": len(rows), "stop": 12}
-        body["rows"] = {"start": 2, "stop": 12, **ROWS.describe(), "segments": [entry]}
+        body["rows"] = {"memory": {"start": 2, "stop": 12, **ROWS.describe(), "segments": [entry]}}
         self._body = json.dumps(body).encode()
         self._state = (folder / "state.json").read_bytes()
         self._saved = (folder / "arrays.safetensors").read_bytes()

@@ -28,7 +28,7 @@ from tmrl_core.training import (
     ReplayMemory,
 )
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.checkpoint import load_training
+from tmrl_core.training.checkpoint import load_training, save_training
 from tmrl_core.training.checkpoint_files import parse_safetensors, parse_state, read_manifest, write_manifest
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.offline import TrainingOffline
@@ -232,10 +232,42 @@ def test_a_checkpoint_costs_what_is_new_in_it(tmp_path: Path, make_rows: Any) ->
     assert 10 * row_bytes <= first.stat().st_size - before < 10 * row_bytes + 500
 
 
+class Many:
+    """A training object with an agent and a memory for each of its policies."""
+
+    def __init__(self) -> None:
+        self.agents = {name: SacAgent(*SPACES, "cpu", hidden_sizes=(4,)) for name in ("walker", "runner")}
+        self.memories = {name: ReplayMemory(memory_size=20, batch_size=4) for name in self.agents}
+
+
+@pytest.mark.parametrize("through_store", [True, False])
+def test_one_checkpoint_holds_several_policies_and_the_rows_of_each_memory(
+    tmp_path: Path, make_rows: Any, through_store: bool
+) -> None:
+    training = Many()
+    store = CheckpointStore(tmp_path / "store")
+    for episode in range(3):
+        training.memories["walker"].append_chunk(make_rows(1, episode, 0, 9))
+        training.memories["runner"].append_chunk(make_rows(2, 10 * episode, 0, 5))
+        store.save(training, wait=True)
+    if through_store:
+        found = CheckpointStore(tmp_path / "store").restore(Many)
+        assert found is not None
+    else:
+        save_training(training, tmp_path / "alone")
+        load_training(found := Many(), tmp_path / "alone")
+    for name, memory in training.memories.items():
+        expected = [memory.get_transition(i)[3].tolist() for i in range(len(memory))]
+        assert len(expected) == {"walker": 20, "runner": 12}[name]
+        assert [found.memories[name].get_transition(i)[3].tolist() for i in range(len(memory))] == expected
+        pairs = zip(training.agents[name].model.parameters(), found.agents[name].model.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
 def test_rows_that_no_kept_checkpoint_needs_are_removed(
     tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tmrl_core.training.checkpoint_store.SEGMENT_BYTES", 1)  # a file of rows per checkpoint
+    monkeypatch.setattr("tmrl_core.training.checkpoint_rows.SEGMENT_BYTES", 1)  # a file of rows per checkpoint
     training = make_training(memory_size=20)
     store = CheckpointStore(tmp_path, keep_last=2, keep_best=False)
     for i in range(8):
@@ -318,7 +350,7 @@ def test_where_older_rows_are_damaged_in_every_checkpoint_training_may_go_on_wit
 ) -> None:
     monkeypatch.setattr("tmrl_core.training.segments.RECORD_BYTES", 400)
     if kind == "missing":
-        monkeypatch.setattr("tmrl_core.training.checkpoint_store.SEGMENT_BYTES", 1)
+        monkeypatch.setattr("tmrl_core.training.checkpoint_rows.SEGMENT_BYTES", 1)
     make = partial(make_training, partial(ReplayMemory, priority=priority))
     training = make()
     store = CheckpointStore(tmp_path)
@@ -637,10 +669,12 @@ def test_a_checkpoint_of_a_store_without_any_rows_loads_alone(tmp_path: Path) ->
     "change",
     [
         {"rows": 3},
-        {"rows": {"start": 0, "stop": 5}},
-        {"rows": {"start": 5, "stop": 0, "segments": []}},
-        {"rows": {"start": 0, "stop": 5, "segments": [{"file": "../secrets", "bytes": 5}]}},
-        {"rows": {"start": 0, "stop": 1 << 60, "dtypes": ["<f4"], "widths": [3], "segments": []}},
+        {"rows": None},
+        {"rows": {"memory": {"start": 0, "stop": 5}}},
+        {"rows": {"memory": {"start": 5, "stop": 0, "segments": []}}},
+        {"rows": {"memory": {"start": 0, "stop": 5, "segments": [{"file": "../secrets", "bytes": 5}]}}},
+        {"rows": {"memory": {"start": 0, "stop": 1 << 60, "dtypes": ["<f4"], "widths": [3], "segments": []}}},
+        {"format": 2, "rows": {"start": 5, "stop": 0, "segments": []}},
         {"files": {}},
         {"files": {"state.json": {"bytes": -1, "crc32": 0}, "arrays.safetensors": {"bytes": 1, "crc32": 0}}},
         {"counter": "x"},

@@ -138,7 +138,9 @@ def test_a_state_of_a_newer_version_is_refused(tmp_path: Path, agent_in: Callabl
 @pytest.mark.parametrize(
     "make_training", [make, partial(make, memory_cls=GenericTorchMemory), make_lockstep], ids=["replay", "one", "round"]
 )
-def test_format_2_named_classes_by_their_places(tmp_path: Path, make_training: Callable[[], TrainingOffline]) -> None:
+def test_format_2_named_classes_by_their_places(
+    tmp_path: Path, make_rows: Any, make_training: Callable[[], TrainingOffline]
+) -> None:
     former = {type_id: name for name, type_id in FORMER_NAMES.items()}
 
     def downgrade(node: dict[str, Any]) -> None:
@@ -147,11 +149,15 @@ def test_format_2_named_classes_by_their_places(tmp_path: Path, make_training: C
 
     saved = make_training()
     saved.total_updates = 7
+    if isinstance(saved.memory, ReplayMemory):
+        saved.memory.append_chunk(make_rows(1, 0, 0, 9))
     saved.save(tmp_path / "saved")
-    rewrite(tmp_path / "saved", downgrade, format=2)
+    rewrite(tmp_path / "saved", downgrade, format=2, rows=read_manifest(tmp_path / "saved")["rows"].get("memory"))
     loaded = make_training()
     loaded.load(tmp_path / "saved")
     assert loaded.total_updates == 7
+    if isinstance(loaded.memory, ReplayMemory):
+        assert len(loaded.memory) == 8
     for one, other in zip(saved.agent.model.parameters(), loaded.agent.model.parameters(), strict=True):
         assert torch.equal(one, other)
 

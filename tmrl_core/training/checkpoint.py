@@ -16,18 +16,15 @@ networks, optimizers and the rest come from the checkpoint. The checkpoints of a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
-from tmrl_core.storage import SegmentFile
 from tmrl_core.training.checkpoint_files import (
     FORMAT,
     flush_folder,
@@ -39,29 +36,10 @@ from tmrl_core.training.checkpoint_files import (
     write_file,
     write_manifest,
 )
-from tmrl_core.training.layout import Array
-from tmrl_core.training.segments import FORMAT_NAME, RowFormat, append_rows, behind_damage, gather_rows, read_segment
+from tmrl_core.training.checkpoint_rows import read_rows
 from tmrl_core.training.state import Captured, capture, restore
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class MemoryRows:
-    """The rows that a checkpoint needs: [start, stop) of the memory's rings."""
-
-    rings: list[Array]
-    start: int
-    stop: int
-
-
-def rows_of(training: Any) -> MemoryRows | None:
-    """The rows of its memory; None where there are none yet, or they are on disk."""
-    memory = getattr(training, "memory", None)
-    rings = getattr(memory, "row_arrays", None)
-    if not rings or memory is None or not hasattr(memory, "lease_rows"):
-        return None
-    return MemoryRows(list(rings), memory.written - len(memory), memory.written)
 
 
 def delivery_note(training: Any) -> bytes:
@@ -131,10 +109,7 @@ def restore_checkpoint(training: Any, folder: Path, rows_folder: Path, *, drop_d
     arrays = parse_safetensors(
         read_file(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
     )
-    try:
-        rows = [] if body["rows"] is None else _read_rows(body["rows"], folder, rows_folder, drop_damaged)
-    except CheckpointError as exc:
-        raise RowsError(str(exc)) from exc
+    rows = {path: read_rows(entry, folder, rows_folder, drop_damaged) for path, entry in body["rows"].items()}
     try:
         restore(training, tree, arrays, rows)
     except CheckpointError:
@@ -145,43 +120,6 @@ def restore_checkpoint(training: Any, folder: Path, rows_folder: Path, *, drop_d
     if follow_memory is not None:
         follow_memory()
     return body
-
-
-class RowsError(CheckpointError):
-    """A checkpoint's replay rows are damaged, missing, or not what it says."""
-
-
-def _read_rows(described: dict[str, Any], folder: Path, rows_folder: Path, drop_damaged: bool) -> list[Array]:
-    row_format = RowFormat.from_description(described, str(folder / "manifest.json"))
-    start, stop = described["start"], described["stop"]
-    segments = []
-    for entry in described["segments"]:
-        path = rows_folder / entry["file"]
-        try:
-            segment = read_segment(path, entry["bytes"], over_damage=drop_damaged)
-        except CheckpointError as exc:
-            if not drop_damaged:
-                raise
-            logger.warning("%s", exc)
-            continue
-        if segment.good_bytes < entry["bytes"]:
-            logger.warning("%s is cut short or damaged after byte %d of %d", path, segment.good_bytes, entry["bytes"])
-        segments.append(segment)
-    if drop_damaged:
-        first = behind_damage(segments, start, stop)
-        if first == stop > start:
-            raise CheckpointError("the newest replay rows are damaged too, so that none can be kept")
-        if first > start:
-            logger.warning(
-                "checkpoint %s: %d of %d transitions are let go, as some of them are damaged; training goes on with "
-                "the newest %d",
-                folder,
-                first - start,
-                stop - start,
-                stop - first,
-            )
-            start = first
-    return gather_rows(segments, row_format, start, stop)
 
 
 def let_go(training: Any) -> None:
@@ -200,27 +138,23 @@ def save_training(training: Any, folder: Path) -> None:
     captured = capture(training)
     captured.warn(set())
     flush_memory(training)
-    rows = rows_of(training)
+    note, described, written = delivery_note(training), {}, []
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        described = None
-        name = f"rows-{uuid.uuid4().hex[:8]}.seg"
-        side = folder.with_name(f".{folder.name}-{name}")
-        if rows is not None:
-            file = SegmentFile.create(side, FORMAT_NAME, RowFormat.of(rows.rings).describe())
-            with contextlib.closing(file):
-                append_rows(file, rows.rings, rows.start, rows.stop, delivery_note(training))
-                file.flush()
-            described = described_rows(rows, [{"file": name, "bytes": file.bytes}])
         try:
+            for path, rows in captured.rows.items():
+                name = f"rows-{uuid.uuid4().hex[:8]}.seg"
+                written.append((folder.with_name(f".{folder.name}-{name}"), name))
+                described[path] = rows.describe([{"file": name, "bytes": rows.write(written[-1][0], note)}])
             if folder.exists() and not folder.is_dir():
                 raise CheckpointError(f"{folder} is a file; a checkpoint is a folder")
             write_checkpoint(folder, captured, {"counter": 0, "score": None, "rows": described, **facts_of(training)})
-            if rows is not None:
+            for side, name in written:
                 side.rename(folder / name)
                 flush_folder(folder)
         finally:
-            side.unlink(missing_ok=True)
+            for side, _ in written:
+                side.unlink(missing_ok=True)
     except (OSError, StorageError) as exc:
         raise CheckpointError(f"the checkpoint {folder} cannot be written: {exc}") from exc
 
@@ -232,11 +166,6 @@ def load_training(training: Any, folder: Path) -> None:
         CheckpointError: it is missing, damaged or does not fit. Nothing was changed then.
     """
     body = read_manifest(folder)
-    segments = body["rows"]["segments"] if body["rows"] is not None else []
-    shared = bool(segments) and not (folder / segments[0]["file"]).exists()
+    names = [segment["file"] for described in body["rows"].values() for segment in described["segments"]]
+    shared = bool(names) and not (folder / names[0]).exists()
     restore_checkpoint(training, folder, folder.parent / "replay" if shared else folder)
-
-
-def described_rows(rows: MemoryRows, segments: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a manifest says of rows that are in these files."""
-    return {"start": rows.start, "stop": rows.stop, **RowFormat.of(rows.rings).describe(), "segments": segments}

@@ -66,14 +66,14 @@ class _Manifest(msgspec.Struct):
     """What is relied upon in a manifest."""
 
     files: dict[Literal["state.json", "arrays.safetensors"], _File]
-    rows: _Rows | None
+    rows: dict[str, _Rows]
     counter: _Count
     score: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.files) != 2:
             raise ValueError("it names not all files")
-        if self.rows is not None and self.rows.stop < self.rows.start:
+        if any(rows.stop < rows.start for rows in self.rows.values()):
             raise ValueError("its rows end before they begin")
 
 
@@ -218,6 +218,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path} has format {body.get('format')!r}; this release reads formats {READABLE[0]} to {FORMAT}. Use the "
             "release that wrote it, or a newer one."
         )
+    if body["format"] == 2:
+        # It knew one memory at most.
+        body["rows"] = {} if body.get("rows") is None else {"memory": body["rows"]}
     try:
         # The checksum tells of damage, not of a manifest that somebody else has written.
         msgspec.convert(body, _Manifest)

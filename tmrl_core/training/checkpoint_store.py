@@ -7,52 +7,43 @@ earlier checkpoint has written are referred to, not written again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import threading
 import time
-import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tmrl_core.errors import CheckpointError, StorageError
-from tmrl_core.storage import SegmentFile
 from tmrl_core.training.checkpoint import (
-    MemoryRows,
-    RowsError,
     delivery_note,
-    described_rows,
     facts_of,
     flush_memory,
     let_go,
     restore_checkpoint,
-    rows_of,
     write_checkpoint,
 )
-from tmrl_core.training.checkpoint_files import flush_folder, read_manifest
-from tmrl_core.training.segments import FORMAT_NAME, RowFormat, append_rows
+from tmrl_core.training.checkpoint_files import read_manifest
+from tmrl_core.training.checkpoint_rows import RowsError, SharedRows
+from tmrl_core.training.rows import RowLease
 from tmrl_core.training.state import Captured, capture
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SEGMENT_BYTES = 64 << 20
-"""A new file of rows is begun when one has reached this size, so that old rows can go."""
-
 
 @dataclass
 class _Snapshot:
     counter: int
     captured: Captured
-    rows: MemoryRows | None
-    lease: Any
+    leases: dict[str, RowLease]
     note: bytes
     body: dict[str, Any] = field(default_factory=dict)
 
@@ -90,10 +81,8 @@ class CheckpointStore:
         self.last_error = ""
         self.last_write_s = 0.0
         self._counter: int | None = None
-        self._segments: list[dict[str, Any]] = []
-        """Files that hold the rows up to `_saved_until`, oldest first; `stop` is the row after their last."""
-        self._saved_until = 0
-        self._open_segment: Path | None = None
+        self._rows: defaultdict[str, SharedRows] = defaultdict(partial(SharedRows, self.rows_folder))
+        """By the memory's path."""
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
         self._told: set[str] = set()
@@ -138,15 +127,13 @@ class CheckpointStore:
         captured = capture(training)
         captured.warn(self._told)
         flush_memory(training)
-        rows = rows_of(training)
         if self._counter is None:
             self._counter = max(self.counters(), default=0)
         self._counter += 1
         snapshot = _Snapshot(
             counter=self._counter,
             captured=captured,
-            rows=rows,
-            lease=training.memory.lease_rows(self._saved_until) if rows is not None else None,
+            leases={path: rows.memory.lease_rows(self._rows[path].saved_until) for path, rows in captured.rows.items()},
             note=delivery_note(training),
             body={
                 "counter": self._counter,
@@ -218,54 +205,18 @@ class CheckpointStore:
             self._defect = exc
             logger.exception("checkpoint %d could not be written", snapshot.counter)
         finally:
-            if snapshot.lease is not None:
-                snapshot.lease.release()
+            for lease in snapshot.leases.values():
+                lease.release()
             self.last_write_s = time.perf_counter() - started
 
     def _write(self, snapshot: _Snapshot) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        described = None
-        if snapshot.rows is not None:
-            segments = self._write_rows(snapshot, snapshot.rows)
-            described = described_rows(snapshot.rows, segments)
+        described = {
+            path: self._rows[path].write(rows, snapshot.leases[path], snapshot.note)
+            for path, rows in snapshot.captured.rows.items()
+        }
         write_checkpoint(self.root / str(snapshot.counter), snapshot.captured, {**snapshot.body, "rows": described})
         logger.debug("checkpoint %d is written", snapshot.counter)
-
-    def _write_rows(self, snapshot: _Snapshot, rows: MemoryRows) -> list[dict[str, Any]]:
-        """Append the rows that no file holds yet; returns the files that the checkpoint needs."""
-        if rows.start > self._saved_until:
-            self._segments = []  # all that was written has left the memory since
-        self._segments = [entry for entry in self._segments if entry["stop"] > rows.start]
-        start = max(rows.start, self._saved_until)
-        if start == rows.stop:
-            return [dict(entry) for entry in self._segments]
-        path = self._open_segment
-        new = path is None or not self._segments or self._segments[-1]["bytes"] >= SEGMENT_BYTES
-        if path is None or new:
-            self.rows_folder.mkdir(parents=True, exist_ok=True)
-            path = self.rows_folder / f"rows-{start:014d}-{uuid.uuid4().hex[:8]}.seg"
-        if new:
-            file = SegmentFile.create(path, FORMAT_NAME, RowFormat.of(rows.rings).describe())
-        else:
-            # What an attempt that failed left behind it is cut off.
-            file = SegmentFile.open(path, good_bytes=self._segments[-1]["bytes"])
-        try:
-            with contextlib.closing(file):
-                append_rows(file, rows.rings, start, rows.stop, snapshot.note, snapshot.lease.advance)
-                file.flush()
-        except StorageError:
-            with suppress(OSError):
-                if new:
-                    path.unlink(missing_ok=True)
-                else:
-                    os.truncate(path, self._segments[-1]["bytes"])
-            raise
-        flush_folder(self.rows_folder)
-        entry = {"file": path.name, "bytes": file.bytes, "stop": rows.stop}
-        self._segments = [*(self._segments if new else self._segments[:-1]), entry]
-        self._open_segment = path
-        self._saved_until = rows.stop
-        return [dict(entry) for entry in self._segments]
 
     def _prune(self) -> None:
         """Remove the checkpoints that are not to be kept, and rows that none needs."""
@@ -282,9 +233,12 @@ class CheckpointStore:
             if ours and entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
         needed = {
-            segment["file"] for counter in keep for segment in (bodies[counter]["rows"] or {"segments": []})["segments"]
+            segment["file"]
+            for counter in keep
+            for described in bodies[counter]["rows"].values()
+            for segment in described["segments"]
         }
-        needed |= {segment["file"] for segment in self._segments}
+        needed |= {segment["file"] for rows in self._rows.values() for segment in rows.segments}
         if self.rows_folder.is_dir():
             for file in self.rows_folder.glob("rows-*.seg"):
                 if file.name not in needed:
@@ -350,10 +304,11 @@ class CheckpointStore:
                 let_go(training)
                 continue
             # Files that are damaged get no company: the next checkpoint writes all rows anew.
-            rows = None if drop_damaged else body["rows"]
-            self._segments = [dict(entry) for entry in rows["segments"]] if rows is not None else []
-            self._saved_until = rows["stop"] if rows is not None else 0
-            self._open_segment = None
+            self._rows.clear()
+            if not drop_damaged:
+                self._rows.update(
+                    {path: SharedRows(self.rows_folder, described) for path, described in body["rows"].items()}
+                )
             for unusable, reason in reasons:
                 logger.warning("checkpoint %d cannot be used: %s", unusable, reason)
             logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +43,37 @@ class RowLease:
         """Return when rows before absolute `index` may be overwritten; woken by `advance` and `release`."""
         with self._changed:
             self._changed.wait_for(lambda: self.start >= min(index, self.stop))
+
+
+@runtime_checkable
+class RowMemory(Protocol):
+    """A memory whose rows checkpoints keep apart from its state, in files that they share.
+
+    Attributes:
+        memory_size: rows that it holds at most.
+    """
+
+    memory_size: int
+
+    @property
+    def written(self) -> int:
+        """Rows ever stored; the newest has the absolute index `written - 1`."""
+
+    @property
+    def row_arrays(self) -> Sequence[Array]:
+        """The rings that hold the rows, [memory_size, width] each; empty where the rows need no saving."""
+
+    def __len__(self) -> int:
+        """Rows that it holds."""
+
+    def lease_rows(self, start: int) -> RowLease:
+        """Keep the rows from absolute index `start` on until the lease is released."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the rows."""
+
+    def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
+        """Take over a state and the rows that belong to it."""
 
 
 class Rows(ABC):

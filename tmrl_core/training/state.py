@@ -26,6 +26,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -34,9 +35,11 @@ import torch
 
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.checkpoint_rows import MemoryRows
 from tmrl_core.training.constructed import PLAIN, constructor_parameters
 from tmrl_core.training.layout import Array
 from tmrl_core.training.memory import EpisodeStatistics
+from tmrl_core.training.rows import RowMemory
 from tmrl_core.training.type_ids import is_named, saved_name, type_name, type_version
 
 logger = logging.getLogger(__name__)
@@ -116,12 +119,16 @@ class Captured:
         tree: JSON values.
         arrays: copies, by the names that the tree uses.
         skipped: what a checkpoint cannot hold, by its path, in words.
+        rows: of memories whose rows are kept apart, by the memory's path.
     """
 
-    def __init__(self, tree: Node, arrays: dict[str, Array], skipped: dict[str, str]) -> None:
+    def __init__(
+        self, tree: Node, arrays: dict[str, Array], skipped: dict[str, str], rows: dict[str, MemoryRows]
+    ) -> None:
         self.tree = tree
         self.arrays = arrays
         self.skipped = skipped
+        self.rows = rows
 
     def warn(self, told: set[str]) -> None:
         """Log a warning of what is skipped, but for paths that are in `told`, which these join."""
@@ -143,6 +150,7 @@ class _Capture:
     def __init__(self, owners: set[int]) -> None:
         self.arrays: dict[str, Array] = {}
         self.skipped: dict[str, str] = {}
+        self.rows: dict[str, MemoryRows] = {}
         self._owners = owners
         self._seen: dict[int, str] = {}
         self._inside: set[int] = set()
@@ -205,6 +213,8 @@ class _Capture:
             return {"t": "generator", "class": type_name(type(value)), "v": self.node(generator, f"{path} state")}
         if isinstance(value, torch.nn.Module):
             self._inside.update(map(id, [*value.modules(), *value.parameters(), *value.buffers()]))
+        if isinstance(value, RowMemory) and value.row_arrays:
+            self.rows[path] = MemoryRows.of(value)
         if _is_stateful(value):
             return {"t": "stateful", **_typed(value), "v": self.node(value.state_dict(), f"{path} state")}
         if _is_owner(value, self._owners) and hasattr(value, "__dict__"):
@@ -282,7 +292,7 @@ def capture(training: Any) -> Captured:
         "random": walk.node(global_random_state(), "random"),
         "constructed": walk.node(dict(getattr(training, "constructed", {})), "constructed"),
     }
-    return Captured(tree, walk.arrays, walk.skipped)
+    return Captured(tree, walk.arrays, walk.skipped, walk.rows)
 
 
 def _has_gap(node: Node) -> bool:
@@ -347,7 +357,7 @@ class _Restore:
     def __init__(
         self,
         arrays: Mapping[str, Array],
-        rows: Sequence[Array],
+        rows: Mapping[str, Sequence[Array]],
         device: torch.device | None = None,
         constructed: Mapping[str, Any] | None = None,
     ) -> None:
@@ -361,7 +371,7 @@ class _Restore:
 
     def decoded(self, node: Node) -> Any:
         """The value of a node that fills nothing."""
-        return _Restore(self._arrays, ()).put(None, node, "")
+        return _Restore(self._arrays, {}).put(None, node, "")
 
     # What does not fit, without changing anything.
 
@@ -416,7 +426,7 @@ class _Restore:
             sizes = [len(group["params"]) for group in existing.param_groups]
             if saved_sizes != sizes:
                 yield f"{path} had {saved_sizes} parameters in its groups and has {sizes}"
-        elif hasattr(existing, "row_arrays"):
+        elif isinstance(existing, RowMemory):
             state = self.decoded(node["v"])
             if state["memory_size"] != existing.memory_size:
                 yield f"memory.capacity was {state['memory_size']} and is {existing.memory_size}"
@@ -537,8 +547,8 @@ class _Restore:
             self._device = torch.device("cpu")
         state = self.put(None, node["v"], f"{path} state")
         self._device = device
-        if hasattr(existing, "row_arrays"):
-            existing.load_state_dict(state, self._rows)
+        if isinstance(existing, RowMemory):
+            existing.load_state_dict(state, self._rows.get(path, ()))
         elif isinstance(existing, torch.optim.Optimizer):
             before = existing.param_groups
             existing.load_state_dict(state)
@@ -616,19 +626,21 @@ def _device_of(training: Any) -> torch.device | None:
     return torch.device(device) if isinstance(device, (str, torch.device)) else None
 
 
-def restore(training: Any, tree: Node, arrays: Mapping[str, Array], rows: Sequence[Array] = ()) -> None:
+def restore(
+    training: Any, tree: Node, arrays: Mapping[str, Array], rows: Mapping[str, Sequence[Array]] = MappingProxyType({})
+) -> None:
     """Fill `training` with a captured state, and set the global random generators.
 
     Args:
         training: made with the same arguments as the one that was captured.
         tree: `Captured.tree`.
         arrays: `Captured.arrays`.
-        rows: of a memory that keeps its rows apart, see `ReplayMemory.load_state_dict`.
+        rows: of memories whose rows are kept apart, by the memory's path.
 
     Raises:
         CheckpointError: it does not fit; the first difference is named, and nothing was changed.
     """
-    constructed = _Restore(arrays, ()).decoded(tree.get("constructed"))
+    constructed = _Restore(arrays, {}).decoded(tree.get("constructed"))
     walk = _Restore(arrays, rows, _device_of(training), constructed)
     misfits = list(walk.misfits(training, tree["training"], ""))
     if misfits:
