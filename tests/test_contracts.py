@@ -18,16 +18,16 @@ PACKAGE = Path(tmrl_core.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {file.relative_to(PACKAGE): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 
-MOST_PROBES = 140
+MOST_PROBES = 114
 """Calls of `getattr` and `hasattr`, those of `ALLOWED` included."""
 
-MOST_UNEXPLAINED_PROBES = 122
+MOST_UNEXPLAINED_PROBES = 105
 """Those that `ALLOWED` gives no reason for."""
 
 MOST_PROBES_OF_OUR_PARTS = 66
 """Those of agents, memories and training loops."""
 
-MOST_ANY_IN_TRAINING = 556
+MOST_ANY_IN_TRAINING = 570
 """`Any` in annotations and aliases in `training/`, imports left out."""
 
 MOST_ODD_DOCSTRINGS = 0.12
@@ -38,8 +38,11 @@ MOST_PARTS_IN_CYCLES = 6
 
 # Source of a probe -> why no protocol or attribute can take its place.
 ALLOWED = {
-    r"(get|has)attr\((os|signal|socket|errno), ": "functions and constants that some platforms lack",
+    r"hasattr\((os|socket), ": "functions and options that some platforms lack",
     r"getattr\((importlib\.)?import_module\(": "a module's names, resolved when they are first used",
+    r"getattr\(found, part\)": "a reference in the configuration names an attribute",
+    r"hasattr\(made, name\)": "environments need not derive from gymnasium.Env",
+    r"getattr\(exc, 'reason'": "OpenSSL's errors have it, those that asyncio raises by itself do not",
 }
 
 OUR_PARTS = re.compile(r"(get|has)attr\((getattr\()?(type\()?(self\.)?_?(agent|memory|training|actor)(_cls)?\b")
@@ -93,7 +96,7 @@ def test_types_in_training_are_known() -> None:
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = [
-        (f"{file}:{getattr(node, 'lineno', 1)}", text)
+        (f"{file}: {text.splitlines()[0]}", text)
         for file, tree in TREES.items()
         for node in ast.walk(tree)
         if isinstance(node, documented) and (text := ast.get_docstring(node))

@@ -91,8 +91,9 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
 
 
 def common_options() -> argparse.ArgumentParser:
-    """What every command takes."""
+    """Return the options of every command, with the defaults of those that set a key of the configuration."""
     common = argparse.ArgumentParser(add_help=False)
+    common.set_defaults(seed=None, wandb=False)
     common.add_argument("-c", "--config", metavar="FILE", help="configuration, JSON or YAML by its extension")
     common.add_argument(
         "--set",
@@ -226,7 +227,7 @@ def check_options(options: argparse.Namespace) -> None:
         ("json", ["status"]),
         ("watch", ["status"]),
     ):
-        value = getattr(options, name)
+        value = vars(options)[name]
         flag = "--" + name.replace("_", "-")
         if value is not None and value is not False and options.role not in roles:
             raise ConfigError(f"{flag} goes with {' or '.join('--' + role for role in roles)}, not --{options.role}")
@@ -294,12 +295,11 @@ def module_folders(path: Path | None) -> list[Path]:
 
 
 def all_overrides(options: argparse.Namespace) -> list[str]:
-    """What `--set` says, and what other options set."""
-    seed = getattr(options, "seed", None)
+    """Overrides by `--set`, and by the options that stand for a key."""
     return [
         *options.overrides,
-        *(["metrics.wandb=true"] if getattr(options, "wandb", False) else []),
-        *([f"run.seed={seed}"] if seed is not None else []),
+        *(["metrics.wandb=true"] if options.wandb else []),
+        *([f"run.seed={options.seed}"] if options.seed is not None else []),
     ]
 
 

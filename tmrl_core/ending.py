@@ -111,7 +111,7 @@ class Ending:
         threading.Thread(target=self._obey_signals, args=(self._pipe[0],), name="tmrl-signals", daemon=True).start()
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         for name in ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP", "SIGUSR1"):
-            number = getattr(signal, name, None)
+            number = signal.Signals.__members__.get(name)
             if number is not None and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
                 self._before[number] = signal.signal(number, self._on_signal)
         if self._control:

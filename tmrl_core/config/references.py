@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tmrl_core.config.hints import misfits
@@ -137,7 +138,8 @@ def _names_in(origin: str | None) -> set[str] | None:
 
 def public_names(found: Any) -> list[str]:
     """Names without a leading underscore, those of lazy packages included."""
-    return sorted({*dir(found), *getattr(found, "__all__", ())} - {n for n in dir(found) if n.startswith("_")})
+    exported = vars(found).get("__all__", ()) if isinstance(found, ModuleType) else ()
+    return sorted({*dir(found), *exported} - {n for n in dir(found) if n.startswith("_")})
 
 
 def resolve_with(reference: str, kwargs: Mapping[str, Any], key: str = "") -> Any:
@@ -168,16 +170,17 @@ def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
         return
+    defined = found if inspect.isclass(found) or inspect.isroutine(found) else type(found)
     try:
         signature.bind_partial(**kwargs)
     except TypeError as exc:
-        name = getattr(found, "__name__", repr(found))
+        name = found.__name__ if defined is found else repr(found)
         inner = ""
         if "gym_kwargs" in signature.parameters:
             entries = ", ".join(f"{unknown}: ..." for unknown in sorted(kwargs.keys() - signature.parameters.keys()))
             inner = f" What the Gymnasium environment takes goes into gym_kwargs: {{{entries}}}."
         raise ConfigError(f"{key}: {exc}. {name} takes {', '.join(signature.parameters) or 'none'}.{inner}") from exc
-    if str(getattr(found, "__module__", "")).startswith("tmrl_core."):
+    if str(defined.__module__).startswith("tmrl_core."):
         problems = [f"{key}.{problem}" for problem in misfits(found, kwargs)]
         if problems:
             raise ConfigError("\n".join(problems))
@@ -234,7 +237,7 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
         except ModuleNotFoundError as exc:
             # Of `module:Name-v0`; what that module itself lacks is for who wrote it, with its traceback.
             module, colon, _ = str(kwargs.get("id", "")).partition(":")
-            missing = getattr(exc.__cause__, "name", None)
+            missing = exc.__cause__.name if isinstance(exc.__cause__, ImportError) else None
             if colon and missing and f"{module}.".startswith(f"{missing}."):
                 raise ConfigError(f"environment.kwargs.id: {exc}") from exc
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -83,14 +83,20 @@ def plain(values: Mapping[str, Any]) -> dict[str, Value]:
     return {str(name): _plain(value) for name, value in values.items()}
 
 
+@runtime_checkable
+class _Scalar(Protocol):
+    """A scalar of numpy or torch."""
+
+    def item(self) -> Any: ...
+
+
 def _plain(value: Any) -> Value:
     if value is None or type(value) in (bool, int, float, str):
         return value  # type: ignore[no-any-return]
-    item = getattr(value, "item", None)
-    if callable(item) and getattr(value, "size", 1) != 0:
-        # A scalar of numpy or torch: its item() fails where it has several elements. tensor.size is a method: not 0.
+    if isinstance(value, _Scalar):
+        # An array or tensor of another number of elements than one raises.
         try:
-            return _plain(item())
+            return _plain(value.item())
         except (ValueError, RuntimeError, TypeError):
             return str(value)
     if isinstance(value, bool | int | float):

@@ -214,7 +214,7 @@ class WandbSink(MetricSink):
             return self._key, True
         if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
             return None, True
-        key = os.environ.get("WANDB_API_KEY") or getattr(settings, "api_key", None)
+        key = os.environ.get("WANDB_API_KEY") or settings.api_key
         return key or _netrc_key(str(settings.base_url)), False
 
 

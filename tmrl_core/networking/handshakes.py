@@ -117,8 +117,13 @@ def _explain_client(exc: ssl.SSLCertVerificationError) -> str:
     return f"the peer's certificate was not accepted ({exc.verify_message}). {renew}"
 
 
+def reason_of(exc: Exception) -> str:
+    """Return OpenSSL's name of a failure; empty for the end of a connection, and for other errors."""
+    return getattr(exc, "reason", None) or "" if isinstance(exc, ssl.SSLError) else ""
+
+
 def _explain_alert(exc: ssl.SSLError, host: str, name: str, side: Side) -> str:
-    reason = getattr(exc, "reason", None) or ""  # the end of a connection comes without
+    reason = reason_of(exc)
     if "CERTIFICATE_EXPIRED" in reason:
         mine, fix = _own(side, name)
         return f"{host} says that {mine} has expired. {fix}"

@@ -70,8 +70,7 @@ class Conditions:
     def __post_init__(self) -> None:
         if min(self.latency_s, self.jitter_s) < 0:
             raise ValueError("latency and jitter are 0 or more")
-        for name in ("bytes_per_s", "slice_bytes"):
-            value = getattr(self, name)
+        for name, value in (("bytes_per_s", self.bytes_per_s), ("slice_bytes", self.slice_bytes)):
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is above 0, or None; found {value}")
 

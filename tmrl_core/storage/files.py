@@ -6,6 +6,7 @@ import errno
 import logging
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Any, Literal
 
 from tmrl_core.errors import StorageError, StorageFullError
 from tmrl_core.storage.format import Buffer, Record, head_bytes, parse_head, record_buffers, scan
-from tmrl_core.storage.own_files import open_now, open_own
+from tmrl_core.storage.own_files import BINARY, open_now, open_own
 
 logger = logging.getLogger(__name__)
 
 Sync = Literal["os", "fsync"]
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _MOST_BUFFERS = 1000
 """Buffers in one call; POSIX systems allow 1024."""
 
@@ -32,9 +33,9 @@ class FileCalls:
         Raises:
             OSError: nothing could be written.
         """
-        if hasattr(os, "writev"):
-            return os.writev(descriptor, buffers)
-        return os.write(descriptor, buffers[0])
+        if sys.platform == "win32":
+            return os.write(descriptor, buffers[0])
+        return os.writev(descriptor, buffers)
 
     def sync(self, descriptor: int) -> None:
         """Return when what was written is on the disk.
@@ -116,7 +117,7 @@ class SegmentFile:
         parts: list[Buffer] = [head_bytes(format_name, description)]
         if first_note is not None:
             parts += record_buffers(first_note, [])[0]
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
         try:
             descriptor = os.open(path, flags, mode)
         except OSError as exc:

@@ -9,6 +9,12 @@ import stat
 import sys
 from pathlib import Path
 
+# Flag of `os.open`: no translation of line ends.
+if sys.platform == "win32":
+    BINARY = os.O_BINARY
+else:
+    BINARY = 0
+
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
     """Open a file as `os.open` does and return the descriptor, if it is a file of this user's and not a link.
@@ -46,7 +52,7 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
 
 def open_now(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file as `os.open` does, without waiting for another side where a pipe is in its place: that is empty."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    return os.open(path, flags | BINARY | (0 if sys.platform == "win32" else os.O_NONBLOCK))
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = False) -> None:
@@ -65,7 +71,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = Fals
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

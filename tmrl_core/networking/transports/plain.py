@@ -7,7 +7,10 @@ import json
 import os
 import platform
 import stat
+import sys
 from pathlib import Path
+
+from tmrl_core.storage.own_files import BINARY
 
 
 def _plain_file(port: int) -> Path:
@@ -31,7 +34,7 @@ class PlainNotice:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
         self._descriptor = os.open(self.path, flags, 0o600)
         try:
             _lock(self._descriptor)
@@ -54,7 +57,7 @@ def plain_server(port: int) -> bool:
     """Whether this user's own live Server on this machine's `port` speaks plaintext."""
     try:
         # Opened first: what is looked at is then what is read, and a link is not followed.
-        descriptor = os.open(_plain_file(port), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = os.open(_plain_file(port), os.O_RDONLY | (0 if sys.platform == "win32" else os.O_NOFOLLOW))
         with os.fdopen(descriptor, "rb") as file:
             if not _is_private(os.fstat(descriptor)):
                 return False
@@ -72,7 +75,7 @@ def _is_private(info: os.stat_result) -> bool:
     if not stat.S_ISREG(info.st_mode):
         return False
     # On Windows the folder's own access rights are what protects it: the mode bits say nothing there.
-    return not hasattr(os, "getuid") or (info.st_uid == os.getuid() and not info.st_mode & 0o077)
+    return sys.platform == "win32" or (info.st_uid == os.getuid() and not info.st_mode & 0o077)
 
 
 def _alive(pid: int) -> bool:

@@ -24,6 +24,7 @@ from tmrl_core.networking.admission import Admission, Visit
 from tmrl_core.networking.certificates import clean_serial
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.framing import spare
+from tmrl_core.networking.handshakes import reason_of
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 
 logger = logging.getLogger(__name__)
@@ -386,7 +387,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def _handshake_failed(self, exc: Exception) -> None:
         text = self._owner.explain(exc)
-        if self._server_side and getattr(exc, "reason", None) == "WRONG_VERSION_NUMBER" and self._socket is not None:
+        if self._server_side and reason_of(exc) == "WRONG_VERSION_NUMBER" and self._socket is not None:
             self._socket.write(_PROTOCOL_VERSION_ALERT)
         self._give_up(HandshakeError(text) if _is_about_credentials(exc) else NetworkError(text))
 
@@ -530,8 +531,8 @@ def _is_about_credentials(exc: Exception) -> bool:
     """Whether a failed handshake would fail again with the same credentials."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         return True
-    reason = getattr(exc, "reason", None) or ""
-    return isinstance(exc, ssl.SSLError) and ("ALERT" in reason or reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"))
+    reason = reason_of(exc)
+    return "ALERT" in reason or reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
 
 
 class _ThreadBuffers(threading.local):

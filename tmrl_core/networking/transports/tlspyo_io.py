@@ -52,8 +52,7 @@ def main(settings: dict[str, Any]) -> None:
     """Run one I/O process with the settings that its parent wrote. Returns never."""
     logging.getLogger("tlspyo").setLevel(logging.ERROR)  # what matters is reported to the parent
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    if hasattr(os, "getppid"):
-        _look_at_parent(os.getppid())
+    _look_at_parent(os.getppid())
     (Relay(settings) if settings["role"] == "relay" else Peer(settings)).run()
 
 
@@ -201,7 +200,7 @@ class Relay(Server):  # type: ignore[misc]
             else:
                 self._listener = reactor.listenTCP(port, factory, backlog=256, interface=host)
         except error.CannotListenError as exc:
-            self.endpoint.tell(0, "FAILED", ["port", getattr(exc.socketError, "strerror", "") or str(exc)])
+            self.endpoint.tell(0, "FAILED", ["port", exc.socketError.strerror or str(exc)])
         except Exception as exc:
             self.endpoint.tell(0, "FAILED", ["credentials", f"{type(exc).__name__}: {exc}"])
         else:

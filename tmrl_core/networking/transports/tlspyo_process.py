@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -207,8 +207,7 @@ class _LocalEnd(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
-        self._transport = transport  # type: ignore[assignment]  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
