@@ -20,14 +20,14 @@ LINE = "{:2d} reward {:6.2f}/{:6.2f}/{:6.2f} len {:4.2f} saved {}"
 
 @contextlib.contextmanager
 def workers(number: int, options: list[str]) -> Iterator[None]:
-    """Start workers as they would be started on other machines; with `--control` they end with this process."""
+    """Start workers as on other machines; with `--control`, they end with this process."""
     command = [sys.executable, "-m", "tmrl_core", "--worker", "--control", "--log-level", "WARNING", *options]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(number)]
     try:
         yield
     finally:
         for process in started:
-            process.communicate()  # closes its input, which ends it, and waits for that
+            process.communicate()  # close its input, which ends the worker, and wait
 
 
 def main() -> None:
