@@ -1,6 +1,7 @@
-"""Everything that CI runs: format, lint, types, tests and one small quickstart.
+"""Everything that CI runs: format, lint, types, documentation, tests and one small quickstart.
 
     python scripts/test.py            under ten minutes on two cores
+    python scripts/test.py --fast     format, lint and the units: no processes, no sockets; under two minutes
     python scripts/test.py --full     the long forms too: more seeds, more cycles, learning runs
     python scripts/test.py --shuffle  the files of tests in a random order; its number repeats it: --shuffle 7
 
@@ -20,8 +21,10 @@ from _phases import Phase, run_phases, static_phases
 
 def main() -> int:
     """Run the phases; the exit status."""
-    parser = argparse.ArgumentParser(description="Format, lint, types, tests and one small quickstart.")
-    parser.add_argument("--full", action="store_true", help="add the long forms of the tests")
+    parser = argparse.ArgumentParser(description="Format, lint, types, documentation, tests and one small quickstart.")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--fast", action="store_true", help="format, lint and unit tests only")
+    length.add_argument("--full", action="store_true", help="add the long forms of the tests")
     parser.add_argument(
         "--shuffle",
         nargs="?",
@@ -32,21 +35,26 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     try:
-        python = ensure(["all", "dev"])
+        python = ensure(["all", "dev", "docs"])
     except SetupError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
     environment = dict(os.environ)
     # Most tests wait for processes and sockets: two files at a time take little more than half the time.
     tests = [str(python), "-m", "pytest", "-n", "2", "--dist", "loadfile"]
-    if arguments.full:
+    if arguments.fast:
+        tests += ["-m", "unit"]
+    elif arguments.full:
         environment["FULL_TESTS"] = "1"
         tests += ["-m", "full or not full"]
     if arguments.shuffle is not None:
         print(f"order of test files: --shuffle {arguments.shuffle}")
         tests += ["--shuffle", str(arguments.shuffle), "--no-loadscope-reorder"]
     quickstart = [sys.executable, str(ROOT / "scripts" / "quickstart.py"), "--small"]
-    phases = [*static_phases(python), Phase("tests", tests), Phase("quickstart", quickstart)]
+    site = [sys.executable, str(ROOT / "scripts" / "docs.py")]
+    phases = [*static_phases(python), Phase("docs", site), Phase("tests", tests), Phase("quickstart", quickstart)]
+    if arguments.fast:
+        phases = [phase for phase in phases if phase.name in ("format", "lint", "tests")]
     return run_phases(phases, environment)
 
 

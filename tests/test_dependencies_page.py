@@ -19,6 +19,8 @@ PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
 MODULES = {"pyyaml": "yaml", "imageio-ffmpeg": "imageio_ffmpeg"}
 # For Gymnasium's own environments: its extra that names the same package.
 GYMNASIUM = {"render": "classic-control", "mujoco": "mujoco", "box2d": "box2d"}
+# For this checkout alone: each has a section of its own on the page.
+FOR_DEVELOPMENT = {"dev", "docs"}
 # Development packages that are programs, pytest plugins or types: the file and the text that use them.
 TOOLS = {
     "ruff": ("scripts/_phases.py", "ruff"),
@@ -67,7 +69,7 @@ def rows(heading: str) -> list[list[str]]:
 def test_the_package_imports_what_its_dependencies_and_extras_name() -> None:
     found = imported("tmrl_core")
     assert modules(PROJECT["project"]["dependencies"]) <= found
-    for extra in EXTRAS.keys() - GYMNASIUM.keys() - {"all", "dev"}:
+    for extra in EXTRAS.keys() - GYMNASIUM.keys() - {"all"} - FOR_DEVELOPMENT:
         assert modules(EXTRAS[extra]) <= found, extra
 
 
@@ -85,7 +87,7 @@ def test_all_names_extras_that_exist() -> None:
     (everything,) = EXTRAS["all"]
     named = re.fullmatch(r"tmrl_core\[(.*)\]", everything)
     assert named is not None
-    assert EXTRAS.keys() - set(named[1].split(",")) == {"all", "dev", "mujoco", "box2d"}
+    assert EXTRAS.keys() - set(named[1].split(",")) == {"all", "mujoco", "box2d"} | FOR_DEVELOPMENT
     (row,) = [row for row in rows("Extras") if row[0] == "`all`"]
     assert set(re.findall(r"\w+", row[2])) & EXTRAS.keys() == set(named[1].split(","))
 
@@ -100,16 +102,24 @@ def test_each_development_package_is_used() -> None:
             assert package in found, package
 
 
+def test_the_site_is_built_with_the_packages_of_its_extra() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "mkdocs" in imported("scripts")
+    assert "name: material" in settings
+    assert "mkdocstrings:" in settings
+
+
 def test_the_page_lists_the_dependencies_and_extras_that_there_are() -> None:
     assert [row[0] for row in rows("Core")] == [name(one) for one in PROJECT["project"]["dependencies"]]
     listed = {extra: row[1] for row in rows("Extras") for extra in re.findall(r"`([\w-]+)`", row[0])}
-    assert listed.keys() == EXTRAS.keys() - {"dev"}
+    assert listed.keys() == EXTRAS.keys() - FOR_DEVELOPMENT
     for extra, packages in listed.items():
         assert names(re.sub(r"\(.*?\)", "", packages).split(", ")) == {
             "tmrl-core" if extra == "all" else one for one in names(EXTRAS[extra])
         }, extra
     development = names([one for row in rows("Development (`dev`)") for one in row[0].split(", ")])
     assert development == names([*EXTRAS["dev"], *PROJECT["build-system"]["requires"]])
+    assert {name(row[0]) for row in rows("Documentation site (`docs`)")} == names(EXTRAS["docs"])
 
 
 def test_constraints_pin_what_the_scripts_install() -> None:
