@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,16 +30,23 @@ def static_phases(python: Path) -> list[Phase]:
 
 def run_phases(phases: Sequence[Phase], environment: Mapping[str, str] | None = None) -> int:
     """Run all phases; 0 when each of them succeeded, else 1."""
-    ended = []
+    ended: list[tuple[str, int, float, float]] = []
     for phase in phases:
         print(f"\n--- {phase.name}", flush=True)
-        started = time.monotonic()
+        started, used = time.monotonic(), _processor_s()
         status = run_here(phase.command, env=environment)
-        ended.append((phase.name, status, time.monotonic() - started))
+        ended.append((phase.name, status, time.monotonic() - started, _processor_s() - used))
     print("\n--- summary", flush=True)
-    for name, status, seconds in ended:
-        print(f"{name:<12} {'ok' if status == 0 else f'not ok ({status})':<12} {seconds:7.1f} s")
-    total = sum(seconds for _, _, seconds in ended)
-    good = all(status == 0 for _, status, _ in ended)
+    for name, status, seconds, processor in ended:
+        used_here = f"  {processor:7.1f} s of processor" if processor else ""  # unknown on Windows
+        print(f"{name:<12} {'ok' if status == 0 else f'not ok ({status})':<12} {seconds:7.1f} s{used_here}")
+    total = sum(seconds for _, _, seconds, _ in ended)
+    good = all(status == 0 for _, status, _, _ in ended)
     print(f"{'all' if good else 'NOT ALL'} ok, {total:.0f} s", flush=True)
     return 0 if good else 1
+
+
+def _processor_s() -> float:
+    """Return the processor time of all children that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system

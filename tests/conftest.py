@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests import layers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,6 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     # Read when torch is first imported: on busy processors, two threads make a small network's updates 20 times slower.
     os.environ["OMP_NUM_THREADS"] = "1"
+    layers.install()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -26,12 +29,33 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle files, not tests: those of one file share fixtures, and may build on each other's caches."""
+    """Mark each test with its layer. Shuffle files, not tests: those of one file share fixtures and caches."""
+    for item in items:
+        item.add_marker(_layer(item))
     seed = config.getoption("--shuffle")
     if seed is not None:
         files = sorted({item.path for item in items})
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
+
+
+def _layer(item: pytest.Item) -> str:
+    return "full" if item.get_closest_marker("full") else layers.layer_of(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep a test and its fixtures in its layer."""
+    with layers.kept_in(_layer(item)):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Fail a test that swallowed a refusal."""
+    result = yield
+    layers.raise_refused()
+    return result
 
 
 def _no_fork() -> int:

@@ -1,0 +1,165 @@
+"""The layer of each test, in one place, and a guard that keeps tests inside theirs.
+
+A test is a unit unless it is named here. A unit starts no process, opens no network socket and compiles nothing: the
+guard refuses that with an error that names this file. `python scripts/test.py --fast` runs the units.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.util
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    # Starts processes. May open sockets too.
+    "process": (
+        "tests/actor/test_twins.py::test_the_names_of_the_policies_give_their_twins_where_torch_is_not_installed",
+        "tests/actor/test_twins.py::test_the_twin_needs_no_torch",
+        "tests/actor/test_twins.py::test_without_torch_an_unknown_keyword_is_named_beside_what_to_install",
+        "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",
+        "tests/compatibility",
+        "tests/config/test_loading.py::test_importing_reads_nothing",
+        "tests/config/test_loading.py::test_the_page_of_all_keys_is_up_to_date",
+        "tests/config/test_parameters.py::test_it_is_found_before_anything_starts_and_without_torch",
+        "tests/envs/test_example.py::test_importing_registers_the_ids_and_nothing_else",
+        "tests/envs/test_filmed.py::test_what_is_seen_between_start_and_stop_is_in_the_file",
+        "tests/examples/test_custom_environment.py",
+        "tests/examples/test_images.py::test_it_trains_and_plays_from_the_command_line",
+        "tests/metrics/test_console.py",
+        "tests/metrics/test_curve.py::test_drawing_leaves_pyplot_alone",
+        "tests/metrics/test_wandb_sink.py",
+        "tests/networking/simulation/test_simulation.py::test_a_seed_plays_the_same_again_in_any_process",
+        "tests/networking/simulation/test_simulation.py::"
+        "test_the_script_prints_a_table_and_says_how_to_play_a_failing_seed_again",
+        "tests/networking/test_load.py",
+        "tests/networking/test_relay.py::test_delivery_needs_neither_asyncio_nor_ssl",
+        "tests/networking/test_spool.py::test_what_was_said_to_be_stored_is_there_after_a_kill",
+        "tests/networking/test_spool_processes.py",
+        "tests/networking/test_worker.py::test_a_worker_with_the_numpy_twin_never_imports_torch",
+        "tests/networking/transports/test_conformance.py",
+        "tests/networking/transports/test_select.py::test_a_file_left_by_a_dead_process_is_not_believed",
+        "tests/networking/transports/test_tlspyo.py",
+        "tests/scripts",
+        "tests/storage/test_lock.py",
+        "tests/test_chaos.py",
+        "tests/test_cli.py",
+        "tests/test_doctor_tlspyo.py",
+        "tests/test_ending.py",
+        "tests/test_fuzz.py",
+        "tests/test_guides.py",
+        "tests/test_imports.py",
+        "tests/test_local.py",
+        "tests/test_local_runs.py",
+        "tests/test_lockstep_runs.py",
+        "tests/test_strange_worker_runs.py",
+        "tests/test_supervision.py",
+        "tests/test_tlspyo_runs.py",
+    ),
+    # Opens network sockets on this machine. Starts no process.
+    "socket": (
+        "tests/networking/test_access.py",
+        "tests/networking/test_bad_networks.py",
+        "tests/networking/test_hostile.py",
+        "tests/networking/test_links.py",
+        "tests/networking/test_proxy.py",
+        "tests/networking/test_server.py",
+        "tests/networking/test_strangers.py",
+        "tests/networking/test_worker.py::test_a_worker_talks_tls_with_the_credentials_it_is_given",
+        "tests/networking/transports/test_select.py",
+        "tests/networking/transports/test_tls.py",
+        "tests/test_cli_status.py",
+        "tests/test_doctor.py",
+        "tests/test_wrong_input.py",
+    ),
+    # Compiles, or learns for seconds. May reach anything.
+    "slow": (
+        "tests/examples/test_custom_algorithm.py",
+        "tests/training/test_compiled.py",
+        "tests/training/test_fake_cuda.py",
+        "tests/training/test_record_cuda.py",
+        "tests/training/test_train_steps.py",
+    ),
+}
+"""Files, folders or single tests (`file.py::test_name`) of each layer; the longest matching name decides."""
+
+_REACHES = {
+    "process": ("subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"),
+    "socket": ("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"),
+}
+_REFUSED = {"unit": ("process", "socket"), "socket": ("process",)}
+_KIND_OF_EVENT = {event: kind for kind, events in _REACHES.items() for event in events}
+if sys.platform == "win32":  # socketpair() connects two network sockets there
+    _KIND_OF_EVENT = {event: kind for event, kind in _KIND_OF_EVENT.items() if kind == "process"}
+
+_refused: tuple[str, ...] = ()
+_reached: list[str] = []
+_installed = False
+
+
+class LayerError(RuntimeError):
+    """A test reaches further than its layer allows."""
+
+
+def layer_of(test: str) -> str:
+    """Return the layer of a test.
+
+    Args:
+        test: node id, `tests/folder/test_file.py::test_name[parameters]`.
+    """
+    matching = [
+        (len(name), layer)
+        for layer, names in LAYERS.items()
+        for name in names
+        if test == name or test.startswith((f"{name}/", f"{name}::", f"{name}["))
+    ]
+    return max(matching)[1] if matching else "unit"
+
+
+@contextlib.contextmanager
+def kept_in(layer: str) -> Iterator[list[str]]:
+    """Refuse what a layer does not allow, in all threads, and list each refusal (the caller may swallow the error)."""
+    global _refused, _reached
+    before = _refused, _reached
+    _refused, _reached = _REFUSED.get(layer, ()), []
+    try:
+        yield _reached
+    finally:
+        _refused, _reached = before
+
+
+def install() -> None:
+    """Begin to watch this process. An audit hook stays until the process ends."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    sys.addaudithook(lambda event, _: _check(_KIND_OF_EVENT[event], event) if event in _KIND_OF_EVENT else None)
+    if sys.platform != "win32":  # multiprocessing starts processes without an event there
+        spawn = multiprocessing.util.spawnv_passfds
+
+        def watched_spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+            _check("process", "multiprocessing")
+            return spawn(path, args, passfds)
+
+        multiprocessing.util.spawnv_passfds = watched_spawn
+
+
+def raise_refused() -> None:
+    """Raise if the current test was refused something."""
+    if _reached:
+        raise LayerError(_explain(_reached[0]))
+
+
+def _check(kind: str, event: str) -> None:
+    if kind in _refused:
+        _reached.append(event)
+        raise LayerError(_explain(event))
+
+
+def _explain(event: str) -> str:
+    return (
+        f"{event} is outside the layer of this test. Test the part without it, or name the test in tests/layers.py "
+        "under the layer that it needs."
+    )
