@@ -1,6 +1,6 @@
 """Write `data/`: what the code of one day leaves on a disk, for later code to read.
 
-    python -m tests.compatibility.record checkpoints policies spool credentials run
+    python -m tests.compatibility.record checkpoints policies spool credentials run wire
 
 was run once for each archive, with the code of that day, whose modules it imports by the names that they had then: for
 more data of that day, check out commit fe8f9ce beside these files. Archives are never recorded again to make a test
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.compatibility import parts
+from tests.compatibility import conversations, parts
 from tmrl_core import actor as actors
 from tmrl_core.samples import encode_message
 from tmrl_core.training import CheckpointStore
@@ -165,6 +165,10 @@ def main(names: list[str]) -> None:
     path = parts.DATA / "expected.json"
     expected = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in names:
+        if name == "wire":
+            setattr(import_module("tmrl_core.networking.relay.status"), "__version__", "0.0.0")  # noqa: B010
+            print(*conversations.record(), sep="\n")
+            continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / name
             expected[name] = ARCHIVES[name](folder)

@@ -17,7 +17,8 @@ import pytest
 
 from tests.compatibility import parts
 from tmrl_core import actor as actors
-from tmrl_core import cli, training
+from tmrl_core import training
+from tmrl_core.cli import main
 from tmrl_core.config import from_values, load
 from tmrl_core.metrics import read_records
 from tmrl_core.networking import Server, Trainer
@@ -178,14 +179,14 @@ def test_a_server_with_credentials_of_then_accepts_who_was_accepted(
 ) -> None:
     network = {"credentials_dir": str(keys / holder), "hostname": "robots.example.org"}
     (tmp_path / "config.json").write_text(json.dumps({"network": network, "server": {"port": server.port}}))
-    status = cli.main(["--doctor", "-c", str(tmp_path / "config.json"), "--json"])
+    status = main(["--doctor", "-c", str(tmp_path / "config.json"), "--json"])
     said = capsys.readouterr().out
     assert status == (1 if problem else 0), said
     assert problem in said
 
 
 def test_what_credentials_hold_is_shown(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--credentials", "show", "--set", f"network.credentials_dir={keys / 'main'}"]) == 0
+    assert main(["--credentials", "show", "--set", f"network.credentials_dir={keys / 'main'}"]) == 0
     said = capsys.readouterr().out
     assert all(text in said for text in EXPECTED["credentials"]["fingerprints"])
     assert "stolen" in said

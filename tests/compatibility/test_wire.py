@@ -1,0 +1,60 @@
+"""What every side says, byte for byte: workers, trainers and Servers of other versions understand nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compatibility import conversations
+from tests.compatibility.conversations import CONVERSATIONS, Event, Talk
+from tmrl_core.samples import decode_message, encode_message
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, list[Event]]:
+    return conversations.recorded()
+
+
+@pytest.fixture(autouse=True)
+def _version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status names the version of the package, which changes."""
+    monkeypatch.setattr("tmrl_core.networking.relay.status.__version__", "0.0.0")
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_all_sides_together_say_what_was_recorded(name: str, recorded: dict[str, list[Event]]) -> None:
+    talk = Talk(recorded[name])
+    CONVERSATIONS[name](talk)
+    talk.finish()
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_clients_understand_a_recorded_server(name: str, recorded: dict[str, list[Event]]) -> None:
+    talk = Talk(recorded[name], server=False)
+    CONVERSATIONS[name](talk)
+    talk.finish()
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_a_server_understands_recorded_clients(name: str, recorded: dict[str, list[Event]]) -> None:
+    conversations.play_server(recorded[name])
+
+
+def test_a_byte_that_differs_is_noticed(recorded: dict[str, list[Event]]) -> None:
+    changed = [list(event) for event in recorded["hand_over"]]
+    changed[-1][1] = changed[-1][1][:-1] + "0"
+    with pytest.raises(AssertionError, match="in the recording"):
+        CONVERSATIONS["hand_over"](Talk(changed))
+
+
+@pytest.mark.parametrize("name", conversations.messages())
+def test_a_message_of_samples_is_the_bytes_that_it_was_and_is_read_as_it_was(
+    name: str, recorded: dict[str, list[Event]]
+) -> None:
+    encoded = dict(recorded[f"message {name}"])
+    arguments = conversations.messages()[name]
+    assert encode_message(**arguments, compression="none").hex() == encoded["none"]
+    for data in map(bytes.fromhex, encoded.values()):
+        read = decode_message(data, max_bytes=1 << 20)
+        # Encoding again shows all of it: values, dtypes, order of keys, kinds of numbers, segments, records.
+        again = encode_message(read.chunk, read.records, signature=read.signature, compression="none")
+        assert again.hex() == encoded["none"]
