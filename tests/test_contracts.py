@@ -18,10 +18,10 @@ PACKAGE = Path(tmrl_core.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {file.relative_to(PACKAGE): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 
-MOST_PROBES = 114
+MOST_PROBES = 105
 """Calls of `getattr` and `hasattr`, those of `ALLOWED` included."""
 
-MOST_UNEXPLAINED_PROBES = 105
+MOST_UNEXPLAINED_PROBES = 96
 """Those that `ALLOWED` gives no reason for."""
 
 MOST_PROBES_OF_OUR_PARTS = 66
@@ -30,7 +30,7 @@ MOST_PROBES_OF_OUR_PARTS = 66
 MOST_ANY_IN_TRAINING = 570
 """`Any` in annotations and aliases in `training/`, imports left out."""
 
-MOST_ODD_DOCSTRINGS = 0.12
+MOST_ODD_DOCSTRINGS = 0.112
 """Share of docstrings that do not begin with a verb or a noun."""
 
 MOST_PARTS_IN_CYCLES = 6

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 
 def activation_name(activation: Any) -> str:
-    """`relu`, `tanh` and so on, of a name, a class or a callable with a name."""
-    if not isinstance(activation, str):
-        activation = getattr(activation, "__name__", type(activation).__name__)
-    return str(activation).lower()
+    """Return the lower-case name, such as `relu`, of an activation given by name, class, function or module."""
+    if isinstance(activation, str):
+        return activation.lower()
+    named = inspect.isclass(activation) or inspect.isroutine(activation)
+    return str((activation if named else type(activation)).__name__).lower()

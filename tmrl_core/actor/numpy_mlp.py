@@ -176,7 +176,7 @@ class NumpyMLPActor(ActorModule):
         flat = direct and len(direct_shape) == 1
 
         def forward(obs: Any) -> np.ndarray:
-            if flat and getattr(obs, "shape", None) == direct_shape:
+            if flat and isinstance(obs, np.ndarray) and obs.shape == direct_shape:
                 vector[:] = obs
             else:
                 flatten_into(layout, obs, vector)

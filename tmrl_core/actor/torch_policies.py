@@ -34,7 +34,7 @@ def make_activation(activation: str | Callable[[], torch.nn.Module]) -> Callable
     if not isinstance(activation, str):
         return activation
     known = _MODULES.get(activation.lower())
-    found = known if known is not None else getattr(torch.nn, activation, None)
+    found = known if known is not None else vars(torch.nn).get(activation)
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
         raise ConfigError(f"activation is {activation!r}; allowed: relu, tanh, or the name of a class of torch.nn.")
     return found

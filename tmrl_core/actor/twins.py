@@ -67,10 +67,9 @@ def _twin_of(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorMo
             return None, keywords
         keywords = {**actor.keywords, **keywords}
         actor = actor.func
-    reference = (
-        actor if isinstance(actor, str) else f"{_attribute(actor, '__module__')}:{_attribute(actor, '__qualname__')}"
-    )
-    return _TWINS.get(reference), keywords
+    if inspect.isclass(actor):
+        actor = f"{actor.__module__}:{actor.__qualname__}"
+    return _TWINS.get(actor) if isinstance(actor, str) else None, keywords
 
 
 def choose_actor(
@@ -128,7 +127,3 @@ def _acts_without_torch(actor: Any) -> bool:
     while isinstance(actor, functools.partial):
         actor = actor.func
     return actor in _NUMPY_CLASSES or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
-
-
-def _attribute(value: Any, name: str) -> str:
-    return str(getattr(value, name, ""))
