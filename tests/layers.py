@@ -56,6 +56,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/test_strange_worker_runs.py",
         "tests/test_supervision.py",
         "tests/test_tlspyo_runs.py",
+        "tests/training/test_disk_crash.py::test_a_killed_trainer_has_lost_and_doubled_nothing_that_it_acknowledged",
+        "tests/training/test_disk_frames_crash.py",
     ),
     # Opens network sockets on this machine. Starts no process.
     "socket": (
@@ -77,8 +79,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "slow": (
         "tests/examples/test_custom_algorithm.py",
         "tests/training/test_compiled.py",
+        "tests/training/test_constructed.py::test_a_changed_learning_rate_is_what_moves_parameters",
         "tests/training/test_fake_cuda.py",
         "tests/training/test_record_cuda.py",
+        "tests/training/test_replayed.py",
         "tests/training/test_train_steps.py",
     ),
 }
