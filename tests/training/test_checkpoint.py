@@ -446,6 +446,7 @@ class Odd(SacAgent):
         self.lock = threading.Lock()
         self.file = open(os.devnull)  # noqa: SIM115
         self.call = lambda: 3
+        self.layer = torch.nn.Linear
         self.handlers = {threading.Lock(), threading.Lock()}
         self.by_object = {object(): 1}
         self.words = np.array(["a", None], dtype=object)
@@ -489,11 +490,13 @@ def test_what_no_checkpoint_can_hold_is_skipped_with_one_warning_and_comes_from_
         "RuntimeError: it is busy",
     ):  # fmt: skip
         assert path in warning
+    assert "agent.layer" not in warning, "a class is no state"
     resumed = CheckpointStore(tmp_path).restore(make)
     assert resumed is not None
     assert same(training, resumed)
     found = resumed.agent
     assert [*found.chain, *found.lines, found.call(), len(found.handlers), len(found.by_object)] == [1, 2, "a", 3, 2, 1]
+    assert found.layer is torch.nn.Linear
     assert found.mixed == {"lock": found.lock, "count": 5}
     assert found.endless[0] == 7
     assert found.endless[1] is found.endless

@@ -18,13 +18,15 @@ from tmrl_core import training as public
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.checkpoint_files import read_manifest, write_file, write_manifest
+from tmrl_core.training.checkpointable import type_name, type_version
 from tmrl_core.training.lockstep import TrainingLockstep
 from tmrl_core.training.memory import EpisodeStatistics, GenericTorchMemory
 from tmrl_core.training.offline import TrainingOffline
 from tmrl_core.training.ppo import PPOAgent
 from tmrl_core.training.replay import ReplayMemory
 from tmrl_core.training.sac import SacAgent
-from tmrl_core.training.type_ids import FORMER_NAMES, type_name, type_version
+from tmrl_core.training.state import capture
+from tmrl_core.training.type_ids import FORMER_NAMES
 
 SPACES = (gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
 
@@ -35,11 +37,61 @@ class Mine(SacAgent):
     {body}
 """
 
+LOOP = (
+    "epoch round step total_updates total_samples samples_stale updates_skipped best_return elapsed_s delivery memory "
+    "agent limiter"
+)
+ENTROPY = "target_critics log_alpha optimizer_actor optimizer_critic optimizer_alpha"
+OFF_POLICY = "gamma polyak model updates_asked"
+SAC = f"{OFF_POLICY} learn_entropy_coef target_entropy {ENTROPY}"
+STATISTICS = "stat_test_return stat_train_return stat_test_steps stat_train_steps"
+REPLAY = (
+    "memory_size storage layout written oldest generator block next_block statistics tails steps priorities version "
+    "drawn"
+)
+STATES = {
+    "discrete_sac": (1, f"{OFF_POLICY} first_action {ENTROPY}"),
+    "dqn": (
+        1,
+        f"{OFF_POLICY} target_interval double epsilon_initial epsilon_final epsilon_updates max_grad_norm updates "
+        "target_network optimizer",
+    ),
+    "frame_stack_replay": (1, f"{REPLAY} frame_stack shape leaves frames"),
+    "generic_torch_memory": (1, f"{STATISTICS} data generator first_number transitions previous last_rows"),
+    "lockstep": (1, f"{LOOP} rounds_done redistributed"),
+    "offline": (1, LOOP),
+    "ppo": (
+        1,
+        "device gamma gae_lambda lr lr_final lr_rounds update_epochs minibatch_size clip_ratio value_clip value_coef "
+        "entropy_coef max_grad_norm target_kl normalize_advantages rounds model observations returns _last_sums "
+        "optimizer generator",
+    ),
+    "redq": (1, f"{SAC} m q_updates_per_policy_update updates"),
+    "replay": (1, REPLAY),
+    "round": (1, STATISTICS),
+    "sac": (1, SAC),
+    "samples_per_insert": (1, "made band seen"),
+    "td3": (
+        1,
+        f"{OFF_POLICY} policy_delay target_noise target_noise_clip exploration_noise updates target_actor "
+        "target_critics optimizer_actor optimizer_critic",
+    ),
+    "torch_offline": (1, LOOP),
+}
+"""Version and names of the state of each type.
 
-def make(agent_cls: Any = SacAgent, memory_cls: Any = ReplayMemory) -> TrainingOffline:
-    return TrainingOffline(
-        SPACES, partial(memory_cls, memory_size=20), partial(agent_cls, hidden_sizes=(4,)), device="cpu"
+Another name: declare it in `renamed`, or read both in `load_state_dict`, and raise the version, so that checkpoints of
+this version stay readable and releases before refuse new ones.
+"""
+
+
+def make(
+    agent_cls: Any = SacAgent, memory_cls: Any = ReplayMemory, loop: Any = TrainingOffline, actions: Any = SPACES[1]
+) -> TrainingOffline:
+    made: TrainingOffline = loop(
+        (SPACES[0], actions), partial(memory_cls, memory_size=20), partial(agent_cls, hidden_sizes=(4,)), device="cpu"
     )
+    return made
 
 
 def make_lockstep() -> TrainingLockstep:
@@ -92,8 +144,31 @@ def test_each_class_that_a_checkpoint_names_has_an_id_of_its_own() -> None:
     assert len(kept) >= 13
     assert [name for name in ids if ":" in name or "." in name] == []
     assert len(set(ids)) == len(ids)
-    assert set(FORMER_NAMES.values()) <= set(ids)
+    assert set(FORMER_NAMES.values()) <= set(ids) <= set(STATES)
     assert [kind for kind in kept if "type_version" not in vars(kind)] == []
+
+
+def test_a_state_has_the_names_of_its_version() -> None:
+    found = {}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict) and "class" in node and ":" not in node["class"]:
+            state = node["v"] if node["t"] == "owner" else dict(node["v"]["v"])
+            names = sorted(name for name, value in state.items() if value != {"t": "constant"})
+            found[node["class"]] = (node["version"], names)
+        for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(item)
+
+    choices = gym.spaces.Discrete(3)
+    for training in (
+        *(make(agent_cls) for agent_cls in (SacAgent, public.REDQSACAgent, public.TD3Agent)),
+        *(make(agent_cls, actions=choices) for agent_cls in (public.DQNAgent, public.DiscreteSacAgent)),
+        make(memory_cls=public.FrameStackMemory),
+        make(memory_cls=GenericTorchMemory, loop=public.TorchTrainingOffline),
+        make_lockstep(),
+    ):
+        walk(capture(training).tree)
+    assert found == {name: (version, sorted(names.split())) for name, (version, names) in STATES.items()}
 
 
 def test_a_derived_class_is_a_type_of_its_own_and_extends_the_same_state() -> None:
@@ -133,6 +208,19 @@ def test_a_state_of_a_newer_version_is_refused(tmp_path: Path, agent_in: Callabl
         make(older).load(tmp_path / "saved")
     make(older).save(tmp_path / "older")
     make(agent_in("newest", "type_id, type_version = 'acme/mine', 4")).load(tmp_path / "older")
+
+
+def test_an_attribute_may_be_renamed(tmp_path: Path, agent_in: Callable[..., type[SacAgent]]) -> None:
+    saved = make(agent_in("before", "type_id = 'acme/mine'"))
+    saved.agent.before = torch.ones(2)
+    saved.agent.alias = saved.agent.before
+    saved.save(tmp_path / "saved")
+    loaded = make(agent_in("after", "type_id = 'acme/mine'; renamed = {'before': 'now'}"))
+    now = loaded.agent.now = torch.zeros(2)
+    loaded.load(tmp_path / "saved")
+    assert loaded.agent.now is loaded.agent.alias is now
+    assert now.tolist() == [1, 1]
+    assert not hasattr(loaded.agent, "before")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.training.bad_updates import SKIPPED
+from tmrl_core.training.checkpointable import saved_attributes
 
 
 class FiniteUpdates:
@@ -117,9 +118,7 @@ def all_finite(leaves: Iterable[Any]) -> bool:
 def kept_tensors(agent: Any) -> list[Tensor]:
     """What an agent learns: tensors of its modules and optimizers, and those among its attributes; each once."""
     found: dict[int, Tensor] = {}
-    for name, value in vars(agent).items():
-        if name in getattr(agent, "transient", ()):
-            continue
+    for value in saved_attributes(agent).values():
         tensors: list[Any] = []
         if isinstance(value, nn.Module):
             tensors = [*value.parameters(), *value.buffers()]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import base64
 import enum
-import functools
 import logging
 import pathlib
 import random
@@ -36,11 +35,19 @@ import torch
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.checkpoint_rows import MemoryRows
+from tmrl_core.training.checkpointable import (
+    Checkpointable,
+    renamed_attributes,
+    saved_attributes,
+    transient_attributes,
+    type_name,
+    type_version,
+)
 from tmrl_core.training.constructed import PLAIN, constructor_parameters
 from tmrl_core.training.layout import Array
 from tmrl_core.training.memory import EpisodeStatistics
 from tmrl_core.training.rows import RowMemory
-from tmrl_core.training.type_ids import is_named, saved_name, type_name, type_version
+from tmrl_core.training.type_ids import is_named, saved_name
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +76,6 @@ _NEEDED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-def _is_stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
 def _is_owner(value: Any, owners: set[int]) -> bool:
     return id(value) in owners or isinstance(value, (TrainingAgent, EpisodeStatistics))
 
@@ -82,31 +85,18 @@ def _typed(value: Any) -> dict[str, Any]:
     return {"class": type_name(kind), "version": type_version(kind)}
 
 
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, _CONSTANTS) or (callable(value) and not _is_stateful(value))
-
-
 def _owners_of(training: Any) -> set[int]:
-    return {id(training), id(getattr(training, "agent", training)), id(getattr(training, "memory", training))}
+    attributes = _attributes(training)
+    return {id(training), *(id(attributes[name]) for name in ("agent", "memory") if name in attributes)}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of a user's object, of which there need be none."""
+    return getattr(value, "__dict__", {})
 
 
 def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def saved_attributes(owner: Any) -> dict[str, Any]:
-    """The attributes of an owner that a checkpoint holds."""
-    kind = type(owner)
-    transient = _transient(kind)
-    return {
-        name: value
-        for name, value in vars(owner).items()
-        if name not in transient and not isinstance(getattr(kind, name, None), functools.cached_property)
-    }
-
-
-def _transient(kind: type) -> set[str]:
-    return {name for base in kind.__mro__ for name in base.__dict__.get("transient", ())}
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -193,6 +183,8 @@ class _Capture:
         return _GAP
 
     def _object(self, value: Any, path: str) -> Node:
+        if isinstance(value, _CONSTANTS):
+            return _GAP
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if isinstance(value, np.ndarray):
@@ -215,7 +207,7 @@ class _Capture:
             self._inside.update(map(id, [*value.modules(), *value.parameters(), *value.buffers()]))
         if isinstance(value, RowMemory) and value.row_arrays:
             self.rows[path] = MemoryRows.of(value)
-        if _is_stateful(value):
+        if isinstance(value, Checkpointable):
             return {"t": "stateful", **_typed(value), "v": self.node(value.state_dict(), f"{path} state")}
         if _is_owner(value, self._owners) and hasattr(value, "__dict__"):
             attributes = {
@@ -223,7 +215,7 @@ class _Capture:
                 for name, item in saved_attributes(value).items()
             }
             return {"t": "owner", **_typed(value), "v": attributes}
-        if _is_constant(value):
+        if callable(value):
             return _GAP
         raise _Unsaveable(_class_name(value))
 
@@ -290,7 +282,7 @@ def capture(training: Any) -> Captured:
     tree = {
         "training": walk.node(training, ""),
         "random": walk.node(global_random_state(), "random"),
-        "constructed": walk.node(dict(getattr(training, "constructed", {})), "constructed"),
+        "constructed": walk.node(dict(_attributes(training).get("constructed", {})), "constructed"),
     }
     return Captured(tree, walk.arrays, walk.skipped, walk.rows)
 
@@ -382,11 +374,13 @@ class _Restore:
                 yield _other_type(existing, node, path or "the training object")
                 return
             _check_version(existing, node, path)
-            attributes = vars(existing)
+            attributes, renamed = vars(existing), renamed_attributes(type(existing))
             for name, item in node["v"].items():
-                yield from self.misfits(attributes.get(name), item, f"{path}.{name}" if path else name)
+                yield from self.misfits(
+                    attributes.get(renamed.get(name, name)), item, f"{path}.{name}" if path else name
+                )
         elif kind == "stateful":
-            if not _is_stateful(existing):
+            if not isinstance(existing, Checkpointable):
                 yield _other_type(existing, node, path)
             else:
                 _check_version(existing, node, path)
@@ -584,11 +578,12 @@ class _Restore:
         self._done.setdefault(path, existing)
         attributes = vars(existing)
         arguments = constructor_parameters(type(existing))
-        transient = _transient(type(existing))
-        for name, item in node["v"].items():
+        transient, renamed = transient_attributes(type(existing)), renamed_attributes(type(existing))
+        for saved_as, item in node["v"].items():
+            name = renamed.get(saved_as, saved_as)
             if name in transient or (item == _GAP and name not in attributes):
                 continue  # it was saved by a release in which it was not transient; or nothing of it was saved
-            place = f"{path}.{name}" if path else name
+            place = f"{path}.{saved_as}" if path else saved_as
             before = attributes.get(name)
             if name in arguments and (before is None or isinstance(before, PLAIN)):
                 saved = None if isinstance(item, dict) else item
@@ -622,7 +617,7 @@ def _shown(shape: tuple[int, ...] | None) -> str:
 
 
 def _device_of(training: Any) -> torch.device | None:
-    device = getattr(getattr(training, "agent", training), "device", None)
+    device = _attributes(_attributes(training).get("agent", training)).get("device")
     return torch.device(device) if isinstance(device, (str, torch.device)) else None
 
 

@@ -1,17 +1,11 @@
-"""Names of types in checkpoints: stable where a class declares one, so that its file may move.
-
-A class declares in its body
-
-    type_id = "sac"     its name in checkpoints, for good
-    type_version = 1    the version of the state that it writes; a higher one is for a state that it wrote otherwise
-
-A type id holds neither `:` nor `.`; every other class is named `module:qualname`. A derived class is a type of its own:
-it does not inherit the id, but the version of the state that it extends.
+"""Types as checkpoints name them, also in the way of format 2.
 
 A name is only ever compared with the class of an object that is there: nothing is looked up or imported by it.
 """
 
 from __future__ import annotations
+
+from tmrl_core.training.checkpointable import type_name
 
 FORMER_NAMES = {
     f"tmrl_core.training.{place}": type_id
@@ -32,17 +26,6 @@ FORMER_NAMES = {
     )
 }
 """Names in checkpoints of format 2, which are the places where classes were then. Read until release 1.0."""
-
-
-def type_name(kind: type) -> str:
-    """Return a class's type id, or `module:qualname` where it declares none."""
-    declared: str | None = vars(kind).get("type_id")
-    return declared if declared is not None else f"{kind.__module__}:{kind.__qualname__}"
-
-
-def type_version(kind: type) -> int:
-    """Return the version of the state that a class writes."""
-    return next((vars(base)["type_version"] for base in kind.__mro__ if "type_version" in vars(base)), 1)
 
 
 def saved_name(name: str) -> str:

@@ -1,0 +1,64 @@
+"""The contract of the parts that checkpoints hold.
+
+A part either writes its own state (`Checkpointable`), or is an agent, a memory or a training loop whose attributes are
+its state (`saved_attributes`). Its class may declare:
+
+    type_id = "sac"                  its name in checkpoints, for good, so that its file may move
+    type_version = 1                 version of its state; raised when a release before could not read it
+    transient = frozenset({"x"})     attributes that are no state, added to those of its parents
+    renamed = {"before": "now"}      attributes that had another name in an earlier version
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Checkpointable(Protocol):
+    """A part that writes its own state: a network, an optimizer, a columnar memory, an object of a user.
+
+    A state is made of numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and tensors.
+    """
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over what `state_dict` returned, in this version or an earlier one."""
+
+
+def type_name(kind: type) -> str:
+    """Return a class's type id, or `module:qualname` where it declares none; ids hold neither `:` nor `.`.
+
+    A derived class is another type: it does not inherit the id, but the version of the state that it extends.
+    """
+    declared: str | None = vars(kind).get("type_id")
+    return declared if declared is not None else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def type_version(kind: type) -> int:
+    """Return the version of the state that a class writes."""
+    return next((vars(base)["type_version"] for base in kind.__mro__ if "type_version" in vars(base)), 1)
+
+
+def transient_attributes(kind: type) -> frozenset[str]:
+    """Return the names of attributes that are no state: those in `transient`, and cached properties."""
+    declared = {name for base in kind.__mro__ for name in vars(base).get("transient", ())}
+    cached = {name for base in kind.__mro__ for name, item in vars(base).items() if isinstance(item, cached_property)}
+    return frozenset(declared | cached)
+
+
+def renamed_attributes(kind: type) -> Mapping[str, str]:
+    """Return today's name of each attribute that had another one."""
+    declared = [vars(base).get("renamed", {}) for base in reversed(kind.__mro__)]
+    return MappingProxyType({before: now for names in declared for before, now in names.items()})
+
+
+def saved_attributes(part: object) -> dict[str, Any]:
+    """Return the attributes that are the state of a part that writes none itself."""
+    transient = transient_attributes(type(part))
+    return {name: value for name, value in vars(part).items() if name not in transient}
