@@ -12,9 +12,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from tests.compatibility.parts import BOX, DATA, FRAMES, message
+from tests.compatibility.parts import DATA
 from tmrl_core.networking.connection import Connection, Identity
 from tmrl_core.networking.delivery import StreamSender
 from tmrl_core.networking.messages import (
@@ -39,7 +37,6 @@ from tmrl_core.networking.peers import (
 )
 from tmrl_core.networking.peers.probe import ProbeConnection
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings
-from tmrl_core.samples import Buffer, EpisodeRecord, encode_message
 
 WALL_CLOCK = 1_800_000_000.0
 RECORDING = DATA / "wire.json.xz"
@@ -409,27 +406,6 @@ CONVERSATIONS: dict[str, Callable[[Talk], None]] = {
 }
 
 
-def messages() -> dict[str, dict[str, Any]]:
-    """Arguments of `encode_message`, by the name of what is encoded."""
-    records = [
-        EpisodeRecord("", -1.5, 12, "train", "terminated", 0, (1, 1), worker="robot7", metrics={"speed": 2.0}),
-        EpisodeRecord("", 3.0, 5, "test", "truncated", 1, (1, 2), seed=9, evaluation=4),
-    ]
-    nested = Buffer(maxlen=None)
-    nested.start_episode(5, (2, 3))
-    observation = {"b": (np.uint8(3), np.arange(4, dtype=">i2")), "a": "text", "c": [1, None]}
-    nested.append_sample((None, observation, 0.0, False, False, {}), {"logp": np.float32(0.0)})
-    nested.append_sample(
-        (np.int64(2), observation, 1.0, False, True, {"speed": 1.5, "name": "x"}), {"logp": np.float32(-1.0)}
-    )
-    return {
-        "vectors": {"chunk": [message(BOX, 0, 2), message(BOX, 0, 4)], "records": []},
-        "frames": {"chunk": message(FRAMES, 1, 3), "records": [], "signature": b"expert"},
-        "nested": {"chunk": nested.take()[0], "records": records},
-        "records": {"chunk": None, "records": records},
-    }
-
-
 def record() -> Iterator[str]:
     """Write the recording; yields what it is of."""
     found: dict[str, list[Event]] = {}
@@ -438,8 +414,4 @@ def record() -> Iterator[str]:
         play(talk)
         found[name] = talk.events
         yield f"{name}: {len(talk.events)} events"
-    for name, arguments in messages().items():
-        found[f"message {name}"] = [
-            [kind, encode_message(**arguments, compression=kind).hex()] for kind in ("none", "zstd")
-        ]
     RECORDING.write_bytes(lzma.compress(json.dumps(found).encode(), preset=9))

@@ -6,7 +6,6 @@ import pytest
 
 from tests.compatibility import conversations
 from tests.compatibility.conversations import CONVERSATIONS, Event, Talk
-from tmrl_core.samples import decode_message, encode_message
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +43,3 @@ def test_a_byte_that_differs_is_noticed(recorded: dict[str, list[Event]]) -> Non
     changed[-1][1] = changed[-1][1][:-1] + "0"
     with pytest.raises(AssertionError, match="in the recording"):
         CONVERSATIONS["hand_over"](Talk(changed))
-
-
-@pytest.mark.parametrize("name", conversations.messages())
-def test_a_message_of_samples_is_the_bytes_that_it_was_and_is_read_as_it_was(
-    name: str, recorded: dict[str, list[Event]]
-) -> None:
-    encoded = dict(recorded[f"message {name}"])
-    arguments = conversations.messages()[name]
-    assert encode_message(**arguments, compression="none").hex() == encoded["none"]
-    for data in map(bytes.fromhex, encoded.values()):
-        read = decode_message(data, max_bytes=1 << 20)
-        # Encoding again shows all of it: values, dtypes, order of keys, kinds of numbers, segments, records.
-        again = encode_message(read.chunk, read.records, signature=read.signature, compression="none")
-        assert again.hex() == encoded["none"]
