@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.actor import ActorModule
-from tmrl_core.actor.guard import make_guard
+from tmrl_core.actor.rollout.guard import make_guard
 from tmrl_core.config import from_values
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk

@@ -12,10 +12,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from tmrl_core.actor.history import PolicyFiles
-from tmrl_core.actor.link import Farewell
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout import Rollout
+from tmrl_core.actor.rollout.link import Farewell
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.worker import Rollout
 from tmrl_core.actor.twins import choose_actor
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.metrics.console import show_messages

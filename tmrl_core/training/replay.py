@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tmrl_core.actor.guard import is_finite
+from tmrl_core.actor.rollout.guard import is_finite
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.training.appending import Appending
 from tmrl_core.training.disk_rows import DiskRows

@@ -1,7 +1,8 @@
 """Synchronous collection under faults: it goes on, or both sides end with their error; it never stands still.
 
-The ratio, the worker's watch and the trainer's check are the real ones (`actor/pacing.py`, `training/remote.py`); the
-loops around them, which wait for real time, are played here as events (`actor/synchronous.py`, `training/offline.py`).
+The ratio, the worker's watch and the trainer's check are the real ones (`actor/rollout/pacing.py`,
+`training/remote.py`); the loops around them, which wait for real time, are played here as events
+(`actor/rollout/synchronous.py`, `training/offline.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tests.networking.simulation.actors import Trainer, Worker
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Violation
 from tests.networking.simulation.scenario import Core, Scenario
-from tmrl_core.actor.pacing import Ratio, StarvationWatch
+from tmrl_core.actor.rollout.pacing import Ratio, StarvationWatch
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.delivery import Mark
 from tmrl_core.networking.messages import Progress

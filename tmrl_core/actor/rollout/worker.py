@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tmrl_core.actor.link import RolloutLink
-from tmrl_core.actor.linked import WAIT_S, LinkedPlayer
-from tmrl_core.actor.lockstep import LockstepPace
-from tmrl_core.actor.pacing import Brake, Ratio, StarvationWatch
-from tmrl_core.actor.synchronous import SynchronousPace
+from tmrl_core.actor.rollout.link import RolloutLink
+from tmrl_core.actor.rollout.linked import WAIT_S, LinkedPlayer
+from tmrl_core.actor.rollout.lockstep import LockstepPace
+from tmrl_core.actor.rollout.pacing import Brake, Ratio, StarvationWatch
+from tmrl_core.actor.rollout.synchronous import SynchronousPace
 from tmrl_core.errors import StarvedError
 from tmrl_core.metrics.text import return_text
 

@@ -1,8 +1,8 @@
 """A player with a link: samples out, policies and directives in, and an end in order.
 
-It knows nothing of sockets: the link is anything that `tmrl_core.actor.link.RolloutLink` describes, or None for a
-worker on its own. All of this runs in the thread that plays; `stop` and `close` may be called from any thread, `stop`
-from a signal handler too. No lock is taken while an episode is played.
+It knows nothing of sockets: the link is anything that `tmrl_core.actor.rollout.link.RolloutLink` describes, or None
+for a worker on its own. All of this runs in the thread that plays; `stop` and `close` may be called from any thread,
+`stop` from a signal handler too. No lock is taken while an episode is played.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tmrl_core.actor.episodes import EpisodePlayer, exploration_seed
-from tmrl_core.actor.history import PolicyFiles
-from tmrl_core.actor.link import Farewell, RolloutLink
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.episodes import EpisodePlayer, exploration_seed
+from tmrl_core.actor.rollout.link import Farewell, RolloutLink
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, TmrlError, WeightsError
 from tmrl_core.networking.messages import Blob, Evaluation, PolicyUpdate, Version

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tmrl_core.actor import rollout
-from tmrl_core.actor.pacing import StarvationWatch
-from tmrl_core.actor.rollout import Rollout
+from tmrl_core.actor.rollout import worker as rollout
+from tmrl_core.actor.rollout.pacing import StarvationWatch
+from tmrl_core.actor.rollout.worker import Rollout
 from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
 from tmrl_core.networking.messages import Directive, Evaluation, Progress
 from tmrl_core.samples import Buffer

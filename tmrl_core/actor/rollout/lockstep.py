@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from tmrl_core.actor.linked import WAIT_S, LinkedPlayer
+from tmrl_core.actor.rollout.linked import WAIT_S, LinkedPlayer
 from tmrl_core.errors import RemoteProtocolError, StarvedError
 from tmrl_core.networking.messages import Collect, decode_body
 from tmrl_core.samples import Chunk

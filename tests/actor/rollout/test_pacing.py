@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tmrl_core.actor.pacing import SLICE_S, Brake, Ratio, Slices, StarvationWatch
+from tmrl_core.actor.rollout.pacing import SLICE_S, Brake, Ratio, Slices, StarvationWatch
 from tmrl_core.networking.messages import Progress
 
 

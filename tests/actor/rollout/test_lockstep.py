@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout import Rollout
+from tmrl_core.actor.rollout.worker import Rollout
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.messages import Collect, Directive, Evaluation, encode_body
 from tmrl_core.samples import Buffer

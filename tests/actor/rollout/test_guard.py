@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import is_finite, make_guard, reset_problem, reward_problem, unpacking_hint
+from tmrl_core.actor.rollout.guard import is_finite, make_guard, reset_problem, reward_problem, unpacking_hint
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2])))})

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.guard import (
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.guard import (
     is_finite,
     make_guard,
     one_number,
@@ -31,9 +32,8 @@ from tmrl_core.actor.guard import (
     reward_problem,
     unpacking_hint,
 )
-from tmrl_core.actor.info_metrics import InfoMetrics
-from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.pacing import Slices
+from tmrl_core.actor.rollout.info_metrics import InfoMetrics
+from tmrl_core.actor.rollout.pacing import Slices
 from tmrl_core.config.references import as_environment
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, PolicyFailedError
 from tmrl_core.samples import Buffer, EpisodeRecord, Version

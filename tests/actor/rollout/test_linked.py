@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tmrl_core.actor import TorchActorModule
-from tmrl_core.actor.history import PolicyFiles
-from tmrl_core.actor.link import Farewell
-from tmrl_core.actor.rollout import Rollout
+from tmrl_core.actor.rollout.link import Farewell
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.worker import Rollout
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, WeightsError
 from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate
 from tmrl_core.samples import Buffer

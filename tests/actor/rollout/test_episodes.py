@@ -13,9 +13,9 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor
-from tmrl_core.actor.episodes import EpisodePlayer
-from tmrl_core.actor.linked import LinkedPlayer
-from tmrl_core.actor.rollout import Rollout
+from tmrl_core.actor.rollout.episodes import EpisodePlayer
+from tmrl_core.actor.rollout.linked import LinkedPlayer
+from tmrl_core.actor.rollout.worker import Rollout
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import CodecError, ConfigError, EnvironmentFailedError
 from tmrl_core.samples import Buffer

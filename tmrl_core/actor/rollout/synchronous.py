@@ -11,9 +11,9 @@ import logging
 import math
 import time
 
-from tmrl_core.actor.link import RolloutLink
-from tmrl_core.actor.linked import WAIT_S, LinkedPlayer
-from tmrl_core.actor.pacing import Ratio, StarvationWatch
+from tmrl_core.actor.rollout.link import RolloutLink
+from tmrl_core.actor.rollout.linked import WAIT_S, LinkedPlayer
+from tmrl_core.actor.rollout.pacing import Ratio, StarvationWatch
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.messages import turn_text
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tmrl_core.actor.history import PolicyFiles
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.storage import write_whole
 
 NOON = datetime.datetime(2026, 11, 5, 12, 30, 59)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tmrl_core.actor import synchronous
-from tmrl_core.actor.pacing import StarvationWatch
-from tmrl_core.actor.rollout import Rollout
+from tmrl_core.actor.rollout import synchronous
+from tmrl_core.actor.rollout.pacing import StarvationWatch
+from tmrl_core.actor.rollout.worker import Rollout
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.messages import Directive, Evaluation, Progress
 from tmrl_core.samples import Buffer

@@ -1,0 +1,1 @@
+"""Collecting: the parts of a worker, the three schedules and the class that composes them."""
