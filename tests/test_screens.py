@@ -17,6 +17,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.metrics import JsonLinesSink, Recorder
 from tmrl_core.metrics.text import clock_text
 from tmrl_core.networking import RolloutWorker, Server
+from tmrl_core.networking.links import WorkerLink
 from tmrl_core.screens import Screen, ServerLines, TrainerDisplay, WorkerDisplay
 
 PENDULUM = "tmrl_core:GenericGymEnv"
@@ -81,8 +82,8 @@ def test_a_worker_shows_its_link_its_episodes_and_its_queue(tmp_path: Path) -> N
         display = WorkerDisplay(made, "server.example.org port 55555", "r", lambda: clock[0])
         assert "link none for 0:00, trying server.example.org port 55555 again and again" in display.line()
         assert re.match(r"│  link          none for 0:00, trying", drawn(display.panel())[1])
-        assert made.link is not None
-        assert made._link.wait_connected(20.0)  # type: ignore[union-attr]
+        assert isinstance(made.link, WorkerLink)
+        assert made.link.wait_connected(20.0)
         clock[0] += 5.0
         display.look()
         made.collect_train_episode()
@@ -148,7 +149,8 @@ def test_a_server_says_a_line_each_minute_and_when_somebody_comes(tmp_path: Path
             shown.look()
         assert lines.said == ["0 workers, no trainer; 0 samples relayed (0/s)"]
         with worker(config(tmp_path), server_port=server.port) as made:
-            assert made._link.wait_connected(20.0)  # type: ignore[union-attr]
+            assert isinstance(made.link, WorkerLink)
+            assert made.link.wait_connected(20.0)
             for second in (62.0, 66.0):
                 clock[0] = second
                 shown.look()

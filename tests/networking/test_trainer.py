@@ -194,8 +194,8 @@ def test_a_trainer_of_a_finished_checkpoint_sends_workers_home(
             Trainer(server_port=other.port, config=config).run()
             waiting.thread.join(20)
             assert not waiting.thread.is_alive(), "it waits for a run that is over"
-            assert waiting.worker._link is not None
-            assert waiting.worker._link.finished
+            assert waiting.worker.link is not None
+            assert waiting.worker.link.finished
         finally:
             waiting.close()
 
@@ -349,7 +349,7 @@ def test_stop_writes_a_checkpoint_and_workers_stay(server: Server, worker: Worke
     trainer.stop()
     thread.join(30)
     assert not thread.is_alive()
-    assert not worker.worker._link.finished  # type: ignore[union-attr]
+    assert not worker.worker.link.finished  # type: ignore[union-attr]
     saved = Trainer(server_port=server.port, config=config)
     training, is_new = saved._checkpoints.make_or_load()
     assert not is_new
@@ -583,8 +583,8 @@ def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_h
             worker.thread.join(20)
     assert not running.is_alive()
     assert not worker.thread.is_alive(), "it waits for a run that is over"
-    assert worker.worker._link is not None
-    assert worker.worker._link.finished
+    assert worker.worker.link is not None
+    assert worker.worker.link.finished
 
 
 def test_a_trainer_that_is_asked_to_stop_does_not_wait_on_for_a_server(
