@@ -1,0 +1,280 @@
+"""The step recorder: makes samples and episode records of steps, whichever code makes the steps.
+
+An environment loop, or a gateway whose environments run elsewhere, pushes each step. The recorder knows neither the
+environment nor the policy. It records one episode at a time, for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tmrl_core.actor.rollout.info_metrics import InfoMetrics
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Version
+
+SampleCompressor = Callable[[Any, Any, Any, Any, Any, Any], Any]
+"""`(prev_act, obs, rew, terminated, truncated, info)` -> the same, changed."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """The state of an episode that is being recorded.
+
+    Attributes:
+        number: unique within the recorder.
+        collect: its samples go to the Buffer.
+        test: True: a deterministic episode; one step that explores makes it False.
+        seed: of its reset, if it was chosen.
+        limit: number of steps after the reset at which it is truncated.
+        evaluation: id of the evaluation that it belongs to.
+        began: `time.perf_counter` at its reset.
+        steps: after the reset.
+        total: sum of the rewards.
+        info: of the latest step.
+        open: False: it has ended.
+        sent: some of its samples have left the Buffer.
+    """
+
+    number: int
+    collect: bool
+    test: bool
+    seed: int | None = None
+    limit: float = math.inf
+    evaluation: int | None = None
+    began: float = field(default_factory=time.perf_counter)
+    steps: int = 0
+    total: Any = 0.0
+    info: Any = None
+    open: bool = True
+    sent: bool = False
+
+
+class StepRecorder:
+    """Record steps as samples of a Buffer, and each finished episode as an `EpisodeRecord`.
+
+    Observations and rewards are recorded as they are given: check them first, see `guard.StepCheck`.
+
+    Args:
+        buffer: receives samples and records.
+        name: of the worker, in the records.
+        sample_compressor: changes each sample before it is stored; None: samples are stored as they are.
+        crc_debug: store the original transition in each sample's info.
+        max_samples_per_episode: number of steps after the reset at which an episode is truncated; infinite: none is.
+        info_metrics: keys of infos that become metrics of the episode; see `InfoMetrics`.
+
+    Raises:
+        ValueError: `max_samples_per_episode` is below 1.
+        ConfigError: `info_metrics` are too many or too long.
+
+    Attributes:
+        episode: the latest; None before the first.
+        episodes: number of episodes begun.
+        version: (incarnation, counter) of the acting policy; see `set_version`.
+        steps_collected: number of samples recorded, resets included.
+        samples_dropped: number of samples that `drop_unsent` has removed.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        *,
+        name: str = "",
+        sample_compressor: SampleCompressor | None = None,
+        crc_debug: bool = False,
+        max_samples_per_episode: float = math.inf,
+        info_metrics: Sequence[str] = (),
+    ) -> None:
+        if not max_samples_per_episode >= 1:
+            raise ValueError(f"max_samples_per_episode must be at least 1, got {max_samples_per_episode}")
+        self.buffer = buffer
+        self.max_samples_per_episode = max_samples_per_episode
+        self.name = name
+        self.sample_compressor = sample_compressor
+        self.crc_debug = crc_debug
+        self.episode: Episode | None = None
+        self.episodes = 0
+        self.version: Version = (0, 0)
+        self.steps_collected = 0
+        self.samples_dropped = 0
+        self._info_metrics = InfoMetrics(info_metrics)
+        self._compared = 0
+        self._last_obs: Any = None
+
+    @property
+    def recording(self) -> bool:
+        """True: an episode is open."""
+        return self.episode is not None and self.episode.open
+
+    @property
+    def _collecting(self) -> bool:
+        return self.episode is not None and self.episode.open and self.episode.collect
+
+    def begin(
+        self,
+        obs: Any,
+        info: dict[str, Any],
+        *,
+        collect: bool = True,
+        limit: float | None = None,
+        seed: int | None = None,
+        action: Any = None,
+        extras: dict[str, Any] | None = None,
+    ) -> Episode:
+        """Begin an episode with the result of a reset. An episode that is open is ended first.
+
+        Args:
+            obs: first observation.
+            info: of the reset.
+            collect: store its samples, the reset first; False: count its steps and rewards only.
+            limit: number of steps at which it is truncated; None: `max_samples_per_episode`.
+            seed: of the reset, for the record.
+            action: stored with the reset; None: there was none.
+            extras: stored with the reset, in the columns of the steps' extras.
+
+        Returns:
+            The episode, whose `limit`, `test` and `evaluation` may be changed.
+
+        Raises:
+            CodecError: something cannot be stored; the message names it.
+        """
+        self.end()
+        self._info_metrics.begin()
+        episode = self.episode = Episode(self.episodes, collect, not collect, seed)
+        episode.limit = self.max_samples_per_episode if limit is None else limit
+        self.episodes += 1
+        if self.crc_debug:
+            self._last_obs = None
+        if collect:
+            self.buffer.start_episode(episode.number, self.version)
+            self._append(action, obs, 0.0, False, False, info, extras)
+        elif self.crc_debug:
+            self._last_obs = copy.deepcopy(obs)
+        return episode
+
+    def step(
+        self,
+        action: Any,
+        obs: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: dict[str, Any],
+        extras: dict[str, Any] | None = None,
+        collect: bool | None = None,
+        test: bool = True,
+    ) -> Any:
+        """Record one step of the open episode; it ends with the step if a flag is set or its limit is reached.
+
+        Args:
+            action: as it was executed.
+            obs, reward, terminated, truncated, info: what the step led to.
+            extras: further values by name, stored in columns of their own.
+            collect: store the step as a sample; None: as the episode says.
+            test: False: the step explored.
+
+        Returns:
+            `truncated`, which is True too where the limit ended the episode.
+
+        Raises:
+            CodecError: something cannot be stored; the message names it.
+        """
+        episode = self.episode
+        if episode is None or not episode.open:
+            # A script may step on after the end. The Buffer begins another episode by itself.
+            if collect is None or collect:
+                self._append(action, obs, reward, terminated, truncated, info, extras)
+            return truncated
+        if episode.steps + 1 >= episode.limit and not terminated:
+            truncated = True
+        if collect is None:
+            collect = episode.collect
+        if collect and self.sample_compressor is None and not self.crc_debug:
+            self.buffer.append_sample((action, obs, reward, terminated, truncated, info), extras)
+            self.steps_collected += 1
+        elif collect:
+            self._append(action, obs, reward, terminated, truncated, info, extras)
+        episode.info = info
+        if self._info_metrics.each_step:
+            self._info_metrics.note(info)
+        episode.total += reward
+        episode.steps += 1
+        if not test:
+            episode.test = False
+        if terminated or truncated:
+            self._finish(episode, "terminated" if terminated else "truncated")
+        return truncated
+
+    def end(self, record: bool = True) -> None:
+        """End the open episode where it is. Samples that follow are not joined with it.
+
+        Args:
+            record: leave a record that says aborted, if the episode collects.
+        """
+        episode = self.episode
+        if episode is None or not episode.open:
+            return
+        if record and episode.collect:
+            self._finish(episode, "aborted")
+        episode.open = False
+
+    def set_version(self, version: Version) -> None:
+        """Store this policy version with the samples from the next one on."""
+        self.version = version
+        if self._collecting:
+            self.buffer.set_version(version)
+
+    def drop_unsent(self) -> int:
+        """Remove the open episode's samples that are still in the Buffer; return their number."""
+        dropped = self.buffer.drop_unsent() if self._collecting else 0
+        self.samples_dropped += dropped
+        return dropped
+
+    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
+        """Return samples and records, and forget them. The open episode goes on."""
+        chunks, records = self.buffer.take()
+        if chunks and self.episode is not None and self._collecting:
+            self.episode.sent = True
+        return chunks, records
+
+    def _append(
+        self, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, extras: Any
+    ) -> None:
+        if self.crc_debug:
+            info = self._with_original(action, obs, reward, terminated, truncated, info)
+        sample: Any = (action, obs, reward, terminated, truncated, info)
+        if self.sample_compressor is not None:
+            sample = self.sample_compressor(*sample)
+        self.buffer.append_sample(sample, extras)
+        self.steps_collected += 1
+
+    def _with_original(
+        self, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> dict[str, Any]:
+        # Deep copies: an environment may write its next observation over this one.
+        self._compared += 1
+        previous, self._last_obs = self._last_obs, copy.deepcopy(obs)
+        original = previous, copy.deepcopy(action), self._last_obs, reward, bool(terminated), bool(truncated)
+        step = 0 if previous is None else 1 + (self.episode.steps if self.episode is not None else 0)
+        return {**info, "crc_sample": original, "crc_sample_ts": (self._compared, step)}
+
+    def _finish(self, episode: Episode, end: Literal["terminated", "truncated", "aborted"]) -> None:
+        episode.open = False
+        self.buffer.end_episode(
+            EpisodeRecord(
+                agent="",
+                episode_return=float(episode.total),
+                length=episode.steps,
+                mode="test" if episode.test else "train",
+                end=end,
+                episode=episode.number,
+                version=self.version,
+                seed=episode.seed,
+                evaluation=episode.evaluation,
+                worker=self.name,
+                metrics={} if end == "aborted" else self._info_metrics.take(episode.info),
+            )
+        )
