@@ -1,4 +1,4 @@
-"""ActorModule: what a RolloutWorker needs of a policy, whatever it is made of."""
+"""ActorModule: the interface of policies, whatever they are made of; BatchActor: of those that carry a state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
 
 from tmrl_core.errors import WeightsError
+
+State = dict[str, np.ndarray]
+"""A recurrent state: arrays by name, each with a leading batch dimension; empty without recurrence."""
 
 FILE_FORMAT = "file"
 """Tag of weights that are the content of the file which the actor's own `save` writes."""
@@ -67,6 +72,9 @@ class ActorModule(ABC):
     def reset_extras(self) -> dict[str, Any]:
         """What a reset's sample, which no action led to, holds in the columns of `act_with_extras`; usually zeros."""
         return {}
+
+    def begin_episode(self) -> None:  # noqa: B027  # not abstract: most policies keep nothing
+        """Forget the episode before: a worker calls it after each reset, before the first action. Does nothing."""
 
     def seed(self, seed: int) -> None:  # noqa: B027  # not abstract: a policy may have nothing random
         """Seed the exploration of this actor; nothing by default."""
@@ -162,3 +170,43 @@ class ActorModule(ABC):
         except Exception as exc:  # whatever a class's own `load` makes of bytes that anybody may have published
             name = self.owner or type(self).__name__
             raise WeightsError(f"{name} cannot load the weights: {type(exc).__name__}: {exc}") from exc
+
+
+class BatchActor(ActorModule):
+    """An actor that acts on batches, and may carry a state from one step of an episode to the next.
+
+    A subclass implements `act_batch` instead of `act`; with torch it derives from TorchActorModule too, after this
+    class. Its extras are stored as those of `act_with_extras` are: it returns its state among them if the learner
+    needs it.
+    """
+
+    def initial_state(self, batch: int) -> State:
+        """Return the state at the beginning of `batch` episodes: by default an empty one."""
+        return {}
+
+    @abstractmethod
+    def act_batch(
+        self, obs_B: Any, state_B: State, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[Any, State, dict[str, Any]]:
+        """Act on a batch of observations.
+
+        Args:
+            obs_B: observations whose arrays have a leading batch dimension; nesting is kept.
+            state_B: of `initial_state`, or as the call for the step before returned it.
+            rng: draws the exploration.
+            deterministic: True: no exploration.
+
+        Returns:
+            Actions, the state after this step, and further values by name, all with a leading batch dimension.
+        """
+
+    def act(self, obs: Any, test: bool = False) -> NoReturn:
+        """Refuse to act without a state.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} acts on batches and carries a state: call act_batch, or let "
+            "tmrl_core.actor.rollout.runner.PolicyRunner hold the state."
+        )

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tmrl_core.actor.rollout.environment import CheckedEnvironment
+from tmrl_core.actor.rollout.guard import StepCheck
+from tmrl_core.errors import ConfigError, EnvironmentFailedError
+
+ACT = np.full(1, 0.5, np.float32)
+
+
+def test_results_pass_as_they_are_and_the_action_is_the_environments_own(counting_env: Any) -> None:
+    class Writing(counting_env):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            result = super().step(action)
+            action[:] = 77
+            return result
+
+    environment = CheckedEnvironment(Writing)
+    obs, info = environment.reset(seed=4)
+    assert (obs.tolist(), info, environment.env.seeds) == ([0, 0, 0], {"fresh": 0}, [4])
+    action = ACT.copy()
+    obs, reward, terminated, truncated, info = environment.step(action, keep=True)
+    assert (obs.tolist(), reward, terminated, truncated, info) == ([0, 1, 0.5], 1.0, False, False, {})
+    assert action.tolist() == [0.5]
+    environment.step(action)
+    assert action.tolist() == [77]
+    assert environment.fault is None
+
+
+def test_what_it_raises_passes_and_is_the_fault(counting_env: Any) -> None:
+    error = ZeroDivisionError("mine")
+    environment = CheckedEnvironment(lambda: counting_env(script={(0, 1): error, (1, 1): np.zeros(2, np.float32)}))
+    environment.reset()
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        environment.step(ACT)
+    assert environment.fault is error
+    environment.reset()
+    with pytest.raises(EnvironmentFailedError, match=r"shape \(2,\)"):
+        environment.step(ACT)
+    assert isinstance(environment.fault, EnvironmentFailedError)
+
+
+def test_it_is_made_again_after_a_failed_reset_only(counting_env: Any) -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(counting_env(script={(0, 0): OSError("no contact"), (0, 1): OSError("hot")} if not made else {}))
+        return made[-1]
+
+    environment = CheckedEnvironment(make)
+    with pytest.raises(OSError, match="no contact"):
+        environment.reset()
+    assert len(made) == 1
+    environment.reset(seed=2)
+    assert len(made) == 2
+    assert made[0].is_closed
+    assert environment.env is made[1]
+    assert made[1].seeds == [2]
+    environment.reset()
+    assert len(made) == 2
+    environment.close()
+    assert made[1].is_closed
+
+
+def test_what_makes_no_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="env_cls: found 3 of type int; wanted: what makes one"):
+        CheckedEnvironment(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="made a dict, which is no environment"):
+        CheckedEnvironment(dict)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_check_fits_what_its_step_would_not_change(strict: bool) -> None:
+    check = StepCheck(spaces.Box(-1, 1, (3,), np.float32), strict)
+    good = np.zeros(3, np.float32)
+    assert check.fits(good, 1.0)
+    assert check.step(good, 1.0) == (good, 1.0)
+    assert not check.fits(good, np.float32(1))
+    check.step(good, np.float32(1))
+    assert check.fits(good, np.float32(2)), "rewards of the type that was the latest"
+    assert not check.fits(good.astype(np.float64), np.float32(1))
+    assert not check.fits(np.array([0, np.nan, 0], np.float32), np.float32(1))
+    for bad in (np.array([0, np.nan, 0], np.float32), "text"):
+        with pytest.raises(EnvironmentFailedError):
+            check.step(bad, 1.0)
+    with pytest.raises(EnvironmentFailedError, match="the reward is nan"):
+        check.step(good, float("nan"))
+    if strict:
+        with pytest.raises(EnvironmentFailedError, match="float64"):
+            check.step(np.zeros(3), 1.0)
+    else:
+        assert check.step(np.zeros(3), 1.0)[0].dtype == np.float32
+        assert check.step([0, 0, 0], 1.0)[0].dtype == np.float32

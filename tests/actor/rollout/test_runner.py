@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tmrl_core.actor import TorchActorModule
+from tmrl_core.actor.module import ActorModule, BatchActor, State
+from tmrl_core.actor.rollout.runner import PolicyRunner, exploration_seed
+from tmrl_core.errors import ConfigError, PolicyFailedError, WeightsError
+
+OBS = spaces.Box(-9, 9, (2,), np.float32)
+ACT = spaces.Box(-9, 9, (1,), np.float32)
+SEEN = np.array([1.0, 2.0], np.float32)
+
+
+class Counting(BatchActor):
+    """Acts with the number of steps since the episode's begin, plus noise; its state holds the number."""
+
+    noise = 0.0
+
+    def initial_state(self, batch: int) -> State:
+        return {"steps": np.zeros((batch, 1), np.float32)}
+
+    def act_batch(self, obs_B: Any, state_B: State, rng: np.random.Generator, deterministic: bool) -> Any:
+        assert obs_B.shape == (1, 2)
+        steps = state_B["steps"] + 1
+        noise = 0.0 if deterministic else self.noise * rng.standard_normal(steps.shape)
+        return (steps + noise).astype(np.float32), {"steps": steps}, {"before": state_B["steps"], "logp": np.zeros(1)}
+
+    def reset_extras(self) -> dict[str, Any]:
+        return {"before": np.zeros(1, np.float32), "logp": np.float64(0)}
+
+
+class Plain(ActorModule):
+    """Counts the episodes; acts with its observation's first number."""
+
+    begun = 0
+
+    def begin_episode(self) -> None:
+        self.begun += 1
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return obs[:1]
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(b"weights")
+
+    def load(self, path: str | Path, device: Any) -> ActorModule:
+        if Path(path).read_bytes() != b"weights":
+            raise WeightsError("no weights")
+        return Plain(None, None)
+
+
+def runner(actor: Any, action_space: Any = ACT, **kwargs: Any) -> PolicyRunner:
+    return PolicyRunner(actor, OBS, action_space, **kwargs)
+
+
+def test_the_state_goes_on_within_an_episode_and_begins_anew_with_the_next() -> None:
+    policy = runner(Counting)
+    for _ in range(2):
+        policy.reset()
+        acted = [policy.decide(SEEN, False, True) for _ in range(3)]
+        assert [action.tolist() for action, _ in acted] == [[1], [2], [3]]
+        assert [extras["before"].tolist() for _, extras in acted if extras] == [[0], [1], [2]]
+    assert policy.act(SEEN).tolist() == [4]
+    assert policy.keeps_extras
+    assert policy.reset_extras() == {"before": np.zeros(1), "logp": 0}
+
+
+def test_numbers_of_a_batch_of_one_lose_its_dimension_only() -> None:
+    class Nested(BatchActor):
+        def act_batch(self, obs_B: Any, state_B: State, rng: np.random.Generator, deterministic: bool) -> Any:
+            assert obs_B["image"].shape == (1, 4, 4)
+            assert obs_B["pose"][1].shape == (1,)
+            return {"arm": np.zeros((1, 3)), "grip": (np.ones(1, np.int64),)}, state_B, {"q": np.zeros((1, 5))}
+
+    policy = runner(Nested, spaces.Dict({"arm": ACT, "grip": spaces.Tuple([spaces.Discrete(2)])}))
+    action, extras = policy.decide({"image": np.zeros((4, 4)), "pose": (SEEN, 3)}, False, True)
+    assert action["arm"].shape == (3,)
+    assert action["grip"] == (1,)
+    assert extras is not None
+    assert extras["q"].shape == (5,)
+
+
+def test_a_torch_actor_may_carry_a_state_too() -> None:
+    class Cell(BatchActor, TorchActorModule):
+        def __init__(self, observation_space: Any, action_space: Any) -> None:
+            super().__init__(observation_space, action_space)
+            self.cell = torch.nn.GRUCell(2, 1)
+
+        def initial_state(self, batch: int) -> State:
+            return {"h": np.zeros((batch, 1), np.float32)}
+
+        @torch.no_grad()
+        def act_batch(self, obs_B: Any, state_B: State, rng: np.random.Generator, deterministic: bool) -> Any:
+            h = self.cell(torch.from_numpy(obs_B), torch.from_numpy(state_B["h"])).numpy()
+            return h, {"h": h}, {}
+
+    policy = runner(Cell)
+    policy.reset()
+    first, second = policy.act(SEEN), policy.act(SEEN)
+    assert first.tolist() != second.tolist()
+    other = runner(Cell)
+    other.load(*policy.actor.to_blob())
+    other.reset()
+    assert other.act(SEEN).tolist() == first.tolist()
+
+
+def test_exploration_is_seeded_and_off_in_tests() -> None:
+    class Noisy(Counting):
+        noise = 1.0
+
+    def actions(seed: int, test: bool = False) -> list[float]:
+        policy = runner(Noisy, seed=seed)
+        policy.reset()
+        return [float(policy.act(SEEN, test)[0]) for _ in range(4)]
+
+    assert actions(3) == actions(3)
+    assert actions(3) != actions(4)
+    assert actions(3, test=True) == actions(4, test=True) == [1, 2, 3, 4]
+    assert exploration_seed(3) != 3
+
+
+def test_an_actor_without_a_batch_hears_of_each_episode() -> None:
+    policy = runner(Plain)
+    assert isinstance(policy.actor, Plain)
+    policy.reset()
+    policy.reset()
+    assert policy.actor.begun == 2
+    assert policy.decide(SEEN, False, True) == (np.ones(1), None)
+    assert policy.reset_extras() is None
+    assert not policy.keeps_extras
+
+
+@pytest.mark.parametrize("actor", [Plain, Counting])
+def test_an_override_chooses_after_the_policy_whose_state_goes_on(actor: Any) -> None:
+    policy = runner(actor)
+    policy.reset()
+    chosen: list[tuple[Any, Any, Any]] = []
+
+    def person(obs: Any, action: Any, extras: dict[str, Any]) -> Any:
+        chosen.append((obs, float(action[0]), extras))
+        return np.full(1, 7, np.float32), {**extras, "mine": 1.0}
+
+    policy.override = person
+    action, extras = policy.decide(SEEN, False, True)
+    assert action.tolist() == [7]
+    assert extras is not None
+    assert extras["mine"] == 1.0
+    assert chosen[0][0] is SEEN
+    policy.override = None
+    assert policy.decide(SEEN, False, True)[0].tolist() == ([1] if actor is Plain else [2])
+
+
+@pytest.mark.parametrize("way", ["policy", "override"])
+def test_an_action_that_is_not_finite_is_refused(way: str) -> None:
+    policy = runner(Plain)
+    bad = np.array([np.nan, 0], np.float32)
+    if way == "override":
+        policy.override = lambda obs, action, extras: (bad[:1], extras)
+    with pytest.raises(PolicyFailedError, match=r"not finite, so it is not executed: \[nan\]"):
+        policy.decide(bad if way == "policy" else SEEN, False, True)
+
+
+def test_integers_are_finite_and_wide_actions_are_looked_at_too() -> None:
+    def acts(action: Any) -> Any:
+        class Fixed(ActorModule):
+            def act(self, obs: Any, test: bool = False) -> Any:
+                return action
+
+        return Fixed
+
+    assert runner(acts(np.int64(3)), spaces.Discrete(4)).decide(SEEN, True, False) == (3, None)
+    wide = np.zeros(40, np.float32)
+    policy = runner(acts(wide), spaces.Box(-1, 1, (40,), np.float32))
+    policy.decide(SEEN, True, False)
+    wide[39] = np.inf
+    with pytest.raises(PolicyFailedError):
+        policy.decide(SEEN, True, False)
+
+
+def test_weights_are_loaded_into_the_actor_or_another_one(tmp_path: Path) -> None:
+    policy = runner(Plain)
+    first = policy.actor
+    with pytest.raises(WeightsError, match="no weights"):
+        policy.load("file", b"garbage")
+    assert policy.actor is first
+    policy.load("file", b"weights")
+    assert policy.actor is not first
+    (tmp_path / "kept").write_bytes(b"weights")
+    second = policy.actor
+    policy.load_file(tmp_path / "kept")
+    assert policy.actor is not second
+
+
+def test_a_batch_actor_says_what_to_call_instead_of_act() -> None:
+    with pytest.raises(NotImplementedError, match=r"call act_batch, or let .*PolicyRunner hold the state"):
+        Counting(OBS, ACT).act(SEEN)
+
+
+@pytest.mark.parametrize(("make", "words"), [("policy", "found 'policy' of type str"), (dict, "made a dict; wanted")])
+def test_an_actor_is_required(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"actor_module_cls:? {words}"):
+        runner(make)

@@ -1,0 +1,142 @@
+"""An environment whose results are checked, which is made again when its reset has failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from numpy import ndarray
+
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.guard import StepCheck, own_action, reset_problem
+from tmrl_core.config.references import as_environment
+from tmrl_core.errors import ConfigError, EnvironmentFailedError
+
+logger = logging.getLogger(__name__)
+
+
+class CheckedEnvironment:
+    """Make an environment, and check what its `reset` and `step` return.
+
+    Args:
+        make: makes the environment; called again when a reset has failed.
+        strict_spaces: refuse observations of another dtype, container or order of keys, instead of casting them.
+
+    Raises:
+        ConfigError: `make` makes no environment.
+
+    Attributes:
+        env: the environment.
+        fault: the latest exception that it raised, or that a bad result of it led to.
+    """
+
+    def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False) -> None:
+        check_maker("env_cls", make)
+        self._make = make
+        self.env = as_environment(make(), f"env_cls: {make!r:.100}")
+        self.fault: Exception | None = None
+        self._check = StepCheck(self.env.observation_space, strict_spaces)
+        self._broken = False
+
+    @property
+    def default_action(self) -> Any:
+        """Action that rtgym's environments store with a reset; None elsewhere."""
+        return getattr(getattr(self.env, "unwrapped", self.env), "default_action", None)
+
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; one whose last reset failed is made again first.
+
+        Raises:
+            EnvironmentFailedError: it returned no pair, or its observation does not belong to the space.
+            Exception: what the environment raises passes, and is the `fault`.
+        """
+        if self._broken:
+            self._renew()
+        try:
+            result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
+            problem = reset_problem(result)
+            if problem is not None:
+                raise EnvironmentFailedError(problem)
+            obs, info = result
+            return self._check.observation(obs, ", after a reset"), info
+        except Exception as exc:
+            self.fault = exc
+            self._broken = True
+            raise
+
+    def step(self, action: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the environment.
+
+        Args:
+            action: to execute.
+            keep: give the environment a copy, since it may change its argument.
+
+        Returns:
+            Observation, reward, terminated, truncated, info.
+
+        Raises:
+            EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
+            Exception: what the environment raises passes, and is the `fault`.
+        """
+        try:
+            if keep:
+                action = action.copy() if type(action) is ndarray else own_action(action)
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            if not self._check.fits(obs, reward):
+                obs, reward = self._check.step(obs, reward)
+        except Exception as exc:
+            self.fault = exc
+            raise
+        return obs, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _renew(self) -> None:
+        """Make the environment again.
+
+        Raises:
+            EnvironmentFailedError: the new one has other spaces; no further try would help.
+        """
+        old_spaces = self.env.observation_space, self.env.action_space
+        try:
+            self.env.close()
+        except Exception:
+            logger.warning("the environment that failed could not be closed either", exc_info=True)
+        try:
+            self.env = self._make()
+        except Exception as exc:
+            self.fault = exc
+            raise
+        if (self.env.observation_space, self.env.action_space) != old_spaces:
+            raise EnvironmentFailedError(
+                f"the environment made anew has other spaces: {self.env.observation_space} and "
+                f"{self.env.action_space}, before {old_spaces[0]} and {old_spaces[1]}"
+            )
+        self._broken = False
+
+
+def check_maker(name: str, maker: Any) -> None:
+    """Refuse an object where a function or class that makes one is expected.
+
+    Raises:
+        ConfigError: it cannot be called.
+    """
+    if not callable(maker) or isinstance(maker, ActorModule):
+        raise ConfigError(
+            f"{name}: found {maker!r:.100} of type {type(maker).__name__}; wanted: what makes one when it is "
+            "called, such as a class, a functools.partial or a lambda"
+        )
+
+
+def users_traceback(fault: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
+    """Return the exception with its traceback from the environment's own code on."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != __file__:
+        trace = trace.tb_next
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return type(fault), fault, trace if trace is not None else fault.__traceback__

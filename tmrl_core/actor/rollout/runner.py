@@ -1,0 +1,185 @@
+"""The policy runner: an actor, its device, its random generator and the state that it carries through an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.actor.module import ActorModule, BatchActor, State
+from tmrl_core.actor.rollout.environment import check_maker
+from tmrl_core.actor.rollout.guard import make_finite_check
+from tmrl_core.errors import ConfigError, PolicyFailedError
+
+Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
+"""`(observation, action, extras)` of the policy -> the action and extras that count."""
+
+
+def exploration_seed(seed: int) -> int:
+    """Return the seed of an actor whose environment gets `seed`.
+
+    Both make NumPy's default generator of it: with equal seeds the environment's noise would be the policy's.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0])
+
+
+class PolicyRunner:
+    """Run a policy: one action for each observation, and a state that begins anew with each episode.
+
+    Args:
+        make_actor: `(observation_space=, action_space=)` makes the actor.
+        observation_space, action_space: of the environment.
+        device: of the actor.
+        seed: of the environment; `exploration_seed` derives the actor's. None: from the operating system.
+
+    Raises:
+        ConfigError: `make_actor` makes no actor.
+
+    Attributes:
+        device: of the actor.
+        override: chooses the action in the policy's place, as a person or an expert does; called after the policy, so
+            that its state goes on. None: the policy acts.
+    """
+
+    def __init__(
+        self,
+        make_actor: Callable[..., Any],
+        observation_space: Any,
+        action_space: Any,
+        *,
+        device: Any = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        check_maker("actor_module_cls", make_actor)
+        actor = make_actor(observation_space=observation_space, action_space=action_space)
+        if not isinstance(actor, ActorModule):
+            raise ConfigError(
+                f"actor_module_cls made a {type(actor).__name__}; wanted: an actor derived from "
+                "tmrl_core.actor.ActorModule, or from TorchActorModule"
+            )
+        self.device = device
+        self.override: Override | None = None
+        self._is_finite = make_finite_check(action_space)
+        self._rng = np.random.default_rng()
+        self._state: State = {}
+        self.actor = actor.to_device(device)
+        if seed is not None:
+            self.seed(seed)
+
+    @property
+    def actor(self) -> ActorModule:
+        """The actor. Another one goes on with the state of the one before it."""
+        return self._actor
+
+    @actor.setter
+    def actor(self, actor: ActorModule) -> None:
+        self._actor = actor
+        self._batch = actor if isinstance(actor, BatchActor) else None
+        self._bind()
+        self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
+        """True: the actor returns values besides the action, to be stored with it."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the exploration, given the seed of the environment."""
+        derived = exploration_seed(seed)
+        self._actor.seed(derived)
+        self._rng = np.random.default_rng(derived)
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        if self._batch is not None:
+            self._state = self._batch.initial_state(1)
+        self._bind()
+        self._actor.begin_episode()
+
+    def reset_extras(self) -> dict[str, Any] | None:
+        """Return the extras of a reset, which no action led to; None: the actor keeps none."""
+        return self._actor.reset_extras() if self.keeps_extras else None
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """Return the policy's action for an observation. An action that is not finite passes.
+
+        Args:
+            obs: after the worker's `obs_preprocessor`.
+            test: True: no exploration.
+        """
+        return self._act_batch(obs, test)[0] if self._batch is not None else self._actor.act_(obs, test=test)
+
+    def decide(
+        self, obs: Any, test: bool, extras: bool, act: Callable[..., Any] | None = None
+    ) -> tuple[Any, dict[str, Any] | None]:
+        """Return the action to execute, and the extras to store with it.
+
+        Args:
+            obs: after the worker's `obs_preprocessor`.
+            test: True: no exploration.
+            extras: return extras too, if the actor keeps any.
+            act: `(obs, test)` acts in the place of an actor that keeps no extras.
+
+        Raises:
+            PolicyFailedError: the action is not finite.
+        """
+        more: dict[str, Any] | None = None
+        if self._batch is not None:
+            action, more = self._act_batch(obs, test)
+        elif extras and self.keeps_extras:
+            action, more = self._actor.act_with_extras(obs, test=test)
+        else:
+            action = (act or self._act)(obs, test)
+        if self.override is not None:
+            action, more = self.override(obs, action, more or {})
+        if not self._is_finite(action):
+            raise PolicyFailedError(
+                f"the policy's action is not finite, so it is not executed: {str(action)[:200]}. Its weights or the "
+                "observation's numbers are too large, or its computation is wrong"
+            )
+        return action, more
+
+    def load(self, tag: str, data: bytes) -> None:
+        """Load weights, given the tag of their format.
+
+        Raises:
+            WeightsError: they are no weights for this actor, which stays as it was.
+        """
+        self._adopt(self._actor.from_blob(tag, data, self.device))
+
+    def load_file(self, path: Path) -> None:
+        """Load weights that `PolicyFiles` has kept. Raises what the actor's own `load` raises."""
+        if type(self._actor).from_bytes is ActorModule.from_bytes:
+            self.actor = self._actor.load(path, self.device)
+        else:
+            self.actor = self._actor.from_bytes(path.read_bytes(), self.device)
+
+    def _bind(self) -> None:
+        # One call less a step where an actor has no preparation of its own.
+        actor = self._actor
+        self._act = actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
+
+    def _adopt(self, actor: ActorModule) -> None:
+        if actor is not self._actor:
+            self.actor = actor.to_device(self.device)
+
+    def _act_batch(self, obs: Any, test: bool) -> tuple[Any, dict[str, Any]]:
+        assert self._batch is not None
+        action_B, self._state, extras_B = self._batch.act_batch(_batch_of_one(obs), self._state, self._rng, test)
+        return _first(action_B), {name: np.asarray(value)[0] for name, value in extras_B.items()}
+
+
+def _batch_of_one(value: Any) -> Any:
+    """Return an observation with a leading batch dimension of 1 in each of its arrays."""
+    if isinstance(value, dict):
+        return {key: _batch_of_one(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_batch_of_one, value))
+    return np.asarray(value)[None]
+
+
+def _first(value_B: Any) -> Any:
+    """Return the first action of a batch."""
+    if isinstance(value_B, dict):
+        return {key: _first(item) for key, item in value_B.items()}
+    if isinstance(value_B, tuple):
+        return tuple(map(_first, value_B))
+    return np.asarray(value_B)[0]
