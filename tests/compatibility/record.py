@@ -2,9 +2,8 @@
 
     python -m tests.compatibility.record checkpoints policies spool credentials run wire
 
-was run once for each archive, with the code of that day, whose modules it imports by the names that they had then: for
-more data of that day, check out commit fe8f9ce beside these files. Archives are never recorded again to make a test
-pass: data of users that looks like them would stay unreadable.
+was run once for each archive, with the code of commit fe8f9ce. Archives are never recorded again to make a test pass:
+data of users that looks like them would stay unreadable.
 """
 
 from __future__ import annotations
