@@ -1,4 +1,4 @@
-"""RolloutWorker: a Rollout with a link to the Server, configured as the public API says."""
+"""RolloutWorker: a worker with a link to the Server, configured as the public API says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import numpy as np
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.link import Farewell
+from tmrl_core.actor.rollout.player import Player
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
-from tmrl_core.actor.rollout.worker import Rollout
+from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.actor.twins import choose_actor
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.metrics.console import show_messages
@@ -28,7 +30,7 @@ from tmrl_core.networking.transports.select import link_settings
 from tmrl_core.samples import Buffer, encode_value
 
 
-class RolloutWorker(Rollout):
+class RolloutWorker(Worker):
     """Collects samples in an environment, sends them to the Server and acts with the policies that come back.
 
     What is left out comes from the configuration when the worker is made; an explicit None means none. It begins to
@@ -142,16 +144,13 @@ class RolloutWorker(Rollout):
         drain_s = given(drain_timeout_s, settings.drain_timeout_s)
         copy = given(model_path, config.worker_model_path)
         history = given(model_path_history, config.worker_history_path)
-        super().__init__(
+        loop = make_loop(
             env_cls,
             choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
             buffer=Buffer(given(buffer_maxlen, settings.buffer_maxlen)),
-            files=PolicyFiles(
-                Path(copy) if copy is not None else None,
-                str(history) if history is not None else None,
-                given(model_history, settings.model_history),
-            ),
-            needs_policy=standalone,
+            name=label.text,
+            device=device,
+            seed=chosen_seed,
             sample_compressor=sample_compressor,
             obs_preprocessor=obs_preprocessor,
             crc_debug=crc_debug,
@@ -159,49 +158,61 @@ class RolloutWorker(Rollout):
             max_failures=given(max_failures, settings.max_failures),
             strict_spaces=given(strict_spaces, settings.strict_spaces),
             info_metrics=given(info_metrics, settings.info_metrics),
-            device=device,
-            name=label.text,
-            seed=chosen_seed,
+        )
+        link: WorkerLink | None = None
+        if not standalone:
+            full = given(when_full, settings.when_full)
+            if full == "auto":
+                full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
+            link = WorkerLink(
+                link_settings(
+                    config,
+                    host="127.0.0.1" if server_ip is None else server_ip,
+                    port=given(server_port, config.server.port),
+                    transport=cast(Literal["tls", "local", "tlspyo"], kind),
+                    security=security,
+                    keys_dir=keys_dir,
+                    hostname=hostname,
+                    password=password,
+                    local_port=given(local_port, config.network.local_port_worker),
+                    header_size=header_size,
+                    max_buf_len=max_buf_len,
+                ),
+                name=label.text,
+                run=given(run_name, config.run.name),
+                signature=_signature(loop.environment.env, loop.runner.actor),
+                queue_bytes=given(queue_bytes, settings.queue_bytes),
+                when_full=cast(Literal["block", "drop_oldest"], full),
+                drain_timeout_s=drain_s,
+            )
+        uplink = Uplink(
+            link,
+            loop.recorder,
+            loop.runner,
+            files=PolicyFiles(
+                Path(copy) if copy is not None else None,
+                str(history) if history is not None else None,
+                given(model_history, settings.model_history),
+            ),
+            drain_timeout_s=drain_s,
+            needs_policy=standalone,
+        )
+        super().__init__(
+            Player(loop, uplink, seed=chosen_seed),
             send_every=given(send_every, settings.send_every),
             update_weights=given(update_weights, settings.update_weights),
             max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
-            drain_timeout_s=drain_s,
         )
-        if standalone:
+        if link is None:
             return
-        full = given(when_full, settings.when_full)
-        if full == "auto":
-            full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
-        link = WorkerLink(
-            link_settings(
-                config,
-                host="127.0.0.1" if server_ip is None else server_ip,
-                port=given(server_port, config.server.port),
-                transport=cast(Literal["tls", "local", "tlspyo"], kind),
-                security=security,
-                keys_dir=keys_dir,
-                hostname=hostname,
-                password=password,
-                local_port=given(local_port, config.network.local_port_worker),
-                header_size=header_size,
-                max_buf_len=max_buf_len,
-            ),
-            name=label.text,
-            run=given(run_name, config.run.name),
-            signature=_signature(self.env, self.actor),
-            queue_bytes=given(queue_bytes, settings.queue_bytes),
-            when_full=cast(Literal["block", "drop_oldest"], full),
-            drain_timeout_s=drain_s,
-        )
         try:
             link.start()
         except BaseException:
-            self.env.close()
+            loop.environment.close()
             raise
-        self._link = link
 
     def close(self) -> Farewell | None:
-        """As `Rollout.close`; let other workers have the label."""
+        """As `Worker.close`; let other workers have the label."""
         report = super().close()
         if self._unclaim is not None:
             self._unclaim()

@@ -6,20 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.actor.rollout.composing import compose
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout.worker import Rollout
+from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.messages import Collect, Directive, Evaluation, encode_body
-from tmrl_core.samples import Buffer
 
 
 @pytest.fixture
 def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
-    def make(length: int = 3, linked: bool = True, actor: Any = None, **kwargs: Any) -> Rollout:
-        return Rollout(
+    def make(length: int = 3, linked: bool = True, actor: Any = None, **kwargs: Any) -> Worker:
+        return compose(
             lambda: counting_env(length=length),
             actor or constant_actor,
-            buffer=Buffer(None),
             link=link if linked else None,
             **kwargs,
         )

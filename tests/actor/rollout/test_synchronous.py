@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 
+from tests.actor.rollout.composing import compose
 from tmrl_core.actor.rollout import synchronous
 from tmrl_core.actor.rollout.pacing import StarvationWatch
-from tmrl_core.actor.rollout.worker import Rollout
+from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.messages import Directive, Evaluation, Progress
-from tmrl_core.samples import Buffer
 
 
 @pytest.fixture
 def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
-    def make(length: int = 3, linked: bool = True, **kwargs: Any) -> Rollout:
-        return Rollout(
+    def make(length: int = 3, linked: bool = True, **kwargs: Any) -> Worker:
+        return compose(
             lambda: counting_env(length=length),
             constant_actor,
-            buffer=Buffer(None),
             link=link if linked else None,
             **kwargs,
         )

@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tmrl_core.actor.rollout import worker as rollout
+from tests.actor.rollout.composing import compose
+from tmrl_core.actor.rollout import asynchronous
 from tmrl_core.actor.rollout.pacing import StarvationWatch
-from tmrl_core.actor.rollout.worker import Rollout
+from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
 from tmrl_core.networking.messages import Directive, Evaluation, Progress
-from tmrl_core.samples import Buffer
 
 
 @pytest.fixture
 def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
-    def make(length: int = 3, linked: bool = True, **kwargs: Any) -> Rollout:
+    def make(length: int = 3, linked: bool = True, **kwargs: Any) -> Worker:
         env = kwargs.pop("env", None) or counting_env(length=length)
         kwargs = {"send_pause_s": 0.0, **kwargs}
-        return Rollout(lambda: env, constant_actor, buffer=Buffer(None), link=link if linked else None, **kwargs)
+        return compose(lambda: env, constant_actor, link=link if linked else None, **kwargs)
 
     return make
 
@@ -154,7 +154,7 @@ def test_finish_is_noticed_within_an_endless_episode(make: Any, link: Any) -> No
 def test_an_endless_episode_of_which_nothing_is_sent_is_told_once(
     send_every: int, make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rollout, "LONG_EPISODE_S", 0.0)
+    monkeypatch.setattr(asynchronous, "LONG_EPISODE_S", 0.0)
     worker = make(length=10**9, max_samples_per_episode=2000, send_every=send_every)
     worker.run(nb_episodes=2, verbose=False)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -214,7 +214,7 @@ def test_the_brake_and_a_trainer_that_waits_end_the_run_with_their_numbers(
 ) -> None:
     clock = itertools.count()
     monkeypatch.setattr(
-        rollout, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
+        asynchronous, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
     )
     worker = make(max_env_steps_per_update=0.5)
     link.progress = Progress(samples=4, updates=2, start_training=1, lack="2 updates / 4 samples received is too many")

@@ -80,7 +80,7 @@ class LinkView:
 
 
 class Pace:
-    """The worker's side: `SynchronousPace`, a slice of steps an event."""
+    """The worker's side: `SynchronousSchedule`, a slice of steps an event."""
 
     def __init__(self, scenario: SynchronousScenario, worker: Worker) -> None:
         self.scenario = scenario
@@ -96,7 +96,7 @@ class Pace:
 
     @property
     def steps(self) -> int:
-        """`LinkedPlayer.steps_that_count`."""
+        """`Uplink.steps_that_count`."""
         sender = self.worker.sender
         return self.collected - sender.samples_dropped - sender.samples_refused
 

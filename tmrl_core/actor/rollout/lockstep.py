@@ -1,6 +1,6 @@
-"""Lockstep collection, the worker's side: exactly what the trainer asks for, with exactly that version of the policy.
+"""The lockstep schedule: exactly what the trainer asks for, with exactly that version of the policy.
 
-What is asked for comes as a `Collect` in the trainer's directive for this stream, and holds until another one comes.
+The request comes as a `Collect` in the trainer's directive for this stream, and holds until another one comes.
 Steps that are asked for go on in the open episode; whole episodes are sent whole. Evaluations are played before the
 next share is begun, never within one, so that what a seeded worker does depends on nothing but what it is told.
 """
@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from tmrl_core.actor.rollout.linked import WAIT_S, LinkedPlayer
+from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import RemoteProtocolError, StarvedError
 from tmrl_core.networking.messages import Collect, decode_body
 from tmrl_core.samples import Chunk
@@ -19,14 +20,14 @@ from tmrl_core.samples import Chunk
 logger = logging.getLogger(__name__)
 
 SEND_S = 1.0
-"""Seconds after which what was collected of a share leaves, so that little of it goes with a worker that dies."""
+"""Seconds after which collected samples of a share leave, so that a worker that dies loses few."""
 
 
-class LockstepPace:
-    """Collects shares of rounds: how many steps may be taken now, and the wait for the next share when none may.
+class LockstepSchedule:
+    """Collect the worker's share of each round, and wait for the next one in between.
 
     Args:
-        player: what collects.
+        player: collects.
         send_every: send every so many steps too; 0: only as time passes, and at the end of a share.
         verbose: log shares at INFO.
         clock: seconds.
@@ -34,13 +35,15 @@ class LockstepPace:
 
     def __init__(
         self,
-        player: LinkedPlayer,
+        player: Player,
         *,
         send_every: int = 0,
         verbose: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._player = player
+        self._uplink = player.uplink
+        self._recorder = player.recorder
         self._send_every = send_every
         self._level = logging.INFO if verbose else logging.DEBUG
         self._clock = clock
@@ -56,28 +59,37 @@ class LockstepPace:
 
     @property
     def collected(self) -> int:
-        """How much of the latest share is collected: steps or episodes, as it asks for."""
+        """Collected part of the latest share: a number of steps or of episodes, as it asks for."""
         share = self._open
         if share is None:
             return 0
-        return self._sent if share.episodes is not None else self._sent + steps_in(self._player.buffer.chunks)
+        return self._sent if share.episodes is not None else self._sent + steps_in(self._recorder.buffer.chunks)
 
-    def go_on(self) -> bool:
-        """Between episodes: wait until there is something to collect; False: the run ends."""
-        self._fresh = False
-        return self._wait()
+    def run(self) -> None:
+        """Collect until the end of the run.
 
-    def ended(self) -> None:
-        """An episode has ended in order."""
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            StarvedError: the worker is standalone.
+            TmrlError: the link has failed for good.
+        """
+        while True:
+            self._fresh = False
+            if not self._wait():
+                break
+            if self._player.train(self._allow):
+                self._count_episode()
+        self._uplink.send()
+
+    def _count_episode(self) -> None:
         share = self._open
         if share is not None and share.episodes is not None:
             self._sent += 1
             self._send()
 
-    def allow(self) -> int:
-        """Before each slice of an episode: how long it may be; 0: the episode ends here."""
-        player = self._player
-        if player.ending():
+    def _allow(self) -> int:
+        """Return the most steps of the next slice; 0: the episode ends here."""
+        if self._uplink.ending():
             return 0
         share = self._asked_now()
         if share != self._open and share is not None and self._open is not None and _same(share, self._open):
@@ -87,24 +99,24 @@ class LockstepPace:
                 self._abandon()
             if not self._wait():
                 return 0
-        if self._fresh and not player.between_episodes:
+        if self._fresh and self._recorder.recording:
             return 0
         self._fresh = False
         share = self._open
         assert share is not None
         if share.episodes is not None:
-            return player.slice_length
-        unsent = steps_in(player.buffer.chunks)
+            return self._player.loop.slice_length
+        unsent = steps_in(self._recorder.buffer.chunks)
         if unsent and (self._clock() - self._sent_at >= SEND_S or (self._send_every and unsent >= self._send_every)):
             self._send()
-        longest = min(player.slice_length, self._left())
+        longest = min(self._player.loop.slice_length, self._left())
         return longest if not self._send_every else max(1, min(longest, self._send_every))
 
     def _left(self) -> int:
         return self._open.amount - self.collected if self._open is not None else 0
 
     def _asked_now(self) -> Collect | None:
-        link = self._player.link
+        link = self._uplink.link
         body = link.directive.collect if link is not None else None
         if body != self._body:
             self._body = body
@@ -118,35 +130,34 @@ class LockstepPace:
     def _abandon(self) -> None:
         """The share is not wanted any more; whole episodes that cannot be finished are of no use."""
         share = self._open
-        if share is not None and share.episodes is not None and not self._player.between_episodes:
+        if share is not None and share.episodes is not None and self._recorder.recording:
             self._player.give_up_episode()
         self._send()
 
     def _send(self) -> None:
-        share, player = self._open, self._player
+        share = self._open
         if share is not None and share.episodes is None:
-            self._sent += steps_in(player.buffer.chunks)
-        player.send_and_clear_buffer()
+            self._sent += steps_in(self._recorder.buffer.chunks)
+        self._uplink.send()
         self._sent_at = self._clock()
 
     def _wait(self) -> bool:
         """Wait until there is a share with something left of it, and its policy is here; False: the run ends."""
-        player = self._player
-        link = player.link
+        link = self._uplink.link
         if link is None:
             raise StarvedError(
                 "lockstep collects what a trainer asks for, and there is none: the worker is standalone. Use "
                 "run_episodes, or worker.collection: asynchronous."
             )
         try:
-            while not player.ending():
+            while not self._uplink.ending():
                 share = self._asked_now()
                 if share is not None and self._open is not None and _same(share, self._open):
                     self._open = share
                 if share is not None and share == self._open and self._left() > 0:
                     return True
                 self._send()
-                if player.evaluate_if_due():
+                if self._player.evaluate_if_due():
                     continue
                 if share is not None and share != self._open and not link.directive.pause and self._begin(share):
                     continue
@@ -159,19 +170,18 @@ class LockstepPace:
 
     def _begin(self, share: Collect) -> bool:
         """Begin another share, if its policy is here."""
-        player = self._player
-        if player.policy_version != share.version:
-            player.take_policy(verbose=False)
-            if player.policy_version != share.version:
+        if self._recorder.version != share.version:
+            self._uplink.take_policy(verbose=False)
+            if self._recorder.version != share.version:
                 return False
         before = self._open
         # A trainer that has been started anew knows nothing of what an open episode began with.
         anew = before is None or before.version[0] != share.version[0]
-        self._fresh = (anew or share.seed is not None or share.episodes is not None) and not player.between_episodes
+        self._fresh = (anew or share.seed is not None or share.episodes is not None) and self._recorder.recording
         if share.seed is not None:
-            player.seed_next_episode(share.seed)
+            self._player.seed_next_episode(share.seed)
         self._open, self._sent, self._sent_at = share, 0, self._clock()
-        logger.log(self._level, "worker %s collects %s of round %d", player.name, share.amount, share.round)
+        logger.log(self._level, "worker %s collects %s of round %d", self._recorder.name, share.amount, share.round)
         return True
 
     def _waits(self, share: Collect | None) -> str:
@@ -179,7 +189,7 @@ class LockstepPace:
             return "the trainer's next round"
         if share == self._open:
             return share.done
-        mine = self._player.policy_version
+        mine = self._recorder.version
         return (
             f"version {share.version[0]}.{share.version[1]} of the policy, to collect round {share.round} with; it has "
             f"{mine[0]}.{mine[1]}"
@@ -187,7 +197,7 @@ class LockstepPace:
 
 
 def _same(first: Collect, second: Collect) -> bool:
-    """Whether both speak of one share, of which perhaps more is asked for."""
+    """Return True if both are the same share, of which one may ask for more."""
     return (first.round, first.version, first.episodes is None) == (
         second.round,
         second.version,
@@ -196,5 +206,5 @@ def _same(first: Collect, second: Collect) -> bool:
 
 
 def steps_in(chunks: Sequence[Chunk]) -> int:
-    """Environment steps in these chunks; resets, step 0 of their episode, are none."""
+    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, is none."""
     return sum(segment.rows - (1 if segment.first_step == 0 else 0) for chunk in chunks for segment in chunk.segments)

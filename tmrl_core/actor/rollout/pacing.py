@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tmrl_core.networking.messages import Progress
 
@@ -122,3 +123,8 @@ class StarvationWatch:
             self._since = self._clock()
             return False
         return self._clock() - self._since >= self._window_s
+
+
+def count_to(number: float) -> Iterator[int]:
+    """Count from 0 to below a number, which may be infinite."""
+    return itertools.count() if number == math.inf else iter(range(int(number)))

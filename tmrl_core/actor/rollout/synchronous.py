@@ -1,4 +1,4 @@
-"""The pace of `run_synchronous`: how many steps may be taken now, and the wait for models when none may.
+"""The synchronous schedule: a maximum of environment steps for each model received, and the wait for models.
 
 A worker with a seed takes turns with the trainer, so that one seed gives one run: it collects all that the ratio
 allows with each version, says so, and waits. The trainer trains on that until it publishes the next version, and then
@@ -12,8 +12,9 @@ import math
 import time
 
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.linked import WAIT_S, LinkedPlayer
 from tmrl_core.actor.rollout.pacing import Ratio, StarvationWatch
+from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.messages import turn_text
 
@@ -24,25 +25,25 @@ TURNLESS_S = 10.0
 """Seconds with a policy and no turn after which the trainer is taken for one of a release that gives none."""
 
 
-class SynchronousPace:
-    """Keeps the ratio of environment steps to models received for one run.
+class SynchronousSchedule:
+    """Keep the ratio of environment steps to models received, for one run.
 
     First `initial_steps` are collected without waiting; then the ratio is reached with them; then steps are counted
     anew, and the ratio holds before each step, or with `end_episodes` before each episode.
 
     Args:
-        player: what collects.
+        player: collects.
         ratio: the rule, and the count of models.
-        initial_steps, nb_steps: how many before the ratio holds, and after that.
+        initial_steps, nb_steps: number of steps before the ratio holds, and after that.
         end_episodes: wait between episodes only.
         send_every: send every so many steps also within an episode; 0: at episode ends.
-        update_each_step: take new weights as soon as they are there.
+        update_each_step: load new weights as soon as they have arrived.
         verbose: log waits at INFO.
     """
 
     def __init__(
         self,
-        player: LinkedPlayer,
+        player: Player,
         ratio: Ratio,
         *,
         initial_steps: float,
@@ -53,6 +54,8 @@ class SynchronousPace:
         verbose: bool,
     ) -> None:
         self._player = player
+        self._uplink = player.uplink
+        self._recorder = player.recorder
         self._ratio = ratio
         self._initial_steps = initial_steps
         self._nb_steps = nb_steps
@@ -60,8 +63,8 @@ class SynchronousPace:
         self._send_every = send_every
         self._update_each_step = update_each_step
         self._verbose = verbose
-        self._origin = player.steps_that_count()
-        self._turns = player.seeded and player.link is not None and not math.isinf(ratio.maximum)
+        self._origin = self._uplink.steps_that_count()
+        self._turns = player.seeded and self._uplink.link is not None and not math.isinf(ratio.maximum)
         self._begun = not self._turns
         self._turnless_since = math.inf
         self.counting = False
@@ -70,15 +73,36 @@ class SynchronousPace:
     @property
     def steps(self) -> int:
         """Steps that count, initial ones first, then those after them."""
-        return self._player.steps_that_count() - self._origin
+        return self._uplink.steps_that_count() - self._origin
 
-    def go_on(self) -> bool:
-        """Between episodes: True when another may begin; waits until it may.
+    def run(self, test_episode_interval: int) -> None:
+        """Collect until `nb_steps` or the end of the run.
+
+        Args:
+            test_episode_interval: with `end_episodes`, a test episode before every n-th episode; 0: none.
+
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            StarvedError: worker and trainer wait for each other.
+            TmrlError: the link has failed for good.
+        """
+        episodes = 0
+        while self._go_on():
+            if self.counting:
+                if self._end_episodes and test_episode_interval and episodes % test_episode_interval == 0:
+                    self._player.test()
+                episodes += 1
+            self._player.train(self._allow)
+            self._player.log_episode(self._verbose)
+            self._uplink.send()
+
+    def _go_on(self) -> bool:
+        """Between episodes: wait until another may begin; return False when the run ends.
 
         Raises:
             StarvedError: worker and trainer wait for each other.
         """
-        if self._player.ending():
+        if self._uplink.ending():
             return False
         if not self._begun:
             self._begun = True
@@ -88,23 +112,22 @@ class SynchronousPace:
             return self.steps < self._initial_steps or (self._leave_initial_steps() and self._has_room())
         return self._has_room() and self._wait()
 
-    def allow(self) -> int:
-        """Before each slice of an episode: how long it may be; 0: the episode ends here.
+    def _allow(self) -> int:
+        """Return the most steps of the next slice; 0: the episode ends here.
 
         Raises:
             StarvedError: worker and trainer wait for each other.
         """
-        player = self._player
-        if player.ending():
+        if self._uplink.ending():
             return 0
-        longest = player.slice_length
+        longest = self._player.loop.slice_length
         if self._update_each_step:
-            player.take_policy(verbose=self._verbose)
+            self._uplink.take_policy(verbose=self._verbose)
             longest = 1
         if self._send_every:
-            if len(player.buffer) >= self._send_every:
-                player.send_and_clear_buffer()
-            longest = max(1, min(longest, self._send_every - len(player.buffer)))
+            if len(self._recorder.buffer) >= self._send_every:
+                self._uplink.send()
+            longest = max(1, min(longest, self._send_every - len(self._recorder.buffer)))
         if self._end_episodes:
             return longest
         if not self.counting:
@@ -125,41 +148,41 @@ class SynchronousPace:
         if not self._wait():
             return False
         self.counting = True
-        self._origin = self._player.steps_that_count()
+        self._origin = self._uplink.steps_that_count()
         return True
 
     def _wait(self) -> bool:
         """Wait for models until one more step is allowed; False: the run ends."""
-        player, ratio = self._player, self._ratio
-        if player.between_episodes or not ratio.allows(self.steps):
-            ratio.models += player.update_actor_weights(verbose=self._verbose)
-        if player.between_episodes:
-            player.obey()
+        ratio = self._ratio
+        if not self._recorder.recording or not ratio.allows(self.steps):
+            ratio.models += self._uplink.update_policy(verbose=self._verbose)
+        if not self._recorder.recording:
+            self._player.obey()
         try:
             return self._wait_for_models()
         finally:
-            if player.link is not None:
-                player.link.say_waits("")
+            if self._uplink.link is not None:
+                self._uplink.link.say_waits("")
 
     def _wait_for_models(self) -> bool:
-        player, ratio = self._player, self._ratio
+        ratio = self._ratio
         watch: StarvationWatch | None = None
         while not (ratio.allows(self.steps) and self._has_turn()):
-            if player.ending():
+            if self._uplink.ending():
                 return False
-            link = player.link
+            link = self._uplink.link
             if link is None:
                 raise StarvedError(
                     f"max_steps_per_update is {ratio.maximum:g} and there is no trainer to send models: the worker is "
                     "standalone. Leave max_steps_per_update out."
                 )
-            player.send_and_clear_buffer()
+            self._uplink.send()
             if watch is None:
-                watch = StarvationWatch(player.longest_episode_s)
+                watch = StarvationWatch(self._player.loop.longest_episode_s)
                 self._say_wait()
-            if player.evaluate_if_due():
+            if self._player.evaluate_if_due():
                 continue
-            models = player.update_actor_weights(verbose=self._verbose)
+            models = self._uplink.update_policy(verbose=self._verbose)
             ratio.models += models
             queued = link.counts.queued_samples
             if ratio.allows(self.steps):
@@ -172,14 +195,14 @@ class SynchronousPace:
             if not self._turns:
                 link.say_waits("" if queued or models else self._waits())
             elif not (queued or models) and self._has_turn():
-                link.say_waits(turn_text(player.latest_version) + self._waits())
+                link.say_waits(turn_text(self._uplink.latest_version) + self._waits())
             if not models:
                 link.wait_change(WAIT_S)
-        return not player.ending()
+        return not self._uplink.ending()
 
     def _await_turn(self, link: RolloutLink) -> None:
         """Wait a short time for this worker's turn, without reporting again to the trainer."""
-        if self._player.latest_version == (0, 0):
+        if self._uplink.latest_version == (0, 0):
             link.say_waits(turn_text((0, 0)) + "it has not received a version yet")
         elif link.progress.turn == (0, 0):
             now = time.monotonic()
@@ -191,17 +214,17 @@ class SynchronousPace:
 
     def _has_turn(self) -> bool:
         """Return True when the trainer has given this worker the turn, with the policy that the worker has."""
-        link = self._player.link
+        link = self._uplink.link
         if not self._turns or link is None:
             return True
         turn = link.progress.turn
-        return turn == self._player.latest_version != (0, 0) and not self._player.evaluate_if_due()
+        return turn == self._uplink.latest_version != (0, 0) and not self._player.evaluate_if_due()
 
     def _say_wait(self) -> None:
         if self._verbose:
             logger.info(
                 "worker %s waits for a model: (%d steps + 1) / (1 + %d models received) is above %g",
-                self._player.name,
+                self._recorder.name,
                 self.steps,
                 self._ratio.models,
                 self._ratio.maximum,
@@ -214,7 +237,7 @@ class SynchronousPace:
         )
 
     def _who_waits_for_whom(self) -> str:
-        link = self._player.link
+        link = self._uplink.link
         progress = link.progress if link is not None else None
         trainer = f"with {progress.samples} samples and {progress.updates} updates: {progress.lack}" if progress else ""
         return (

@@ -1,65 +1,253 @@
-"""Rollout: the life of a worker, asynchronous, synchronous or in lockstep, as an expert, as a test, or deployed."""
+"""The worker: public methods over the parts that collect; it knows no configuration and no sockets.
+
+No lock is taken while an episode is played. `stop` may be called from any thread and from a signal handler, `close`
+from any thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.linked import WAIT_S, LinkedPlayer
-from tmrl_core.actor.rollout.lockstep import LockstepPace
-from tmrl_core.actor.rollout.pacing import Brake, Ratio, StarvationWatch
-from tmrl_core.actor.rollout.synchronous import SynchronousPace
-from tmrl_core.errors import StarvedError
-from tmrl_core.metrics.text import return_text
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.asynchronous import SEND_PAUSE_S, AsynchronousSchedule
+from tmrl_core.actor.rollout.environment import CheckedEnvironment, check_maker
+from tmrl_core.actor.rollout.link import Farewell, RolloutLink
+from tmrl_core.actor.rollout.lockstep import LockstepSchedule
+from tmrl_core.actor.rollout.loop import EnvironmentLoop
+from tmrl_core.actor.rollout.pacing import Ratio, count_to
+from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
+from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.actor.rollout.synchronous import SynchronousSchedule
+from tmrl_core.errors import LinkClosedError
+from tmrl_core.networking.messages import Version
+from tmrl_core.samples import Buffer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
-SEND_PAUSE_S = 0.02
-"""Waking the I/O thread costs an environment's loop about half a millisecond, as much as thirty steps of Pendulum."""
 
-SAY_EVERY_S = 2.0
-"""Shortest time between two lines about episodes: a simulator ends a hundred a second."""
+class Worker:
+    """Collect samples with a player, by one of three schedules, or play without collecting.
 
-LONG_EPISODE_S = 100.0
-"""Seconds after which a worker says that nothing of an episode has been sent."""
-
-
-class Rollout(LinkedPlayer):
-    """A LinkedPlayer that runs: for so many episodes or steps, or until the trainer finishes.
+    A subclass may override `act`, `step` and `reset`: episodes are then played through them.
 
     Args:
-        env_cls, make_actor, ...: as for EpisodePlayer and LinkedPlayer.
+        player: plays the episodes.
         send_every: send every so many steps also within an episode; 0: at episode ends.
-        update_weights: `episode`: take new weights between episodes; `step`: as soon as they are there.
+        update_weights: `episode`: load new weights between episodes; `step`: as soon as they have arrived.
         max_env_steps_per_update: of asynchronous collection, see `Brake`; None: never wait.
-        send_pause_s: asynchronous: episodes that end within so many seconds of the last sending leave together.
+        send_pause_s: of asynchronous collection: episodes that end within so many seconds leave together.
+
+    Attributes:
+        player, loop, runner, recorder, uplink: the parts.
     """
 
     def __init__(
         self,
-        env_cls: Callable[[], Any],
-        make_actor: Callable[..., Any],
+        player: Player,
         *,
         send_every: int = 0,
         update_weights: str = "episode",
         max_env_steps_per_update: float | None = None,
         send_pause_s: float = SEND_PAUSE_S,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(env_cls, make_actor, **kwargs)
+        self.player = player
+        self.loop = player.loop
+        self.runner = player.loop.runner
+        self.recorder = player.recorder
+        self.uplink = player.uplink
         self._send_every = send_every
-        self._update_weights_each_step = update_weights == "step"
-        self._brake = Brake(max_env_steps_per_update)
-        self._send_pause_s = send_pause_s
-        self._sent_at = -math.inf
-        self._endless_said = False
-        self._said_at = -math.inf
+        self._update_each_step = update_weights == "step"
+        self._asynchronous = AsynchronousSchedule(
+            player,
+            send_every=send_every,
+            update_each_step=self._update_each_step,
+            max_env_steps_per_update=max_env_steps_per_update,
+            send_pause_s=send_pause_s,
+        )
+        self._closed = False
+        self._busy = threading.Lock()
+        self._busy_thread: int | None = None
+
+    # --- parts and figures --------------------------------------------------------------------------------------------
+
+    @property
+    def env(self) -> Any:
+        """The environment."""
+        return self.loop.environment.env
+
+    @env.setter
+    def env(self, env: Any) -> None:
+        self.loop.environment.env = env
+
+    @property
+    def actor(self) -> ActorModule:
+        """The policy."""
+        return self.runner.actor
+
+    @actor.setter
+    def actor(self, actor: ActorModule) -> None:
+        self.runner.actor = actor
+
+    @property
+    def buffer(self) -> Buffer:
+        """Samples and records that have not been sent yet."""
+        return self.recorder.buffer
+
+    @buffer.setter
+    def buffer(self, buffer: Buffer) -> None:
+        self.recorder.buffer = buffer
+
+    @property
+    def sample_compressor(self) -> SampleCompressor | None:
+        """Changes each sample before it is stored."""
+        return self.recorder.sample_compressor
+
+    @sample_compressor.setter
+    def sample_compressor(self, compressor: SampleCompressor | None) -> None:
+        self.recorder.sample_compressor = compressor
+
+    @property
+    def obs_preprocessor(self) -> Callable[[Any], Any] | None:
+        """Applied to each observation before the policy and the recorder get it."""
+        return self.loop.obs_preprocessor
+
+    @obs_preprocessor.setter
+    def obs_preprocessor(self, preprocessor: Callable[[Any], Any] | None) -> None:
+        self.loop.obs_preprocessor = preprocessor
+
+    @property
+    def name(self) -> str:
+        """Label in logs and metrics."""
+        return self.recorder.name
+
+    @property
+    def link(self) -> RolloutLink | None:
+        """The link to the Server; None: the worker is on its own."""
+        return self.uplink.link
+
+    @property
+    def standalone(self) -> bool:
+        """True: there is no Server."""
+        return self.uplink.link is None
+
+    @property
+    def model_path(self) -> Path | None:
+        """File of the worker's own copy of the policy; None: it keeps none."""
+        return self.uplink.model_path
+
+    @property
+    def policy_version(self) -> Version:
+        """(incarnation, counter) of the policy that acts; (0, 0): none has arrived."""
+        return self.recorder.version
+
+    @property
+    def latest_version(self) -> Version:
+        """Version of the latest policy that has arrived, including refused ones."""
+        return self.uplink.latest_version
+
+    @property
+    def policies_refused(self) -> int:
+        """Number of versions that could not be read, are not finite or do not fit."""
+        return self.uplink.policies_refused
+
+    @property
+    def policy_failures(self) -> int:
+        """Number of actions that were not finite; none of them was executed."""
+        return self.loop.policy_failures
+
+    @property
+    def failures(self) -> int:
+        """Number of failures of the environment."""
+        return self.loop.failures
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes begun, of every kind."""
+        return self.recorder.episodes
+
+    @property
+    def steps_collected(self) -> int:
+        """Number of environment steps collected, resets included."""
+        return self.recorder.steps_collected
+
+    @property
+    def samples_dropped(self) -> int:
+        """Number of samples of failed episodes that were dropped before they were sent."""
+        return self.recorder.samples_dropped
+
+    @property
+    def between_episodes(self) -> bool:
+        """True: no episode is open."""
+        return not self.recorder.recording
+
+    @property
+    def evaluation_videos(self) -> Path | None:
+        """Folder for films of the first episode of each evaluation, where the environment is `Filmed`."""
+        return self.player.evaluation_videos
+
+    @evaluation_videos.setter
+    def evaluation_videos(self, folder: Path | None) -> None:
+        self.player.evaluation_videos = folder
+
+    def steps_that_count(self) -> int:
+        """Return the number of steps collected, less those that were dropped or refused on their way."""
+        return self.uplink.steps_that_count()
+
+    # --- single steps -------------------------------------------------------------------------------------------------
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """Return the actor's action for an observation that has been preprocessed already."""
+        return self.runner.act(obs, test)
+
+    def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
+        """Start a new episode.
+
+        Args:
+            collect_samples: the reset is appended to the Buffer as a sample.
+
+        Returns:
+            The (preprocessed) observation and the info.
+
+        Raises:
+            EnvironmentFailedError: the observation does not belong to the space. What the environment raises passes.
+        """
+        return self.loop.reset(collect_samples)
+
+    def step(
+        self, obs: Any, test: bool, collect_samples: bool, last_step: bool = False
+    ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Act on an observation and step the environment.
+
+        Args:
+            obs: the previous (preprocessed) observation.
+            test: passed to the actor.
+            collect_samples: the step is appended to the Buffer as a sample.
+            last_step: the episode is cut here: `truncated` is set unless it has terminated.
+
+        Returns:
+            The (preprocessed) observation, reward, terminated, truncated, info.
+
+        Raises:
+            EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
+                What the environment raises passes.
+            PolicyFailedError: the action is not finite.
+        """
+        return self.loop.step(obs, test, collect_samples, last_step, self.act if self._acts_itself else None)
+
+    def seed_next_episode(self, seed: int) -> None:
+        """Reset the next episode with this seed, and seed the exploration with it."""
+        self.player.seed_next_episode(seed)
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -72,7 +260,8 @@ class Rollout(LinkedPlayer):
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
         """
-        self._play(collect=True, test=False, limit=self._limit(max_samples), allow=self._unless_ending)
+        self._through_overrides()
+        self.player.train(max_samples=max_samples)
 
     def run_episode(self, max_samples: float | None = None, train: bool = False) -> None:
         """Play one episode without collecting it; its record goes to the Buffer.
@@ -84,25 +273,20 @@ class Rollout(LinkedPlayer):
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
         """
-        self._play(collect=False, test=not train, limit=self._limit(max_samples), allow=self._unless_ending)
+        self._through_overrides()
+        self.player.test(max_samples, explore=train)
 
     def run_episodes(
         self, max_samples_per_episode: float | None = None, nb_episodes: float = math.inf, train: bool = False
     ) -> None:
         """Play episodes without collecting them, as `run_episode`, until `nb_episodes` or the end of the run."""
         with self._running():
-            for _ in _count_to(nb_episodes):
-                if self.ending():
+            for _ in count_to(nb_episodes):
+                if self.uplink.ending():
                     return
                 self.run_episode(max_samples_per_episode, train=train)
 
-    def _limit(self, max_samples: float | None) -> float:
-        limit = self.max_samples_per_episode if max_samples is None else max_samples
-        if not limit >= 1:
-            raise ValueError(f"an episode has at least 1 step, got max_samples={limit}")
-        return limit
-
-    # --- asynchronous -------------------------------------------------------------------------------------------------
+    # --- schedules ----------------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -127,120 +311,7 @@ class Rollout(LinkedPlayer):
             TmrlError: the link has failed for good.
         """
         with self._running():
-            if self._link is not None:
-                self._link.expert = expert
-            for episode in _count_to(nb_episodes):
-                if self.ending():
-                    break
-                if not expert and test_episode_interval and episode % test_episode_interval == 0:
-                    self.run_episode()
-                # In pieces where something is to be done within an episode.
-                self._play(
-                    collect=True,
-                    test=False,
-                    limit=self.max_samples_per_episode,
-                    allow=lambda: self._pace_within_episode(expert),
-                )
-                self._say(verbose)
-                self._send_unless_just_now()
-                if expert:
-                    self.ignore_actor_weights()
-                else:
-                    self.update_actor_weights(verbose=False)
-                    self.obey()
-                self._wait_for_brake(expert)
-            self.send_and_clear_buffer()
-
-    def _send_unless_just_now(self) -> None:
-        now = time.perf_counter()
-        if now - self._sent_at >= self._send_pause_s:
-            self._sent_at = now
-            self.send_and_clear_buffer()
-
-    def _pace_within_episode(self, expert: bool) -> int:
-        if self.ending():
-            return 0
-        longest = self._slices.length
-        self._say_if_endless()
-        if self._update_weights_each_step and not expert:
-            self.take_policy(verbose=False)
-            longest = 1
-        if self._send_every:
-            waiting = len(self.buffer)
-            if waiting >= self._send_every:
-                self.send_and_clear_buffer()
-                self._wait_for_brake(expert)
-                waiting = 0
-                if self.ending():
-                    return 0
-            longest = min(longest, self._send_every - waiting)
-        return longest
-
-    def _say_if_endless(self) -> None:
-        episode = self._episode
-        if self._send_every or self._endless_said or episode is None or self._link is None:
-            return
-        if episode.open and time.perf_counter() - episode.began >= LONG_EPISODE_S:
-            self._endless_said = True
-            logger.warning(
-                "worker %s: an episode has gone on for %d steps and %.0f s, and its samples are sent when it ends. Set "
-                "worker.send_every to send them before, or worker.max_samples_per_episode to end it.",
-                self.name,
-                episode.steps,
-                LONG_EPISODE_S,
-            )
-
-    def _wait_for_brake(self, expert: bool) -> None:
-        """Wait while the trainer has more environment steps than its updates call for.
-
-        Raises:
-            StarvedError: the trainer waits too.
-        """
-        link = self._link
-        if link is None or self._brake.limit is None:
-            return
-        try:
-            self._wait_for_updates(link, expert)
-        finally:
-            link.say_waits("")
-
-    def _wait_for_updates(self, link: RolloutLink, expert: bool) -> None:
-        watch: StarvationWatch | None = None
-        while self._brake.holds(link.progress, link.counts.queued_samples + len(self.buffer)) and not self.ending():
-            self.send_and_clear_buffer()
-            if not expert:
-                self.take_policy(verbose=False)
-                if self.evaluate_if_due():
-                    continue
-            progress, queued = link.progress, link.counts.queued_samples
-            watch = watch or StarvationWatch(self.longest_episode_s)
-            waits = (
-                f"{progress.samples} samples are above trainer.start_training = {progress.start_training} and "
-                f"worker.max_env_steps_per_update = {self._brake.limit:g} for each of {progress.updates} + 1 updates"
-            )
-            if watch.starving(progress, link.versions_published, queued):
-                raise StarvedError(
-                    f"workers and trainer wait for each other. The worker: {waits}. The trainer: {progress.lack}. "
-                    "Raise worker.max_env_steps_per_update or trainer.max_training_steps_per_env_step: their product "
-                    "must be at least 1."
-                )
-            # While training goes on, the brake is only what it should be.
-            link.say_waits(waits if progress.lack and not queued else "")
-            link.wait_change(WAIT_S)
-
-    def _say(self, verbose: bool) -> None:
-        if verbose and time.monotonic() - self._said_at >= SAY_EVERY_S:
-            self._said_at = time.monotonic()
-            logger.info(
-                "worker %s: episode %d, %d steps, return %s, policy %d.%d",
-                self.name,
-                self.episodes,
-                self.buffer.stat_train_steps,
-                return_text(self.buffer.stat_train_return),
-                *self.policy_version,
-            )
-
-    # --- synchronous --------------------------------------------------------------------------------------------------
+            self._asynchronous.run(test_episode_interval, nb_episodes, verbose, expert)
 
     def run_synchronous(
         self,
@@ -271,28 +342,18 @@ class Rollout(LinkedPlayer):
             StarvedError: worker and trainer wait for each other.
             TmrlError: the link has failed for good.
         """
-        pace = SynchronousPace(
-            self,
+        schedule = SynchronousSchedule(
+            self.player,
             Ratio(max_steps_per_update),
             initial_steps=initial_steps,
             nb_steps=nb_steps,
             end_episodes=end_episodes,
             send_every=self._send_every,
-            update_each_step=self._update_weights_each_step,
+            update_each_step=self._update_each_step,
             verbose=verbose,
         )
         with self._running():
-            episodes = 0
-            while pace.go_on():
-                if pace.counting:
-                    if end_episodes and test_episode_interval and episodes % test_episode_interval == 0:
-                        self.run_episode()
-                    episodes += 1
-                self._play(collect=True, test=False, limit=self.max_samples_per_episode, allow=pace.allow)
-                self._say(verbose)
-                self.send_and_clear_buffer()
-
-    # --- lockstep -----------------------------------------------------------------------------------------------------
+            schedule.run(test_episode_interval)
 
     def run_lockstep(self, verbose: bool = False) -> None:
         """Collect what the trainer asks for, each share with exactly the version of the policy that it names.
@@ -308,12 +369,101 @@ class Rollout(LinkedPlayer):
             StarvedError: the worker is standalone.
             TmrlError: the link has failed for good.
         """
-        pace = LockstepPace(self, send_every=self._send_every, verbose=verbose)
         with self._running():
-            while pace.go_on():
-                if self._play(collect=True, test=False, limit=self.max_samples_per_episode, allow=pace.allow):
-                    pace.ended()
-            self.send_and_clear_buffer()
+            LockstepSchedule(self.player, send_every=self._send_every, verbose=verbose).run()
+
+    # --- samples and policies -----------------------------------------------------------------------------------------
+
+    def send_and_clear_buffer(self) -> None:
+        """Hand what the Buffer holds to the link; without a Server, forget it. Statistics stay.
+
+        Waits for room when the link's queue is full and nothing may be dropped; what has not found room when the worker
+        is stopped goes back to the Buffer.
+
+        Raises:
+            LinkClosedError: the link is closed.
+        """
+        self.uplink.send()
+
+    def update_actor_weights(self, verbose: bool = True, blocking: bool = False) -> int:
+        """Take the latest policy, if there is a new one.
+
+        Args:
+            verbose: log it.
+            blocking: wait until a version was published since the last call; `stop`, `close` and the trainer's finish
+                end the wait.
+
+        Returns:
+            Number of versions published since the last call, those that were skipped included.
+
+        Raises:
+            TmrlError: the link has failed for good.
+        """
+        return self.uplink.update_policy(verbose, blocking)
+
+    def ignore_actor_weights(self) -> int:
+        """Discard waiting policies, as experts do; return the number of versions published since the last call."""
+        return self.uplink.ignore_policy()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Have `run_*` return soon, for good; from any thread, and from a signal handler."""
+        self.loop.stop()
+        self.uplink.stop()
+
+    def close(self) -> Farewell | None:
+        """Stop, send what is left, wait for acknowledgements as long as the link's drain timeout, close everything.
+
+        Returns:
+            What became of the samples; None for a worker on its own, or one that is closed already.
+        """
+        self.stop()
+        inside = self._busy_thread == threading.get_ident()
+        # Another thread may be playing: it returns after its step. Should that never end, the rest is closed anyway.
+        waited = not inside and self._busy.acquire(timeout=10.0)
+        try:
+            if self._closed:
+                return None
+            self._closed = True
+            self.recorder.end()
+            report = self.uplink.close()
+            self.loop.environment.close()
+            return report
+        finally:
+            if waited:
+                self._busy.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Around each `run_*`: one at a time."""
+        if self._closed:
+            raise LinkClosedError(f"worker {self.name} is closed")
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this worker is running already, in another thread")
+        self._busy_thread = threading.get_ident()
+        try:
+            self._through_overrides()
+            yield
+        finally:
+            self._busy_thread = None
+            self._busy.release()
+
+    def _through_overrides(self) -> None:
+        """Have the loop make its steps by this object's methods where a subclass or a script has replaced some."""
+        kind = type(self)
+        inherited = kind.step is Worker.step and kind.reset is Worker.reset and not self._acts_itself
+        self.loop.stepper = None if inherited and self.__dict__.keys().isdisjoint(("reset", "step")) else self
+
+    @property
+    def _acts_itself(self) -> bool:
+        return type(self).act is not Worker.act or "act" in self.__dict__
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
@@ -358,8 +508,7 @@ class Rollout(LinkedPlayer):
                     obs = self.obs_preprocessor(obs)
                 done = bool(terminated or truncated)
             elapsed = time.perf_counter() - started
-            if self._episode is not None:
-                self._episode.open = False
+            self.recorder.end()
         if own is not None:
             result: Any = own()
         else:
@@ -373,5 +522,47 @@ class Rollout(LinkedPlayer):
         return result
 
 
-def _count_to(number: float) -> Iterator[int]:
-    return itertools.count() if number == math.inf else iter(range(int(number)))
+def make_loop(
+    env_cls: Callable[[], Any],
+    make_actor: Callable[..., Any],
+    *,
+    buffer: Buffer,
+    name: str = "",
+    device: Any = "cpu",
+    seed: int | None = None,
+    sample_compressor: Callable[..., Any] | None = None,
+    obs_preprocessor: Callable[[Any], Any] | None = None,
+    crc_debug: bool = False,
+    max_samples_per_episode: float = math.inf,
+    max_failures: int = 3,
+    strict_spaces: bool = False,
+    info_metrics: Sequence[str] = (),
+) -> EnvironmentLoop:
+    """Make an environment, the policy that plays it and the recorder of its steps, in one loop.
+
+    Args:
+        env_cls: makes the environment; called again when a reset has failed.
+        make_actor: `(observation_space=, action_space=)` makes the actor.
+        buffer, name, sample_compressor, crc_debug, max_samples_per_episode, info_metrics: of the recorder.
+        device, seed: of the policy runner.
+        obs_preprocessor, max_failures: of the loop.
+        strict_spaces: of the environment's checks.
+
+    Raises:
+        ConfigError: `env_cls` makes no environment, or `make_actor` no actor.
+        ValueError: `max_samples_per_episode` is below 1.
+    """
+    check_maker("env_cls", env_cls)
+    check_maker("actor_module_cls", make_actor)
+    recorder = StepRecorder(
+        buffer,
+        name=name,
+        sample_compressor=sample_compressor,
+        crc_debug=crc_debug,
+        max_samples_per_episode=max_samples_per_episode,
+        info_metrics=info_metrics,
+    )
+    environment = CheckedEnvironment(env_cls, strict_spaces=strict_spaces)
+    env = environment.env
+    runner = PolicyRunner(make_actor, env.observation_space, env.action_space, device=device, seed=seed)
+    return EnvironmentLoop(environment, runner, recorder, obs_preprocessor=obs_preprocessor, max_failures=max_failures)

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.actor.rollout.composing import compose
 from tmrl_core.actor import TorchActorModule
 from tmrl_core.actor.rollout.link import Farewell
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
-from tmrl_core.actor.rollout.worker import Rollout
+from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, WeightsError
 from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate
-from tmrl_core.samples import Buffer
 
 
 @pytest.fixture
 def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
-    def make(linked: bool = True, actor: Any = constant_actor, **kwargs: Any) -> Rollout:
-        return Rollout(
-            lambda: counting_env(length=3), actor, buffer=Buffer(None), link=link if linked else None, **kwargs
-        )
+    def make(linked: bool = True, actor: Any = constant_actor, **kwargs: Any) -> Worker:
+        return compose(lambda: counting_env(length=3), actor, link=link if linked else None, **kwargs)
 
     return make
 

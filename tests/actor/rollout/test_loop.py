@@ -12,18 +12,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from tests.actor.rollout.composing import compose
 from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor
-from tmrl_core.actor.rollout.episodes import EpisodePlayer
-from tmrl_core.actor.rollout.linked import LinkedPlayer
-from tmrl_core.actor.rollout.worker import Rollout
+from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import CodecError, ConfigError, EnvironmentFailedError
-from tmrl_core.samples import Buffer
 from tmrl_core.training import ReplayMemory
 
 
-def make(env: Any, actor: Any, **kwargs: Any) -> Rollout:
-    return Rollout(env if callable(env) else lambda: env, actor, buffer=Buffer(None), **kwargs)
+def make(env: Any, actor: Any, **kwargs: Any) -> Worker:
+    return compose(env if callable(env) else lambda: env, actor, **kwargs)
 
 
 def same(left: Any, right: Any) -> bool:
@@ -125,19 +123,19 @@ def test_crc_debug_carries_the_original_transition(counting_env: Any, constant_a
 
 @pytest.mark.parametrize("limit", [1, 7, 200, None])
 def test_the_fast_loop_does_what_single_steps_do(limit: int | None) -> None:
-    class BySteps(Rollout):
+    class BySteps(Worker):
         def step(self, *args: Any, **kwargs: Any) -> Any:
             return super().step(*args, **kwargs)
 
     players = []
-    for kind in (Rollout, BySteps):
-        player = kind(
+    for kind in (Worker, BySteps):
+        player = compose(
             GenericGymEnv,
             lambda observation_space, action_space: NumpySquashedGaussianMLPActor(
                 observation_space, action_space, hidden_sizes=(8,), seed=1
             ),
-            buffer=Buffer(None),
             seed=11,
+            kind=kind,
         )
         for _ in range(2):
             player.collect_train_episode(limit)
@@ -145,8 +143,8 @@ def test_the_fast_loop_does_what_single_steps_do(limit: int | None) -> None:
         player.run_episode(limit, train=True)
         players.append(player)
     fast, slow = players
-    assert fast._fast()
-    assert not slow._fast()
+    assert fast.loop.stepper is None
+    assert slow.loop.stepper is slow
     assert len(fast.buffer) == 2 * (1 + (limit or 200))
     assert same(list(fast.buffer.memory), list(slow.buffer.memory))
     assert fast.buffer.episodes == slow.buffer.episodes
@@ -415,13 +413,13 @@ class NoActor:
 )
 def test_what_makes_no_environment_or_actor_is_named(env: Any, actor: Any, words: str, constant_actor: Any) -> None:
     with pytest.raises(ConfigError, match=words):
-        Rollout(env, actor or constant_actor, buffer=Buffer(None))
+        compose(env, actor or constant_actor)
 
 
 def test_an_actor_that_is_made_already_is_refused(constant_actor: Any) -> None:
     made = constant_actor(Duck.observation_space, Duck.action_space)
     with pytest.raises(ConfigError, match="of type ConstantActor; wanted: what makes one when it is called"):
-        Rollout(Duck, made, buffer=Buffer(None))
+        compose(Duck, made)
 
 
 def test_an_environment_that_derives_from_nothing_is_played(constant_actor: Any) -> None:
@@ -460,7 +458,7 @@ def test_a_failing_step_drops_the_episode_and_resets(
     else:
         assert message.exc_info is not None
         frames = traceback.extract_tb(message.exc_info[2])
-        assert not [frame for frame in frames if frame.filename.endswith("episodes.py")]
+        assert not [frame for frame in frames if frame.filename.endswith(("environment.py", "loop.py"))]
         assert frames[-1].filename.endswith("conftest.py"), "the user's own code is shown"
 
 
@@ -487,7 +485,6 @@ def test_one_bad_number_anywhere_is_noticed_by_the_fast_loop(
 
     worker = make(Env(), constant_actor)
     worker.collect_train_episode(5)
-    assert worker._fast()
     assert worker.failures == 1
     assert Env.steps == 9
 
@@ -738,8 +735,3 @@ def test_exploration_draws_other_numbers_than_the_environment_of_the_same_seed(b
     assert noise[:2] == np.random.default_rng(3).standard_normal(2).astype(np.float32).tolist()
     assert len(actions) == 40
     assert not set(noise) & set(actions)
-
-
-def test_the_layers_are_what_they_say() -> None:
-    assert issubclass(Rollout, LinkedPlayer)
-    assert issubclass(LinkedPlayer, EpisodePlayer)

@@ -1,0 +1,292 @@
+"""The environment loop: environment, policy and recorder, step by step and episode by episode.
+
+An exception that the environment raised, or that a bad result of it led to, leads to a fresh reset; errors of the
+policy, of a compressor or of the codec pass. An action that is not finite is never executed: the episode ends there,
+with what was collected of it (`PolicyFailedError`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tmrl_core.actor.rollout.environment import CheckedEnvironment, users_traceback
+from tmrl_core.actor.rollout.guard import unpacking_hint
+from tmrl_core.actor.rollout.pacing import Slices
+from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
+from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.errors import EnvironmentFailedError, PolicyFailedError
+
+logger = logging.getLogger(__name__)
+
+FORGIVEN_AFTER_STEPS = 1000
+"""Number of good steps in one episode after which earlier failures no longer count as in a row with the next."""
+
+Hook = Callable[[], int]
+"""Called before each slice of an episode; returns the most steps that it may have. 0: end the episode here."""
+
+
+class Stepper(Protocol):
+    """Single steps, as `EnvironmentLoop` and `Worker` make them."""
+
+    def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+
+    def step(
+        self, obs: Any, test: bool, collect_samples: bool, last_step: bool = False
+    ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Act on an observation and step the environment."""
+
+
+class EnvironmentLoop:
+    """Play an environment with a policy, and record the steps.
+
+    Args:
+        environment: is played.
+        runner: chooses the actions.
+        recorder: records the steps.
+        obs_preprocessor: applied to each observation before the policy and the recorder get it.
+        max_failures: number of failures in a row that the environment may have.
+
+    Attributes:
+        stepper: makes the steps of `play`; None: this loop. For a subclass of `Worker` with methods of its own.
+        failures: number of failures of the environment.
+        policy_failures: number of actions that were not finite; none of them was executed.
+        policy_failures_in_a_row: the same since the last episode that ended in order.
+        next_seed: of the next reset; None: the environment's generator goes on.
+        longest_episode_s: duration of the longest episode, in seconds.
+    """
+
+    def __init__(
+        self,
+        environment: CheckedEnvironment,
+        runner: PolicyRunner,
+        recorder: StepRecorder,
+        *,
+        obs_preprocessor: Callable[[Any], Any] | None = None,
+        max_failures: int = 3,
+    ) -> None:
+        self.environment = environment
+        self.runner = runner
+        self.recorder = recorder
+        self.obs_preprocessor = obs_preprocessor
+        self.max_failures = max_failures
+        self.stepper: Stepper | None = None
+        self.failures = 0
+        self.policy_failures = 0
+        self.policy_failures_in_a_row = 0
+        self.next_seed: int | None = None
+        self.longest_episode_s = 0.0
+        self._failures_in_a_row = 0
+        self._slices = Slices()
+        self._stopping = False
+        self._obs: Any = None
+
+    @property
+    def slice_length(self) -> int:
+        """Number of steps to take before looking at anything but the environment again."""
+        return self._slices.length
+
+    def stop(self) -> None:
+        """End `play` after the step that is being made, for good; from any thread or a signal handler."""
+        self._stopping = True
+
+    # --- single steps -------------------------------------------------------------------------------------------------
+
+    def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            collect_samples: store the reset as a sample.
+
+        Returns:
+            The (preprocessed) observation and the info.
+
+        Raises:
+            EnvironmentFailedError: the observation does not belong to the space. What the environment raises passes.
+        """
+        self.recorder.end()
+        seed = self.next_seed
+        obs, info = self.environment.reset(seed)
+        self.next_seed = None
+        if self.obs_preprocessor is not None:
+            obs = self.obs_preprocessor(obs)
+        self.runner.reset()
+        extras = self.runner.reset_extras() if collect_samples else None
+        action = self.environment.default_action
+        self.recorder.begin(obs, info, collect=collect_samples, limit=math.inf, seed=seed, action=action, extras=extras)
+        self._obs = obs
+        return obs, info
+
+    def step(
+        self,
+        obs: Any,
+        test: bool,
+        collect_samples: bool,
+        last_step: bool = False,
+        act: Callable[..., Any] | None = None,
+    ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Act on an observation and step the environment.
+
+        Args:
+            obs: the previous (preprocessed) observation.
+            test: passed to the actor.
+            collect_samples: store the step as a sample.
+            last_step: cut the episode here: `truncated` is set unless it has terminated.
+            act: acts in the policy's place, as in `PolicyRunner.decide`.
+
+        Returns:
+            The (preprocessed) observation, reward, terminated, truncated, info.
+
+        Raises:
+            EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
+                What the environment raises passes.
+            PolicyFailedError: the action is not finite.
+        """
+        action, extras = self.runner.decide(obs, test, collect_samples, act)
+        new_obs, reward, terminated, truncated, info = self.environment.step(action, collect_samples)
+        if self.obs_preprocessor is not None:
+            new_obs = self.obs_preprocessor(new_obs)
+        if last_step and not terminated:
+            truncated = True
+        self._obs = new_obs
+        truncated = self.recorder.step(
+            action, new_obs, reward, terminated, truncated, info, extras, collect_samples, test
+        )
+        if terminated or truncated:
+            self._failures_in_a_row = self.policy_failures_in_a_row = 0
+        return new_obs, reward, terminated, truncated, info
+
+    # --- whole episodes -----------------------------------------------------------------------------------------------
+
+    def play(
+        self,
+        *,
+        collect: bool,
+        test: bool,
+        limit: float,
+        allow: Hook,
+        seed: int | None = None,
+        evaluation: int | None = None,
+    ) -> bool:
+        """Play one episode to its end, again after a failure of the environment.
+
+        Args:
+            collect: store its samples.
+            test: the actor does not explore.
+            limit: number of steps after the reset at which it is truncated.
+            allow: called before the reset and before each slice.
+            seed: of the reset; None: `next_seed`.
+            evaluation: id of the evaluation that it belongs to.
+
+        Returns:
+            True: it ended in order. False: `allow` ended it or began another one meanwhile.
+
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            PolicyFailedError: an action was not finite; the episode has been ended.
+        """
+        while True:
+            started = time.perf_counter()
+            try:
+                if not allow():
+                    return False
+                if seed is not None:
+                    self.next_seed = seed
+                before = self.recorder.episode
+                (self.stepper or self).reset(collect)
+                episode = self.recorder.episode
+                if episode is None or episode is before:
+                    raise RuntimeError(f"{type(self.stepper).__name__}.reset did not call the reset that it overrides")
+                episode.limit, episode.test, episode.evaluation = limit, test, evaluation
+                while episode.open:
+                    longest = allow()
+                    if episode is not self.recorder.episode:
+                        return False
+                    if not longest:
+                        self.recorder.end()
+                        return False
+                    self._slices.begin()
+                    self._slices.end(self._advance(episode, longest))
+            except PolicyFailedError:
+                self.recorder.end()
+                self.policy_failures += 1
+                self.policy_failures_in_a_row += 1
+                raise
+            except Exception as exc:
+                if exc is not self.environment.fault:
+                    raise
+                self.environment.fault = None
+                self._recover(exc)
+                continue
+            self.longest_episode_s = max(self.longest_episode_s, time.perf_counter() - started)
+            return True
+
+    def _advance(self, episode: Episode, longest: int) -> int:
+        """Play up to `longest` steps of the open episode; return their number."""
+        advance = self._advance_by_stepper if self.stepper is not None else self._advance_by_itself
+        played = advance(episode, longest)
+        if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
+            self._failures_in_a_row = 0
+        return played
+
+    def _advance_by_itself(self, episode: Episode, longest: int) -> int:
+        # The steps of `step`, with everything in local variables: this is where a worker spends its time.
+        decide, env_step, record = self.runner.decide, self.environment.step, self.recorder.step
+        preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
+        played = 0
+        try:
+            while played < longest and episode.open and not self._stopping:
+                action, extras = decide(obs, test, collect)
+                obs, reward, terminated, truncated, info = env_step(action, collect)
+                if preprocess is not None:
+                    obs = preprocess(obs)
+                record(action, obs, reward, terminated, truncated, info, extras, collect, test)
+                played += 1
+        finally:
+            self._obs = obs
+        if not episode.open:
+            self._failures_in_a_row = self.policy_failures_in_a_row = 0
+        return played
+
+    def _advance_by_stepper(self, episode: Episode, longest: int) -> int:
+        assert self.stepper is not None
+        played = 0
+        while played < longest and episode.open and not self._stopping:
+            self.stepper.step(self._obs, episode.test, episode.collect, episode.steps + 1 >= episode.limit)
+            played += 1
+        return played
+
+    def _recover(self, fault: Exception) -> None:
+        """Drop the unsent samples of an episode whose environment failed, and end what was sent of it.
+
+        Raises:
+            EnvironmentFailedError: it failed too often in a row.
+        """
+        self.failures += 1
+        self._failures_in_a_row += 1
+        dropped = self.recorder.drop_unsent()
+        episode = self.recorder.episode
+        self.recorder.end(record=episode is not None and episode.sent)
+        # Found here, in what it returned, it has no traceback but ours; else the user's, once and not at every try.
+        found_here = isinstance(fault, EnvironmentFailedError)
+        failure = str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}"
+        if self._failures_in_a_row > self.max_failures:
+            advice = "see what its reset and step return" if found_here else "mend it"
+            raise EnvironmentFailedError(
+                f"the environment failed {self._failures_in_a_row} times in a row, worker.max_failures is "
+                f"{self.max_failures}. The last failure: {failure}. "
+                f"Nothing can be learned from it: {advice}, or raise worker.max_failures where it recovers by itself."
+            ) from fault
+        logger.error(
+            "the environment failed (%d in a row, at most %d): %s; %d samples of the episode that were not yet "
+            "sent are dropped, a fresh reset follows",
+            self._failures_in_a_row,
+            self.max_failures,
+            failure,
+            dropped,
+            exc_info=None if found_here or self._failures_in_a_row > 1 else users_traceback(fault),
+        )

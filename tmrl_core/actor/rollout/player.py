@@ -1,0 +1,218 @@
+"""The player: episodes for training, tests and the trainer's evaluations, on behalf of a schedule."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tmrl_core.actor.rollout.loop import EnvironmentLoop, Hook
+from tmrl_core.actor.rollout.recorder import StepRecorder
+from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
+from tmrl_core.envs.filmed import Filmed
+from tmrl_core.errors import PolicyFailedError
+from tmrl_core.metrics.text import return_text
+from tmrl_core.networking.messages import Evaluation
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 2.0
+"""Shortest time between two lines about episodes: a simulator ends a hundred a second."""
+
+
+class Player:
+    """Play episodes in an environment loop, and follow the directives that an uplink brings.
+
+    Args:
+        loop: plays.
+        uplink: to the trainer.
+        seed: of the first reset, and of those after evaluations; None: from the operating system.
+
+    Attributes:
+        loop, uplink: as given.
+        evaluation_videos: folder for films of the first episode of each evaluation, where the environment is `Filmed`.
+        seeded: True: another run with the same seed is to play the same episodes.
+    """
+
+    def __init__(
+        self,
+        loop: EnvironmentLoop,
+        uplink: Uplink,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        self.loop = loop
+        self.uplink = uplink
+        self.evaluation_videos: Path | None = None
+        self.seeded = seed is not None
+        loop.next_seed = seed
+        self._seeds = np.random.default_rng(seed)
+        self._evaluated: int | None = None
+        self._rest_logged = False
+        self._logged_at = -math.inf
+
+    @property
+    def recorder(self) -> StepRecorder:
+        """The loop's recorder."""
+        return self.loop.recorder
+
+    def seed_next_episode(self, seed: int) -> None:
+        """Reset the next episode with this seed, and seed the exploration with it."""
+        self.loop.next_seed = seed
+        self._seeds = np.random.default_rng(seed)
+        self.loop.runner.seed(seed)
+
+    # --- episodes -----------------------------------------------------------------------------------------------------
+
+    def train(self, allow: Hook | None = None, max_samples: float | None = None) -> bool:
+        """Collect an episode; see `play`."""
+        return self.play(True, False, allow, max_samples)
+
+    def test(self, max_samples: float | None = None, explore: bool = False) -> bool:
+        """Play an episode without collecting it; see `play`."""
+        return self.play(False, not explore, None, max_samples)
+
+    def play(
+        self,
+        collect: bool,
+        test: bool,
+        allow: Hook | None = None,
+        max_samples: float | None = None,
+        seed: int | None = None,
+        evaluation: int | None = None,
+    ) -> bool:
+        """Play an episode; after an action that was not finite, end it and wait for another policy if need be.
+
+        Args:
+            collect: store its samples.
+            test: the actor does not explore.
+            allow: called before each slice of it; None: it may go on until the run ends.
+            max_samples: number of steps at which it is truncated; None: the recorder's.
+            seed: of its reset.
+            evaluation: id of the evaluation that it belongs to.
+
+        Returns:
+            True: it ended in order.
+
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            PolicyFailedError: an action was not finite, and the worker is on its own.
+            ValueError: `max_samples` is below 1.
+        """
+        limit = self.recorder.max_samples_per_episode if max_samples is None else max_samples
+        if not limit >= 1:
+            raise ValueError(f"an episode has at least 1 step, got max_samples={limit}")
+        try:
+            return self.loop.play(
+                collect=collect,
+                test=test,
+                limit=limit,
+                allow=self._unless_ending if allow is None else allow,
+                seed=seed,
+                evaluation=evaluation,
+            )
+        except PolicyFailedError as failure:
+            if self.uplink.link is None:
+                raise
+            self._await_better_policy(failure)
+            return False
+
+    def _unless_ending(self) -> int:
+        return 0 if self.uplink.ending() else self.loop.slice_length
+
+    def _await_better_policy(self, failure: PolicyFailedError) -> None:
+        in_a_row, most = self.loop.policy_failures_in_a_row, self.loop.max_failures
+        if in_a_row == 1:
+            logger.error("%s. The episode ends here.", failure)
+        elif in_a_row == most + 1:
+            logger.error(
+                "the policy failed %d times in a row: worker %s waits for another", in_a_row, self.recorder.name
+            )
+        if in_a_row > most:
+            self.uplink.await_policy()
+
+    def give_up_episode(self) -> None:
+        """End the open episode where it is, and drop its unsent samples."""
+        self.recorder.drop_unsent()
+        self.recorder.end()
+
+    def log_episode(self, verbose: bool) -> None:
+        """Log the latest training episode, if `verbose` and not just after another one."""
+        if verbose and time.monotonic() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            recorder = self.recorder
+            logger.info(
+                "worker %s: episode %d, %d steps, return %s, policy %d.%d",
+                recorder.name,
+                recorder.episodes,
+                recorder.buffer.stat_train_steps,
+                return_text(recorder.buffer.stat_train_return),
+                *recorder.version,
+            )
+
+    # --- directives ---------------------------------------------------------------------------------------------------
+
+    def obey(self) -> None:
+        """Between episodes: play the evaluation that the trainer asks for, and rest while it says pause.
+
+        A worker rests too while none of the trainer's policies fits it and its samples are refused: those of its
+        untrained policy would only cost the others' bandwidth.
+        """
+        uplink = self.uplink
+        while uplink.link is not None and not uplink.ending():
+            if self.evaluate_if_due():
+                continue
+            unfit = uplink.unfit
+            if not uplink.link.directive.pause and not unfit:
+                return
+            uplink.send()
+            if unfit and not self._rest_logged:
+                self._rest_logged = True
+                logger.warning("worker %s rests until a policy fits: its samples are refused", self.recorder.name)
+            uplink.link.wait_change(WAIT_S)
+            if unfit:
+                uplink.take_policy(verbose=True)
+
+    def evaluate_if_due(self) -> bool:
+        """Play the evaluation that the trainer asks for, if it is a new one and its policy has arrived.
+
+        An open episode is ended for it: the trainer may be waiting for nothing else.
+        """
+        evaluation = self.uplink.evaluation
+        if evaluation is None or evaluation.id == self._evaluated:
+            return False
+        # Of another incarnation it may be an older one with a higher number: see `Welcome.anew`.
+        version = self.recorder.version
+        if version < evaluation.version or version[0] != evaluation.version[0]:
+            self.uplink.take_policy(verbose=False)
+            if self.recorder.version < evaluation.version:
+                return False
+        self._evaluated = evaluation.id
+        self.recorder.end()
+        self._evaluate(evaluation)
+        return True
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        logger.info(
+            "worker %s plays %d episodes of evaluation %d", self.recorder.name, len(evaluation.seeds), evaluation.id
+        )
+        for index, seed in enumerate(evaluation.seeds):
+            env = self.loop.environment.env
+            if self.evaluation_videos is not None and isinstance(env, Filmed):
+                if index == 0:
+                    env.start(self.evaluation_videos / f"evaluation-{evaluation.id}.mp4")
+                else:
+                    env.stop()
+            ended = self.play(collect=False, test=True, seed=seed, evaluation=evaluation.id)
+            self.uplink.send()
+            if not ended:
+                return
+        env = self.loop.environment.env
+        if isinstance(env, Filmed):
+            env.stop()
+        # The environment's generator is where the last seed led; training would see the same episodes after each
+        # evaluation.
+        self.loop.next_seed = int(self._seeds.integers(2**31))

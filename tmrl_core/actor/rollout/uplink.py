@@ -1,0 +1,299 @@
+"""The uplink: samples out; policies, directives and the end of the run in.
+
+It knows nothing of sockets: the link is anything that `RolloutLink` describes, or None for a worker on its own. All of
+it runs in the thread that plays, except `stop`, which any thread and any signal handler may call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from pathlib import Path
+
+from tmrl_core.actor.rollout.link import Farewell, RolloutLink
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recorder import StepRecorder
+from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.errors import LinkClosedError, RemoteProtocolError, TmrlError, WeightsError
+from tmrl_core.networking.messages import Blob, Evaluation, PolicyUpdate, Version
+from tmrl_core.samples import Chunk, EpisodeRecord
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 0.1
+"""Longest single wait of a worker that has nothing to do: it notices `stop` that soon."""
+
+
+class Uplink:
+    """Send what a recorder holds, and load the policies that come back into a runner.
+
+    Args:
+        link: to the Server; None: the worker is on its own.
+        recorder: holds the samples and records to send.
+        runner: gets the policies.
+        files: keep the policy; None: nothing is kept.
+        drain_timeout_s: longest wait of `close` for room in the link's queue, in seconds.
+        needs_policy: True: a kept policy that does not fit is an error, since no other will come.
+
+    Raises:
+        WeightsError: a kept policy does not fit, and no other will come. Whatever else the actor's `load` raises.
+
+    Attributes:
+        link: to the Server; None: the worker is on its own.
+        policies_refused: number of versions that could not be read, are not finite or do not fit.
+        latest_version: version of the latest policy that has arrived, including refused ones.
+    """
+
+    def __init__(
+        self,
+        link: RolloutLink | None,
+        recorder: StepRecorder,
+        runner: PolicyRunner,
+        *,
+        files: PolicyFiles | None = None,
+        drain_timeout_s: float = 10.0,
+        needs_policy: bool = False,
+    ) -> None:
+        self.link = link
+        self.policies_refused = 0
+        self.latest_version: Version = (0, 0)
+        self._recorder = recorder
+        self._runner = runner
+        self._files = files if files is not None else PolicyFiles(None)
+        self._drain_timeout_s = drain_timeout_s
+        self._stopping = False
+        self._versions_counted = 0
+        self._versions_taken = 0
+        self._refusal = ""
+        """Reason of the latest refusal of a policy, so that the same reason is logged once."""
+        self._finish_logged = False
+        self._load_kept_policy(needs_policy)
+
+    # --- the end of the run -------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all waits, for good."""
+        self._stopping = True
+
+    def ending(self) -> bool:
+        """Return True if the run ends: after `stop`, or when the trainer has finished.
+
+        Raises:
+            TmrlError: the link has failed for good.
+        """
+        if self._stopping:
+            return True
+        link = self.link
+        if link is None:
+            return False
+        if link.finished:
+            if not self._finish_logged:
+                logger.info("the trainer has finished; worker %s ends", self._recorder.name)
+                self._finish_logged = True
+            return True
+        link.check()
+        return False
+
+    def close(self) -> Farewell | None:
+        """Send what is left, wait for acknowledgements and close the link.
+
+        Returns:
+            Numbers of samples acknowledged, handed over and lost; None for a worker on its own.
+        """
+        self._stopping = True
+        if self.link is None:
+            return None
+        left = 0
+        deadline = time.monotonic() + self._drain_timeout_s
+        for chunks, records in _with_records(*self._recorder.take()):
+            try:
+                self.link.send(chunks, records, timeout_s=max(0.0, deadline - time.monotonic()))
+            except TmrlError:
+                left += sum(chunk.rows for chunk in chunks)
+        acknowledged, handed_over, neither = self.link.close()
+        report = Farewell(acknowledged, handed_over, neither + left)
+        refused = self.link.counts.samples_refused
+        logger.log(
+            logging.WARNING if report.neither or refused else logging.INFO,
+            "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost%s",
+            self._recorder.name,
+            *report,
+            f", {refused} refused by the trainer" if refused else "",
+        )
+        return report
+
+    # --- samples out --------------------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Hand the recorded samples to the link; without one, forget them. Statistics stay.
+
+        Waits for room when the link's queue is full and nothing may be dropped; samples that have not found room when
+        the worker is stopped go back to the Buffer.
+
+        Raises:
+            LinkClosedError: the link is closed.
+        """
+        if self.link is None:
+            self._recorder.buffer.clear()
+            return
+        pieces = _with_records(*self._recorder.take())
+        for index, (chunks, records) in enumerate(pieces):
+            while True:
+                try:
+                    self.link.send(chunks, records, timeout_s=WAIT_S)
+                except LinkClosedError:
+                    if self.link.closed and not self._stopping:
+                        raise
+                    if self._stopping:
+                        self._recorder.buffer.extend(
+                            [chunk for later, _ in pieces[index:] for chunk in later],
+                            [record for _, later in pieces[index:] for record in later],
+                        )
+                        return
+                else:
+                    break
+
+    def steps_that_count(self) -> int:
+        """Return the number of samples collected, less those that were dropped or refused on their way."""
+        recorder = self._recorder
+        lost = recorder.samples_dropped + recorder.buffer.dropped
+        if self.link is not None:
+            counts = self.link.counts
+            lost += counts.samples_dropped + counts.samples_refused
+        return recorder.steps_collected - lost
+
+    # --- directives in ------------------------------------------------------------------------------------------------
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The evaluation that the trainer asks for."""
+        return self.link.directive.evaluation if self.link is not None else None
+
+    @property
+    def unfit(self) -> bool:
+        """True: none of the trainer's policies fits this worker, and its samples are refused."""
+        link = self.link
+        return (
+            link is not None
+            and bool(self._refusal)
+            and not any(self._recorder.version)
+            and link.counts.samples_refused > 0
+        )
+
+    # --- policies in --------------------------------------------------------------------------------------------------
+
+    @property
+    def model_path(self) -> Path | None:
+        """File of the worker's own copy of the policy; None: it keeps none."""
+        return self._files.path
+
+    def update_policy(self, verbose: bool = True, blocking: bool = False) -> int:
+        """Load the latest policy, if there is a new one.
+
+        Args:
+            verbose: log it.
+            blocking: wait until a version was published since the last call, or the run ends.
+
+        Returns:
+            Number of versions published since the last call, skipped ones included.
+
+        Raises:
+            TmrlError: the link has failed for good.
+        """
+        link = self.link
+        if link is None:
+            return 0
+        while True:
+            published = link.versions_published - self._versions_counted  # before: what arrives between is loaded, too
+            self.take_policy(verbose)
+            if published > 0 or not blocking or self.ending():
+                self._versions_counted += published
+                return published
+            link.wait_change(WAIT_S)
+
+    def ignore_policy(self) -> int:
+        """Discard waiting policies, as experts do; return the number of versions published since the last call."""
+        link = self.link
+        if link is None:
+            return 0
+        with contextlib.suppress(RemoteProtocolError):  # nothing of it is used
+            link.take_policy()
+        published = link.versions_published - self._versions_counted
+        self._versions_counted += published
+        return published
+
+    def take_policy(self, verbose: bool) -> None:
+        """Load the latest policy if it is a new one, without counting versions. One that does not fit is logged."""
+        if self.link is None:
+            return
+        self._versions_taken = self.link.versions_published
+        name = "a version"
+        try:
+            update = self.link.take_policy()
+            if update is None:
+                return
+            self.latest_version = update.version
+            name = f"version {update.version[0]}.{update.version[1]}"
+            if not all(map(math.isfinite, update.exploration.values())):
+                raise WeightsError(f"what it says of exploration is not finite: {update.exploration}")
+            self._load(_policy_of(update))
+        except (WeightsError, RemoteProtocolError) as exc:
+            self.policies_refused += 1
+            if str(exc) != self._refusal:
+                self._refusal = str(exc)
+                logger.error("%s of the policy is refused, the old one stays: %s", name, exc)
+            return
+        self._refusal = ""
+        if update.exploration:
+            self._runner.actor.set_exploration(update.exploration)
+        self._recorder.set_version(update.version)
+        if verbose:
+            logger.info("worker %s acts with version %d.%d of the policy", self._recorder.name, *update.version)
+
+    def await_policy(self) -> None:
+        """Send, then wait until another version than the latest is published, or the run ends."""
+        link = self.link
+        while link is not None and link.versions_published == self._versions_taken and not self.ending():
+            self.send()
+            link.wait_change(WAIT_S)
+
+    def _load(self, blob: Blob) -> None:
+        self._runner.load(blob.format, blob.data)
+        try:
+            copy = self._files.keep(blob.data)
+        except OSError as exc:
+            logger.warning("the policy could not be kept in %s: %s", self._files.path, exc)
+            return
+        if copy is not None:
+            logger.info("the policy was saved as %s", copy)
+
+    def _load_kept_policy(self, needed: bool) -> None:
+        path = self._files.path
+        if path is None or not path.is_file():
+            return
+        try:
+            self._runner.load_file(path)
+        except Exception as exc:  # an actor's own `load` may raise anything, and what is kept may be of another format
+            if needed:
+                raise
+            logger.warning("the policy in %s is left aside, the trainer will send one: %s", path, exc)
+        else:
+            logger.info("the policy was loaded from %s", path)
+
+
+def _policy_of(update: PolicyUpdate) -> Blob:
+    """Return the one policy of an update, whatever its name."""
+    if len(update.policies) != 1:
+        raise WeightsError(
+            f"version {update.version} brings the policies {sorted(update.policies)}; this worker plays one policy."
+        )
+    return next(iter(update.policies.values()))
+
+
+def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:
+    """Return one hand-over for each chunk; the records go with the last."""
+    if not chunks:
+        return [([], records)] if records else []
+    return [([chunk], records if chunk is chunks[-1] else []) for chunk in chunks]
