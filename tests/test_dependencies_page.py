@@ -26,6 +26,8 @@ TOOLS = {
     "ruff": ("scripts/_phases.py", "ruff"),
     "mypy": ("pyproject.toml", "[tool.mypy]"),
     "types-pyyaml": ("pyproject.toml", "pyyaml"),
+    "build": ("scripts/release.py", '"build"'),
+    "packaging": ("scripts/release.py", "from packaging"),
     "pytest-timeout": ("pyproject.toml", "\ntimeout = "),
     "pytest-cov": ("scripts/check.py", "--cov"),
     "pytest-xdist": ("scripts/test.py", '"-n"'),
