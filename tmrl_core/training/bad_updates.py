@@ -8,8 +8,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tmrl_core.errors import BadUpdatesError
 from tmrl_core.storage import write_whole
+from tmrl_core.training.trees import is_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ class BadUpdates:
             indices = indices_of(memory, batch)
         self._unread.append((update, skipped, batch, indices))
         self._held_bytes += _bytes_of(batch)
-        at_once = not hasattr(skipped, "device") or skipped.device.type == "cpu"
+        at_once = isinstance(skipped, (bool, np.bool_)) or skipped.device.type == "cpu"
         full = len(self._unread) >= LOOK_EVERY or self._held_bytes > MAX_HELD_BYTES
         return self.look() if at_once or full else 0
 
@@ -111,7 +114,7 @@ class BadUpdates:
 
 def _values(flags: list[Any]) -> list[bool]:
     """As truth values; those on a device come with one transfer."""
-    if len(flags) < 2 or not all(hasattr(flag, "detach") for flag in flags):
+    if len(flags) < 2 or not all(map(is_tensor, flags)):
         return [bool(flag) for flag in flags]
     import torch
 
@@ -124,7 +127,7 @@ def _bytes_of(value: Any) -> int:
         return sum(map(_bytes_of, value.values()))
     if isinstance(value, (tuple, list)):
         return sum(map(_bytes_of, value))
-    return int(getattr(value, "nbytes", 0))
+    return int(value.nbytes) if is_tensor(value) or isinstance(value, np.ndarray) else 0
 
 
 def indices_of(memory: Any, batch: Any) -> Any:
@@ -148,7 +151,7 @@ def _look_into(name: str, value: Any, found: dict[str, list[int]]) -> None:
     elif isinstance(value, (tuple, list)):
         for number, item in enumerate(value):
             _look_into(f"{name}.{number}", item, found)
-    elif hasattr(value, "is_floating_point") and value.is_floating_point() and value.ndim:
+    elif is_tensor(value) and value.is_floating_point() and value.ndim:
         # A sum is finite only if its terms are.
         totals = value.flatten(1).sum(1) if value.ndim > 1 else value
         rows = [row for row, total in enumerate(totals.tolist()) if not math.isfinite(total)]

@@ -135,8 +135,8 @@ class RoundMemory(EpisodeStatistics):
         if not pieces:
             raise ValueError("the round holds no transition")
         rows = [np.flatnonzero(piece.follows) for piece in pieces]
-        observations = [_flat(piece.chunk, "observation") for piece in pieces]
-        before = [_flat(piece.before or piece.chunk.slice(0, 1), "observation") for piece in pieces]
+        observations = [_flat_tree(piece.chunk.observation, "observation") for piece in pieces]
+        before = [_flat_tree((piece.before or piece.chunk.slice(0, 1)).observation, "observation") for piece in pieces]
         _check_alike([*observations, *before])
         prev_obs = self._tensors(
             [
@@ -159,10 +159,10 @@ class RoundMemory(EpisodeStatistics):
         return (
             self._orders.arranged("observation", shape, prev_obs),
             self._tree(rows, "action", [piece.chunk.action for piece in pieces]),
-            self._numbers(pieces, rows, "reward"),
+            self._numbers(rows, "reward", [piece.chunk.reward for piece in pieces]),
             self._orders.arranged("observation", shape, self._tensors(observations, rows)),
-            self._numbers(pieces, rows, "terminated"),
-            self._numbers(pieces, rows, "truncated"),
+            self._numbers(rows, "terminated", [piece.chunk.terminated for piece in pieces]),
+            self._numbers(rows, "truncated", [piece.chunk.truncated for piece in pieces]),
             extras,
         )
 
@@ -176,8 +176,8 @@ class RoundMemory(EpisodeStatistics):
         leaves = self._tensors([_flat_tree(tree, name) for tree in trees], rows)
         return self._orders.arranged(name, template(trees[0]), leaves)
 
-    def _numbers(self, pieces: Sequence[Piece], rows: Sequence[Array], name: str) -> torch.Tensor:
-        parts = [np.asarray(getattr(piece.chunk, name))[at] for piece, at in zip(pieces, rows, strict=True)]
+    def _numbers(self, rows: Sequence[Array], name: str, columns: Sequence[Array]) -> torch.Tensor:
+        parts = [np.asarray(column)[at] for column, at in zip(columns, rows, strict=True)]
         for part in parts:
             if part.ndim != 1 or part.dtype.kind not in "biuf":
                 raise SampleRefusedError(
@@ -236,10 +236,6 @@ def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.
                 "from all workers; see that they use the same environment."
             )
     return layout
-
-
-def _flat(chunk: Chunk, name: str) -> list[tuple[str, Array]]:
-    return _flat_tree(getattr(chunk, name), name)
 
 
 def _flat_tree(tree: Any, name: str) -> list[tuple[str, Array]]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tmrl_core.training.trees import is_tensor
+
 
 class RoundStatistics:
     """Counts and means over one round. Metrics are kept as they come: reading a tensor makes the processor wait for its
@@ -69,7 +71,7 @@ class RoundStatistics:
 
 
 def _mean(values: list[Any]) -> float:
-    if all(hasattr(value, "detach") for value in values):
+    if all(map(is_tensor, values)):
         import torch
 
         return float(torch.stack([value.detach().float().reshape(()) for value in values]).mean())

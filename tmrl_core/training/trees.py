@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Return True for a tensor of torch; torch is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
