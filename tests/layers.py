@@ -61,6 +61,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     # Opens network sockets on this machine. Starts no process.
     "socket": (
+        "tests/actor/rollout/test_recurrent_pipeline.py",
         "tests/networking/test_access.py",
         "tests/networking/test_bad_networks.py",
         "tests/networking/test_hostile.py",

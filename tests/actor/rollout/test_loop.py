@@ -735,3 +735,82 @@ def test_exploration_draws_other_numbers_than_the_environment_of_the_same_seed(b
     assert noise[:2] == np.random.default_rng(3).standard_normal(2).astype(np.float32).tolist()
     assert len(actions) == 40
     assert not set(noise) & set(actions)
+
+
+class Halved(Worker):
+    """Acts with half of the policy's action."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return super().act(obs, test) / 2
+
+
+def test_a_subclass_acts_steps_and_resets_in_its_own_way(counting_env: Any, constant_actor: Any) -> None:
+    class Own(Halved):
+        resets = 0
+
+        def reset(self, collect_samples: bool) -> Any:
+            self.resets += 1
+            return super().reset(collect_samples)
+
+    worker = compose(lambda: counting_env(length=2), constant_actor, kind=Own)
+    worker.collect_train_episode()
+    worker.run(nb_episodes=1, verbose=False)
+    assert worker.env.actions == [0.125] * 4
+    assert isinstance(worker, Own)
+    assert worker.resets == 2
+    obs, _ = worker.reset(collect_samples=False)
+    worker.step(obs, test=False, collect_samples=False)
+    assert worker.env.actions[-1] == 0.125
+
+
+def test_a_script_may_replace_a_method_of_one_worker(counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(length=3), constant_actor)
+    lasts: list[bool] = []
+    step = worker.step
+
+    def noting(obs: Any, test: bool, collect_samples: bool, last_step: bool = False) -> Any:
+        lasts.append(last_step)
+        return step(obs, test, collect_samples, last_step)
+
+    worker.step = noting  # type: ignore[method-assign]
+    worker.collect_train_episode(max_samples=2)
+    assert lasts == [False, True]
+    assert worker.buffer.stat_train_steps == 2
+    del worker.step
+    worker.collect_train_episode(max_samples=2)
+    assert len(lasts) == 2
+
+
+def test_a_reset_that_begins_no_episode_is_named(counting_env: Any, constant_actor: Any) -> None:
+    class Lazy(Worker):
+        def reset(self, collect_samples: bool) -> Any:
+            return None, {}
+
+    with pytest.raises(RuntimeError, match=r"Lazy\.reset did not call the reset that it overrides"):
+        compose(counting_env, constant_actor, kind=Lazy).collect_train_episode()
+
+
+def test_the_actor_hears_of_each_episode_before_it_acts(counting_env: Any, constant_actor: Any) -> None:
+    class Told(constant_actor):  # type: ignore[misc]
+        def begin_episode(self) -> None:
+            self.seen.append("begin")
+
+    worker = make(counting_env(length=1, script={(1, 1): RuntimeError("x")}), Told)
+    worker.collect_train_episode()
+    worker.run_episode()  # fails once
+    worker.reset(collect_samples=True)
+    assert [isinstance(seen, str) for seen in worker.actor.seen] == [True, False] * 3 + [True]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_a_person_chooses_is_executed_and_recorded(slow: bool, counting_env: Any, constant_actor: Any) -> None:
+    worker = make(counting_env(length=3), constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
+    worker.runner.override = lambda obs, action, extras: (
+        (np.full(1, 0.75, np.float32) if obs[1] == 1 else action),
+        {"person": float(obs[1] == 1)},
+    )
+    worker.collect_train_episode()
+    assert worker.env.actions == [0.25, 0.75, 0.25]
+    assert [sample[0] and sample[0].tolist() for sample in worker.buffer.memory] == [None, [0.25], [0.75], [0.25]]
+    (_, steps) = worker.buffer.chunks
+    assert np.asarray(steps.extras["person"]).tolist() == [0, 1, 0]
