@@ -52,8 +52,8 @@ class Trial:
         from tmrl_core.config import from_values
         from tmrl_core.networking import Server
         from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
-        from tmrl_core.networking.proxy import Conditions, Proxy
         from tmrl_core.samples import Buffer
+        from tmrl_core.testing.proxy import Conditions, Proxy
 
         config = from_values({"network": {"credentials_dir": keys}, "server": {"port": 0}})
         self.server = stack.enter_context(Server(config=config))
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--longest", type=float, default=60.0, help="seconds")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     rng = random.Random(options.seed)
     outcomes: list[Outcome] = []

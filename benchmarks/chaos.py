@@ -165,7 +165,7 @@ class Pipeline:
     """All roles of the run."""
 
     def __init__(self, folder: Path, memory: str, rate: float) -> None:
-        from tmrl_core.networking import credentials
+        from tmrl_core.networking.security import credentials
 
         self.folder = folder
         self.rate = rate
@@ -405,8 +405,8 @@ def _steps(observations: int) -> int:
 def read_memory(pipeline: Pipeline) -> list[tuple[Any, Any]]:
     """(observation before, observation) of all transitions in the trainer's memory, in their order."""
     from tmrl_core.config import load
-    from tmrl_core.training.checkpoint_store import CheckpointStore
-    from tmrl_core.training.from_config import training_from_config
+    from tmrl_core.roles.training import training_from_config
+    from tmrl_core.training.checkpoints.store import CheckpointStore
 
     config = load(pipeline.config_file)
     assert config.checkpoint_path is not None

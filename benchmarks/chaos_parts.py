@@ -179,7 +179,7 @@ class Accountant:
 
 
 def _server(config: Any, job: dict[str, Any], ending: Any) -> None:
-    from tmrl_core import roles
+    from tmrl_core.roles import from_config as roles
 
     with roles.make_server(config) as server:
         while not (ending.wait(0.1) or server.wait(0)):
@@ -187,7 +187,7 @@ def _server(config: Any, job: dict[str, Any], ending: Any) -> None:
 
 
 def _worker(config: Any, job: dict[str, Any], ending: Any) -> None:
-    from tmrl_core import roles
+    from tmrl_core.roles import from_config as roles
 
     worker = roles.make_worker(config)
     accountant = Accountant(worker, Path(job["account"]))
@@ -201,7 +201,7 @@ def _worker(config: Any, job: dict[str, Any], ending: Any) -> None:
 
 
 def _trainer(config: Any, job: dict[str, Any], ending: Any) -> None:
-    from tmrl_core import roles
+    from tmrl_core.roles import from_config as roles
 
     trainer = roles.make_trainer(config)
     try:
@@ -213,21 +213,21 @@ def _trainer(config: Any, job: dict[str, Any], ending: Any) -> None:
 
 def _prepare(role: str) -> None:
     """Import what the role will need, so that a restart is not mostly imports."""
-    import tmrl_core.ending
-    import tmrl_core.roles
+    import tmrl_core.roles.from_config
+    import tmrl_core.roles.shutdown
 
     if role == "trainer":
         import torch
 
-        import tmrl_core.networking.trainer
-        import tmrl_core.training.checkpoint_store
-        import tmrl_core.training.remote
+        import tmrl_core.roles.trainer
+        import tmrl_core.training.checkpoints.store
+        import tmrl_core.training.remote.interface
 
         torch.set_num_threads(1)
     elif role == "worker":
-        import tmrl_core.networking.worker
+        import tmrl_core.roles.worker
     else:
-        import tmrl_core.networking.server
+        import tmrl_core.roles.server
     assert tmrl_core
 
 
@@ -251,7 +251,7 @@ def main() -> int:
     threading.Thread(target=_watch_input, daemon=True).start()
 
     from tmrl_core.config import load, use
-    from tmrl_core.ending import Ending
+    from tmrl_core.roles.shutdown import Ending
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
     config = load(Path(job["config"]), job["overrides"])

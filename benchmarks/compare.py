@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 from processes import Cost, timed
@@ -51,7 +52,10 @@ SECONDS = {"us": 1e6, "ms": 1e3, "s": 1.0}
 
 @contextlib.contextmanager
 def credentials_folder() -> Iterator[str]:
-    from tmrl_core.networking import credentials
+    try:
+        credentials = import_module("tmrl_core.networking.security.credentials")
+    except ModuleNotFoundError:  # where it was before
+        credentials = import_module("tmrl_core.networking.credentials")
 
     with tempfile.TemporaryDirectory() as folder:
         keys = str(Path(folder) / "credentials")

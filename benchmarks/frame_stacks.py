@@ -45,7 +45,7 @@ def main() -> None:
     import torch
 
     from tmrl_core.samples import Chunk, Segment
-    from tmrl_core.training.frame_stack_memory import FrameStackMemory
+    from tmrl_core.training.memories.frame_stack_memory import FrameStackMemory
 
     torch.set_num_threads(1)
     k, side = options.stack, options.side

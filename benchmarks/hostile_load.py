@@ -121,8 +121,8 @@ def workers(bundles: list[str], port: int, first: int, rate: float, pipe: Pipe) 
 
 def strangers(keys: str, port: int, logins: int, pipe: Pipe) -> None:
     """While it is told to: connections that say nothing, and logins with a wrong token, `logins` of them sent."""
-    from tmrl_core.networking.framing import control_frame
-    from tmrl_core.networking.messages import Hello
+    from tmrl_core.networking.protocol.framing import control_frame
+    from tmrl_core.networking.protocol.messages import Hello
 
     context = ssl.create_default_context(cafile=os.path.join(keys, "ca.pem"))
     hello = control_frame(Hello((1,), "worker", "a wrong token", "run", "stranger", b"s" * 16))
@@ -194,7 +194,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=20.0, help="messages a second of each worker")
     parser.add_argument("--logins", type=int, default=1_000, help="with a wrong token, in all")
     arguments = parser.parse_args()
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     with tempfile.TemporaryDirectory() as keys:
         credentials.create(keys, ["localhost"])

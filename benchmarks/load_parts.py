@@ -184,7 +184,7 @@ def trainer(network: Network, pipe: Pipe) -> None:
 
     sys.setswitchinterval(SWITCH_S)
     from tmrl_core.networking.links import TrainerLink
-    from tmrl_core.networking.messages import Blob
+    from tmrl_core.networking.protocol.messages import Blob
 
     link = TrainerLink(_settings(network), name="trainer", run="run")
     link.start()

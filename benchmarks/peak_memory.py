@@ -55,7 +55,7 @@ def sink(keys: str, port: int, stop: threading.Event, ready: threading.Event) ->
 
     from tmrl_core.actor import NumpySquashedGaussianMLPActor
     from tmrl_core.networking.links import LinkSettings, TrainerLink
-    from tmrl_core.networking.messages import Blob, Progress
+    from tmrl_core.networking.protocol.messages import Blob, Progress
     from tmrl_core.samples import decode_message
 
     env = gymnasium.make("Pendulum-v1")
@@ -101,7 +101,7 @@ def measure(seconds: float) -> Peaks:
     Raises:
         RuntimeError: no sample has arrived within a minute.
     """
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     stop, ready = threading.Event(), threading.Event()
     rows: list[int] = []

@@ -51,7 +51,7 @@ def ours(transitions: int, batches: int, at_once: int = 1) -> Callable[[], None]
 
 def tree_only(transitions: int, batches: int) -> Callable[[], None]:
     """Priorities alone: draws, weights and updates."""
-    from tmrl_core.training.prioritized import Priorities, Prioritization
+    from tmrl_core.training.memories.prioritized import Priorities, Prioritization
 
     priorities = Priorities(transitions, Prioritization())
     priorities.add(0, transitions)
@@ -120,7 +120,7 @@ def main() -> None:
             rates[name].append(options.batches / (time.perf_counter() - started))
             processor[name].append(options.batches / (time.process_time() - used))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
-    from tmrl_core.training.sum_tree_loops import compiled
+    from tmrl_core.training.memories.sum_tree_loops import compiled
 
     print(f"priorities are drawn by {'NumPy' if compiled() is None else 'loops that numba compiles'}")
     print(f"batches of {BATCH} of {options.transitions:,} transitions, with updates; median of {options.repetitions}")

@@ -71,7 +71,7 @@ def raw_source(keys: str, port: int, total: int, pipe: Pipe) -> None:
 
 
 def raw_relay(keys: str, pipe: Pipe) -> None:
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     context, _ = credentials.server_context(keys)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ def raw_relay(keys: str, pipe: Pipe) -> None:
 
 
 def raw_client(keys: str, port: int, role: bytes) -> ssl.SSLSocket:
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     context = credentials.client_context(keys, "worker")
     raw = socket.create_connection(("127.0.0.1", port))
@@ -257,7 +257,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=1000, help="moved in each measurement")
     arguments = parser.parse_args()
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     labels = {
         "raw": "raw two-hop TLS, blocking sockets, 1 MB writes",

@@ -45,8 +45,8 @@ def wait_listening(process: subprocess.Popen[bytes], port: int) -> None:
 
 def measure() -> dict[str, float]:
     """Start each role once."""
-    from tmrl_core.networking import credentials
     from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+    from tmrl_core.networking.security import credentials
 
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -338,7 +338,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(SCENARIOS), action="append", help="may be repeated")
     options = parser.parse_args()
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     good = True
     with tempfile.TemporaryDirectory() as keys:

@@ -80,7 +80,7 @@ def our_server(transport: str, keys: str, pipe: Pipe) -> None:
 def our_trainer(transport: str, keys: str, port: int, pipe: Pipe) -> None:
     sys.setswitchinterval(SWITCH_S)
     from tmrl_core.networking.links import TrainerLink
-    from tmrl_core.networking.messages import Blob
+    from tmrl_core.networking.protocol.messages import Blob
     from tmrl_core.samples import decode_message
 
     link = TrainerLink(settings(transport, keys, port), name="trainer", run="run", inbox_bytes=64 << 20)
@@ -223,7 +223,7 @@ def our_samples(keys: str, transport: str, kind: str, size: int, count: int) -> 
 
 def raw_sender(keys: str, pipe: Pipe) -> None:
     """The Server's second hop alone: the same bytes to each worker from a thread of its own, with blocking sockets."""
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     context, _ = credentials.server_context(keys)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -420,7 +420,7 @@ def main() -> int:
     parser.add_argument("--pings", type=int, default=100, help="messages of 1 kB, each alone")
     parser.add_argument("--bulk", type=int, default=100, help="MB handed over at once")
     arguments = parser.parse_args()
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     sides: dict[str, list[float]] = {}
 

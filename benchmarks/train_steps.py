@@ -22,8 +22,9 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.samples import Buffer, Chunk, Segment
-from tmrl_core.training import DQNAgent, ReplayMemory, SacAgent, TD3Agent, TrainingOffline, at_once
+from tmrl_core.training import DQNAgent, ReplayMemory, SacAgent, TD3Agent, TrainingOffline
 from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.loops import update_batching as at_once
 
 OBSERVATIONS = spaces.Box(-8, 8, (4,), np.float32)
 FORCE = spaces.Box(-1, 1, (1,), np.float32)

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import zstandard
 
-from tmrl_core.networking.framing import SAMPLES_HEAD, message_bytes
+from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
 from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, encode_message
 
 EPISODES, STEPS = 5, 200

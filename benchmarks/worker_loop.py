@@ -45,7 +45,7 @@ def sink_process(keys: str, port: int, pipe: Pipe) -> None:
 
     from tmrl_core.actor import NumpySquashedGaussianMLPActor
     from tmrl_core.networking.links import LinkSettings, TrainerLink
-    from tmrl_core.networking.messages import Blob
+    from tmrl_core.networking.protocol.messages import Blob
     from tmrl_core.samples import decode_message
 
     env = gymnasium.make("Pendulum-v1")
@@ -171,7 +171,7 @@ def main() -> int:
 
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # for the processes that are started; this one computes nothing
-    from tmrl_core.networking import credentials
+    from tmrl_core.networking.security import credentials
 
     costs: dict[str, list[Cost]] = {"bare": [], "sending": []}
     with tempfile.TemporaryDirectory() as folder:

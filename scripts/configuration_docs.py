@@ -19,8 +19,8 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tmrl_core.config.error_messages import allowed, inner_types, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
-from tmrl_core.config.messages import allowed, inner_types, section_of  # noqa: E402
 from tmrl_core.config.sections import Config  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"

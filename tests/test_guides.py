@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from tmrl_core.actor import NumpySquashedGaussianMLPActor
-from tmrl_core.cli import all_overrides, parser
-from tmrl_core.cli_credentials import parser as credentials_parser
-from tmrl_core.cli_doctor import parser as doctor_parser
+from tmrl_core.cli.credentials import parser as credentials_parser
+from tmrl_core.cli.doctor import parser as doctor_parser
+from tmrl_core.cli.main import all_overrides, parser
 from tmrl_core.config import Config, load
-from tmrl_core.config.messages import keys_of
+from tmrl_core.config.error_messages import keys_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "docs" / "recipes.md"

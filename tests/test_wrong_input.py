@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tmrl_core import cli
-from tmrl_core.networking import credentials
+from tmrl_core.cli import main as cli
+from tmrl_core.networking.security import credentials
 
 FILES = {
     "list.yaml": "- a\n",

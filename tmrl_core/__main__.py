@@ -2,7 +2,7 @@
 
 import sys
 
-from tmrl_core.cli import main
+from tmrl_core.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

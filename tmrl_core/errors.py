@@ -53,7 +53,7 @@ class RefusedError(NetworkError):
     """The Server refused this peer and said why.
 
     Args:
-        code: a short word from `tmrl_core.networking.messages.RefusalCode`.
+        code: a short word from `tmrl_core.networking.protocol.messages.RefusalCode`.
         reason: the Server's own words.
     """
 

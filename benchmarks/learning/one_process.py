@@ -33,8 +33,8 @@ from run import HERE, keep, parser_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tmrl_core.config import Config, environment_maker, load
+from tmrl_core.roles.training import training_from_config
 from tmrl_core.samples import Buffer
-from tmrl_core.training.from_config import training_from_config
 
 _PRODUCTS = {
     torch.ops.aten.mm.default,

@@ -19,7 +19,7 @@ import torch
 
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.training import PPOAgent
-from tmrl_core.training.round_memory import ENDS
+from tmrl_core.training.batches import ENDS
 
 STEPS = 1024
 """Of each environment."""

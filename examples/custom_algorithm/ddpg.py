@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.training import OffPolicyAgent
-from tmrl_core.training.critics import DeterministicActorCritic
-from tmrl_core.training.losses import critic_loss, deterministic_policy_loss, td_error, td_target
-from tmrl_core.training.off_policy import model_arguments, slow_copy
-from tmrl_core.training.optimizers import held, make_optimizer, minimise
-from tmrl_core.training.transitions import Transitions
+from tmrl_core.training.agents.losses import critic_loss, deterministic_policy_loss, td_error, td_target
+from tmrl_core.training.agents.networks import DeterministicActorCritic
+from tmrl_core.training.agents.off_policy import model_arguments, slow_copy
+from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
+from tmrl_core.training.batches import Transitions
 
 
 class DDPGAgent(OffPolicyAgent):

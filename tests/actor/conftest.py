@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.errors import LinkClosedError, WeightsError
-from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate, Progress
+from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate, Progress
 from tmrl_core.samples import Chunk, EpisodeRecord
 
 

@@ -13,9 +13,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.compatibility.parts import DATA
-from tmrl_core.networking.connection import Connection, Identity
-from tmrl_core.networking.delivery import StreamSender
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.peers import (
+    ObserverConnection,
+    ObserverState,
+    TrainerConnection,
+    TrainerState,
+    WorkerConnection,
+    WorkerState,
+)
+from tmrl_core.networking.peers.probe import ProbeConnection
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.delivery import StreamSender
+from tmrl_core.networking.protocol.messages import (
     Blob,
     Collect,
     Directive,
@@ -27,15 +36,6 @@ from tmrl_core.networking.messages import (
     Progress,
     encode_body,
 )
-from tmrl_core.networking.peers import (
-    ObserverConnection,
-    ObserverState,
-    TrainerConnection,
-    TrainerState,
-    WorkerConnection,
-    WorkerState,
-)
-from tmrl_core.networking.peers.probe import ProbeConnection
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings
 
 WALL_CLOCK = 1_800_000_000.0

@@ -53,7 +53,7 @@ trainer:
 
 def checkpoints(folder: Path) -> dict[str, Any]:
     """One checkpoint of each case after two epochs; what it holds; and the policy's parameters one epoch later."""
-    disk_rows = import_module("tmrl_core.training.disk_rows")
+    disk_rows = import_module("tmrl_core.training.memories.disk_rows")
     disk_rows.MIN_SEGMENT_BYTES = disk_rows.MAX_SEGMENT_BYTES = 2_000  # type: ignore[attr-defined]
     expected = {}
     for name, case in parts.CASES.items():
@@ -109,8 +109,8 @@ def policies(folder: Path) -> dict[str, Any]:
 
 def spool(folder: Path) -> dict[str, Any]:
     """What a Server keeps for a trainer that is away: three messages of one worker, two of another, who has ended."""
-    make_about = import_module("tmrl_core.networking.relay.spool").About
-    files = import_module("tmrl_core.networking.spool_files").DiskSpool(folder, 1 << 20)
+    make_about = import_module("tmrl_core.networking.spools.memory").About
+    files = import_module("tmrl_core.networking.spools.files").DiskSpool(folder, 1 << 20)
     for stream, count in enumerate((3, 2)):
         about = make_about(parts.STREAMS[stream], "run", f"robot{stream + 1}", b"")
         for number in range(count):
@@ -130,15 +130,15 @@ class _Early(datetime.datetime):
 
 def keys(folder: Path) -> dict[str, Any]:
     """A folder of a throwaway CA, valid for a hundred years from 2020 on, and two bundles installed elsewhere."""
-    certificates = import_module("tmrl_core.networking.certificates")
-    credentials = import_module("tmrl_core.networking.credentials")
+    certificates = import_module("tmrl_core.networking.security.certificates")
+    credentials = import_module("tmrl_core.networking.security.credentials")
     certificates.datetime = credentials.datetime = _Early  # type: ignore[attr-defined]
     folder.mkdir()
     main = folder / "main"
     credentials.create(main, ["robots.example.org"], days=DAYS, ca_days=DAYS)
     for role, name in (("worker", "robot7"), ("worker", "stolen"), ("trainer", "hpc"), ("server", "")):
         credentials.bundle(main, role, name, folder, days=DAYS)
-    import_module("tmrl_core.networking.renewal").revoke(main, "stolen")
+    import_module("tmrl_core.networking.security.renewal").revoke(main, "stolen")
     credentials.install(folder / "robot7.worker.bundle", folder / "robot7")
     return {"fingerprints": [record.fingerprint for record in credentials.show(main)]}
 

@@ -18,7 +18,7 @@ import pytest
 from tests.compatibility import parts
 from tmrl_core import actor as actors
 from tmrl_core import training
-from tmrl_core.cli import main
+from tmrl_core.cli.main import main
 from tmrl_core.config import from_values, load
 from tmrl_core.metrics import read_records
 from tmrl_core.networking import Server, Trainer

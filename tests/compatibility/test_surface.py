@@ -28,9 +28,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from tmrl_core import cli
+from tmrl_core.cli import main as cli
 from tmrl_core.config import from_values, load
-from tmrl_core.networking import Buffer, RolloutWorker, Server, credentials
+from tmrl_core.networking import Buffer, RolloutWorker, Server
+from tmrl_core.networking.security import credentials
 
 SNAPSHOTS = Path(__file__).parent / "surface"
 

@@ -51,7 +51,7 @@ def test_it_is_found_before_anything_starts_and_without_torch(tmp_path: Path) ->
     script = """
 import sys
 sys.modules["torch"] = None  # importing it raises
-from tmrl_core.cli import main
+from tmrl_core.cli.main import main
 sys.exit(main(["--local", "--set", "agent.kwargs.nope=1"]))
 """
     found = subprocess.run(

@@ -10,9 +10,10 @@ from tests.fuzzing.mutation import MOST_BYTES, Mutator
 from tests.fuzzing.target import Target
 from tests.fuzzing.wire import BODIES, CONTROLS, ID, header
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.connection import Connection, Identity
-from tmrl_core.networking.delivery import StreamSender
-from tmrl_core.networking.framing import (
+from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.delivery import StreamSender
+from tmrl_core.networking.protocol.framing import (
     FIRST,
     HEADER,
     LAST,
@@ -23,7 +24,7 @@ from tmrl_core.networking.framing import (
     control_frame,
     cut,
 )
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.protocol.messages import (
     Ack,
     Bye,
     CloseStream,
@@ -53,7 +54,6 @@ from tmrl_core.networking.messages import (
     Welcome,
     encode_body,
 )
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.relay import Relay, RelaySettings
 
 KB = 1024

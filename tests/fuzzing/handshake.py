@@ -16,11 +16,11 @@ from tests.fuzzing.files import scratch
 from tests.fuzzing.mutation import Mutator
 from tests.fuzzing.target import Target
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking import credentials
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.contexts import read_bundle, server_context
-from tmrl_core.networking.handshakes import explain, identity_of
+from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.handshakes import explain, identity_of
+from tmrl_core.networking.security.tls_contexts import read_bundle, server_context
 from tmrl_core.networking.transports.tls import TlsTransport
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.fuzzing.mutation import Mutator
 from tests.fuzzing.target import Target
-from tmrl_core.actor.numpy_policies import NumpySquashedGaussianMLPActor
+from tmrl_core.actor.policies.numpy.squashed_gaussian import NumpySquashedGaussianMLPActor
 from tmrl_core.errors import WeightsError
 
 

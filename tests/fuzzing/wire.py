@@ -9,8 +9,8 @@ import msgspec
 from tests.fuzzing.mutation import MOST_BYTES, Mutator
 from tests.fuzzing.target import Target
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking import messages
-from tmrl_core.networking.framing import (
+from tmrl_core.networking.protocol import messages
+from tmrl_core.networking.protocol.framing import (
     FIRST,
     HEADER,
     LAST,
@@ -21,7 +21,7 @@ from tmrl_core.networking.framing import (
     FrameReader,
     Kind,
 )
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.protocol.messages import (
     Blob,
     Directive,
     Evaluation,

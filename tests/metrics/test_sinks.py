@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.metrics import names
-from tmrl_core.metrics.conformance import SinkSuite, Written
 from tmrl_core.metrics.reading import read_records
 from tmrl_core.metrics.records import MetricRecord, record
 from tmrl_core.metrics.sinks import ConsoleSink, JsonLinesSink, MemorySink, MetricSink, describe
 from tmrl_core.metrics.text import clock_text, number_text
+from tmrl_core.testing.metric_sinks import SinkSuite, Written
 
 
 def make(step: int = 0, **values: object) -> MetricRecord:

@@ -11,10 +11,10 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tmrl_core.errors import MissingExtraError
-from tmrl_core.metrics.conformance import SinkSuite, Written
 from tmrl_core.metrics.records import Axis, record
 from tmrl_core.metrics.sinks import MetricSink
 from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
+from tmrl_core.testing.metric_sinks import SinkSuite, Written
 
 
 def events(folder: Path) -> list[Any]:

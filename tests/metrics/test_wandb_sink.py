@@ -16,11 +16,11 @@ import pytest
 import wandb
 
 from tmrl_core.errors import MissingExtraError
-from tmrl_core.metrics.conformance import SinkSuite
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import MetricRecord, record
 from tmrl_core.metrics.sinks import MetricSink
 from tmrl_core.metrics.wandb_sink import WandbSink, _netrc_key, run_id_of
+from tmrl_core.testing.metric_sinks import SinkSuite
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 

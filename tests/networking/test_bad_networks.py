@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from tmrl_core.config import from_values
-from tmrl_core.networking import Server, credentials
+from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink, base
-from tmrl_core.networking.messages import Blob
-from tmrl_core.networking.proxy import Proxy
+from tmrl_core.networking.protocol.messages import Blob
+from tmrl_core.networking.security import credentials
 from tmrl_core.samples import Buffer, Chunk, decode_message
+from tmrl_core.testing.proxy import Proxy
 
 DEADLINE_S = 30.0
 SILENT_S = 0.8

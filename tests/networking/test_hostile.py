@@ -20,8 +20,10 @@ import zstandard
 from tmrl_core.config import from_values
 from tmrl_core.errors import CodecError
 from tmrl_core.metrics import MemorySink, Recorder
-from tmrl_core.networking import Server, credentials
-from tmrl_core.networking.framing import (
+from tmrl_core.networking import Server
+from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.protocol.framing import (
     FIRST,
     HEADER,
     LAST,
@@ -33,9 +35,7 @@ from tmrl_core.networking.framing import (
     control_frame,
     cut,
 )
-from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
-from tmrl_core.networking.links.observer import ObserverLink
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.protocol.messages import (
     MAX_COUNT,
     CloseStream,
     Control,
@@ -57,10 +57,11 @@ from tmrl_core.networking.messages import (
     turn_text,
 )
 from tmrl_core.networking.relay import core
-from tmrl_core.networking.relay.room import OF_ONE_BYTES
+from tmrl_core.networking.relay.stream_budget import OF_ONE_BYTES
+from tmrl_core.networking.security import credentials
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
-from tmrl_core.training import remote
-from tmrl_core.training.remote import RemoteInterface
+from tmrl_core.training.remote import interface as remote
+from tmrl_core.training.remote.interface import RemoteInterface
 
 DEADLINE_S = 20.0
 MESSAGE_BYTES = 1 << 20

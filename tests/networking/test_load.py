@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tmrl_core.networking import credentials
+from tmrl_core.networking.security import credentials
 
 if TYPE_CHECKING:
     import server_load

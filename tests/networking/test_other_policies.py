@@ -17,7 +17,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.networking import RolloutWorker, Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
-from tmrl_core.training.remote import RemoteInterface
+from tmrl_core.training.remote.interface import RemoteInterface
 
 DIFFERENCE = "another policy, hidden_sizes: [64] at the worker, [16] at the trainer. Give both the same actor.cls"
 

@@ -18,11 +18,12 @@ import pytest
 import tmrl_core
 from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, until
 from tmrl_core.config import from_values
-from tmrl_core.networking import Server, admission, credentials
-from tmrl_core.networking.contexts import TokenVerifier
-from tmrl_core.networking.framing import HEADER, PING_FRAME, Kind
+from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
-from tmrl_core.networking.messages import Welcome
+from tmrl_core.networking.protocol.framing import HEADER, PING_FRAME, Kind
+from tmrl_core.networking.protocol.messages import Welcome
+from tmrl_core.networking.security import admission, credentials
+from tmrl_core.networking.security.tls_contexts import TokenVerifier
 
 
 @pytest.fixture(scope="module")

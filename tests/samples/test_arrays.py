@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.arrays import PLAIN, PLANES, array_head, array_items, array_planes, decode_array
-from tmrl_core.samples.carriable import DTYPES, UncarriableError
+from tmrl_core.samples.supported_values import DTYPES, UncarriableError
 
 arrays = st.sampled_from(list(DTYPES.values())).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))

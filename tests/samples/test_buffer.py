@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tmrl_core import config
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.buffer import MAX_RECORDS, Buffer
-from tmrl_core.samples.records import EpisodeRecord
+from tmrl_core.samples.segments import EpisodeRecord
 
 
 def sample(number: float, *, end: bool = False, action: Any = (), info: Any = None) -> tuple[Any, ...]:

@@ -18,7 +18,6 @@ from hypothesis.extra import numpy as hnp
 
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.buffer import Buffer
-from tmrl_core.samples.carriable import DTYPES
 from tmrl_core.samples.codec import (
     SampleMessage,
     decode_message,
@@ -27,7 +26,8 @@ from tmrl_core.samples.codec import (
     split_chunk,
 )
 from tmrl_core.samples.columns import Chunk, leaves
-from tmrl_core.samples.records import EpisodeRecord, Segment
+from tmrl_core.samples.segments import EpisodeRecord, Segment
+from tmrl_core.samples.supported_values import DTYPES
 
 LIMIT = 1 << 22
 RECORDS = [

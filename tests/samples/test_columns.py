@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.samples.columns import Chunk, cut_segments, leaves, map_leaves
-from tmrl_core.samples.records import Segment
+from tmrl_core.samples.segments import Segment
 
 SEGMENTS = (Segment(3, 7, 0, 1, 2), Segment(2, 7, 3, 1, 3), Segment(4, 8, 0, 1, 3))
 ROWS = 9

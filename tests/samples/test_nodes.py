@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tmrl_core.errors import CodecError
-from tmrl_core.samples.carriable import MAX_DEPTH
 from tmrl_core.samples.columns import Kind, Tree
 from tmrl_core.samples.nodes import ArrayLeaf, ListLeaf, leaves_of, plan
+from tmrl_core.samples.supported_values import MAX_DEPTH
 
 
 def write(*values: Any, ragged: set[str] | None = None) -> tuple[Any, list[Kind], int]:

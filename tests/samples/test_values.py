@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tmrl_core.errors import CodecError
-from tmrl_core.samples.carriable import DTYPES, MAX_DEPTH
+from tmrl_core.samples.supported_values import DTYPES, MAX_DEPTH
 from tmrl_core.samples.values import decode_value, encode_value, own
 
 LIMIT = 1 << 20

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tmrl_core.cli.screens import TrainerDisplay
 from tmrl_core.config import from_values
 from tmrl_core.config.run_folder import write_in_force
 from tmrl_core.errors import ConfigError, StorageError
 from tmrl_core.metrics import JsonLinesSink
 from tmrl_core.metrics.wandb_sink import run_id_of
 from tmrl_core.networking import Trainer
-from tmrl_core.screens import TrainerDisplay
 from tmrl_core.storage import FolderLock, SegmentFile, SegmentReader, open_own, write_whole
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")

@@ -20,8 +20,9 @@ import gymnasium as gym
 import numpy as np
 
 from tmrl_core.samples import Chunk, Segment
-from tmrl_core.training import CheckpointStore, FrameStackMemory, TrainingOffline, disk_rows
+from tmrl_core.training import CheckpointStore, FrameStackMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.memories import disk_rows
 
 K, SHAPE, ROWS, EPISODE = 4, (48, 48), 5, 30
 """Frames in a stack, a frame's shape, rows of a message, steps of an episode."""

@@ -12,35 +12,37 @@ from tmrl_core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
-    from tmrl_core.actor.numpy_off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
-    from tmrl_core.actor.numpy_off_policy import NumpyQValueMLPActor as NumpyQValueMLPActor
-    from tmrl_core.actor.numpy_on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
-    from tmrl_core.actor.numpy_on_policy import NumpyGaussianMLPActor as NumpyGaussianMLPActor
-    from tmrl_core.actor.numpy_policies import NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor
-    from tmrl_core.actor.off_policy_policies import DeterministicMLPActor as DeterministicMLPActor
-    from tmrl_core.actor.off_policy_policies import QValueMLPActor as QValueMLPActor
-    from tmrl_core.actor.on_policy_policies import CategoricalMLPActor as CategoricalMLPActor
-    from tmrl_core.actor.on_policy_policies import GaussianMLPActor as GaussianMLPActor
-    from tmrl_core.actor.torch_module import TorchActorModule as TorchActorModule
-    from tmrl_core.actor.torch_policies import SquashedGaussianMLPActor as SquashedGaussianMLPActor
-    from tmrl_core.actor.twins import choose_actor as choose_actor
-    from tmrl_core.actor.twins import numpy_twin as numpy_twin
+    from tmrl_core.actor.policies.numpy.backends import choose_actor as choose_actor
+    from tmrl_core.actor.policies.numpy.backends import numpy_twin as numpy_twin
+    from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
+    from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor as NumpyQValueMLPActor
+    from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
+    from tmrl_core.actor.policies.numpy.on_policy import NumpyGaussianMLPActor as NumpyGaussianMLPActor
+    from tmrl_core.actor.policies.numpy.squashed_gaussian import (
+        NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor,
+    )
+    from tmrl_core.actor.policies.torch.module import TorchActorModule as TorchActorModule
+    from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor as DeterministicMLPActor
+    from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor as QValueMLPActor
+    from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor as CategoricalMLPActor
+    from tmrl_core.actor.policies.torch.on_policy import GaussianMLPActor as GaussianMLPActor
+    from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor as SquashedGaussianMLPActor
 
 _HOMES = {
     "ActorModule": "module",
-    "CategoricalMLPActor": "on_policy_policies",
-    "DeterministicMLPActor": "off_policy_policies",
-    "GaussianMLPActor": "on_policy_policies",
-    "NumpyCategoricalMLPActor": "numpy_on_policy",
-    "NumpyDeterministicMLPActor": "numpy_off_policy",
-    "NumpyGaussianMLPActor": "numpy_on_policy",
-    "NumpyQValueMLPActor": "numpy_off_policy",
-    "NumpySquashedGaussianMLPActor": "numpy_policies",
-    "QValueMLPActor": "off_policy_policies",
-    "SquashedGaussianMLPActor": "torch_policies",
-    "TorchActorModule": "torch_module",
-    "choose_actor": "twins",
-    "numpy_twin": "twins",
+    "CategoricalMLPActor": "policies.torch.on_policy",
+    "DeterministicMLPActor": "policies.torch.off_policy",
+    "GaussianMLPActor": "policies.torch.on_policy",
+    "NumpyCategoricalMLPActor": "policies.numpy.on_policy",
+    "NumpyDeterministicMLPActor": "policies.numpy.off_policy",
+    "NumpyGaussianMLPActor": "policies.numpy.on_policy",
+    "NumpyQValueMLPActor": "policies.numpy.off_policy",
+    "NumpySquashedGaussianMLPActor": "policies.numpy.squashed_gaussian",
+    "QValueMLPActor": "policies.torch.off_policy",
+    "SquashedGaussianMLPActor": "policies.torch.squashed_gaussian",
+    "TorchActorModule": "policies.torch.module",
+    "choose_actor": "policies.numpy.backends",
+    "numpy_twin": "policies.numpy.backends",
 }
 
 __all__ = [

@@ -136,7 +136,7 @@ class ActorModule(ABC):
             return self.load(path, device)
 
     def architecture(self) -> dict[str, Any]:
-        """Return what must be equal at worker and trainer, in the form of `tmrl_core.actor.weights.describe`.
+        """Return what must be equal at worker and trainer, in the form of `tmrl_core.actor.policies.weights.describe`.
 
         The trainer compares it when a worker joins. Nothing by default: weights are compared when they arrive.
         """

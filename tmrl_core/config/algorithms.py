@@ -42,14 +42,20 @@ class Algorithm:
 REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
 
 ALGORITHMS = (
-    Algorithm("SacAgent", "sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY),
-    Algorithm("SpinupSacAgent", "sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY),
-    Algorithm("REDQSACAgent", "redq", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY),
-    Algorithm("TD3Agent", "td3", frozenset({"box"}), OFF_POLICY, frozenset({"DeterministicMLPActor"}), REPLAY),
-    Algorithm("DQNAgent", "dqn", frozenset({"discrete"}), OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
+    Algorithm(
+        "SacAgent", "agents.sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY
+    ),
+    Algorithm(
+        "SpinupSacAgent", "agents.sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY
+    ),
+    Algorithm(
+        "REDQSACAgent", "agents.redq", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY
+    ),
+    Algorithm("TD3Agent", "agents.td3", frozenset({"box"}), OFF_POLICY, frozenset({"DeterministicMLPActor"}), REPLAY),
+    Algorithm("DQNAgent", "agents.dqn", frozenset({"discrete"}), OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
     Algorithm(
         "DiscreteSacAgent",
-        "discrete_sac",
+        "agents.discrete_sac",
         frozenset({"discrete"}),
         OFF_POLICY,
         frozenset({"CategoricalMLPActor"}),
@@ -57,7 +63,7 @@ ALGORITHMS = (
     ),
     Algorithm(
         "PPOAgent",
-        "ppo",
+        "agents.ppo",
         frozenset({"box", "discrete"}),
         ON_POLICY,
         frozenset({"CategoricalMLPActor", "GaussianMLPActor"}),
@@ -74,11 +80,15 @@ ACTORS = {
 }
 """The action space of each of the project's policies."""
 
-ACTOR_MODULES = ("torch_policies", "off_policy_policies", "on_policy_policies")
-NUMPY_ACTOR_MODULES = ("numpy_policies", "numpy_off_policy", "numpy_on_policy")
+ACTOR_MODULES = tuple(f"policies.torch.{name}" for name in ("squashed_gaussian", "off_policy", "on_policy"))
+NUMPY_ACTOR_MODULES = tuple(f"policies.numpy.{name}" for name in ("squashed_gaussian", "off_policy", "on_policy"))
 FRAME_STACK = 4
 """`FrameStackMemory` takes so many frames for a stack where nothing is said."""
-MEMORIES = {"FrameStackMemory": "frame_stack_memory", "ReplayMemory": "replay", "RoundMemory": "round_memory"}
+MEMORIES = {
+    "FrameStackMemory": "memories.frame_stack_memory",
+    "ReplayMemory": "memories.replay",
+    "RoundMemory": "loops.round_memory",
+}
 
 
 _SHARES = frozenset({"gamma", "polyak", "gae_lambda"})

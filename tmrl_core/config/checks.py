@@ -153,10 +153,12 @@ def limiter_problems(config: Config) -> Iterator[str]:
         )
 
 
-LOCKSTEP_LOOPS = frozenset({"tmrl_core.training:TrainingLockstep", "tmrl_core.training.lockstep:TrainingLockstep"})
+LOCKSTEP_LOOPS = frozenset(
+    {"tmrl_core.training:TrainingLockstep", "tmrl_core.training.loops.lockstep:TrainingLockstep"}
+)
 OTHER_LOOPS = frozenset(
     f"tmrl_core.training{module}:{name}"
-    for module in ("", ".offline")
+    for module in ("", ".loops.offline")
     for name in ("TrainingOffline", "TorchTrainingOffline")
 )
 """The project's own loops; of others only their makers know."""

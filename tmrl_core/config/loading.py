@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.documents import format_yaml, parse_yaml, read_document
-from tmrl_core.config.messages import check_keys, explain, field_type, inner_types, type_info
+from tmrl_core.config.error_messages import check_keys, explain, field_type, inner_types, type_info
 from tmrl_core.config.sections import Config, EnvironmentSection
 from tmrl_core.errors import ConfigError
 

@@ -23,7 +23,7 @@ def keywords_of(agent: str) -> frozenset[str] | None:
     Args:
         agent: name of the class.
     """
-    file = Path(__file__).resolve().parent.parent / "training" / f"{_MODULES.get(agent)}.py"
+    file = Path(__file__).resolve().parent.parent / "training" / f"{_MODULES.get(agent, '').replace('.', '/')}.py"
     try:
         statements = ast.parse(file.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, UnicodeDecodeError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tmrl_core.config.hints import misfits
+from tmrl_core.config.annotations import misfits
 from tmrl_core.errors import ConfigError
 
 

@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 from tmrl_core.config import CFG, Config, is_own, locate, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
-from tmrl_core.networking import credentials, tlspyo_files
-from tmrl_core.networking.certificates import CertificateFacts, read_facts
-from tmrl_core.networking.contexts import ClientRole, read_bundle
-from tmrl_core.networking.handshakes import BUNDLE, identity_of
-from tmrl_core.networking.secret_files import need, read_file
+from tmrl_core.networking.security import credentials, tlspyo_files
+from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
+from tmrl_core.networking.security.handshakes import BUNDLE, identity_of
+from tmrl_core.networking.security.secret_files import need, read_file
+from tmrl_core.networking.security.tls_contexts import ClientRole, read_bundle
 from tmrl_core.networking.transports.base import Transport
-from tmrl_core.networking.transports.select import client_transport, link_settings
+from tmrl_core.networking.transports.selection import client_transport, link_settings
 
 _SOON_DAYS = 30
 
@@ -35,7 +35,7 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
     """
     from tmrl_core.actor import choose_actor
     from tmrl_core.config.algorithms import policy_kwargs
-    from tmrl_core.roles import check_device
+    from tmrl_core.roles.from_config import check_device
 
     environment, worker, actor = config.environment, config.worker, config.actor
     named: list[tuple[str, Mapping[str, Any], str]] = [(environment.cls, environment.kwargs, "environment.cls")]

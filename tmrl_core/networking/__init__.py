@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.server import Server
-    from tmrl_core.networking.trainer import Trainer
-    from tmrl_core.networking.worker import RolloutWorker
+    from tmrl_core.roles.server import Server
+    from tmrl_core.roles.trainer import Trainer
+    from tmrl_core.roles.worker import RolloutWorker
     from tmrl_core.samples import Buffer
 
 __all__ = ["Buffer", "RolloutWorker", "Server", "Trainer"]
 
 _PLACES = {
     "Buffer": "tmrl_core.samples",
-    "RolloutWorker": "tmrl_core.networking.worker",
-    "Server": "tmrl_core.networking.server",
-    "Trainer": "tmrl_core.networking.trainer",
+    "RolloutWorker": "tmrl_core.roles.worker",
+    "Server": "tmrl_core.roles.server",
+    "Trainer": "tmrl_core.roles.trainer",
 }
 
 

@@ -11,8 +11,8 @@ from tmrl_core.samples.codec import (
     split_chunk,
 )
 from tmrl_core.samples.columns import Chunk, Sample, Tree
-from tmrl_core.samples.joining import same_layout
-from tmrl_core.samples.records import EpisodeRecord, Segment, Version
+from tmrl_core.samples.concatenation import same_layout
+from tmrl_core.samples.segments import EpisodeRecord, Segment, Version
 
 __all__ = [
     "Buffer",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tmrl_core.errors import CodecError
-from tmrl_core.samples.carriable import DTYPES, UncarriableError, check_dtype
+from tmrl_core.samples.supported_values import DTYPES, UncarriableError, check_dtype
 
 PLAIN, PLANES = 0, 1
 

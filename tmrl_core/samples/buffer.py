@@ -14,7 +14,7 @@ import numpy as np
 from tmrl_core.config import CFG, Cfg, current
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.columns import Chunk, Sample
-from tmrl_core.samples.records import NO_VERSION, EpisodeRecord, Version
+from tmrl_core.samples.segments import NO_VERSION, EpisodeRecord, Version
 from tmrl_core.samples.writer import FIRST_ROWS, ChunkWriter
 
 MAX_RECORDS = 65_536

@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.arrays import PLAIN, PLANES, array_head, array_items, array_planes
-from tmrl_core.samples.carriable import MAX_DEPTH, UncarriableError, own_key
 from tmrl_core.samples.columns import Array, Chunk, Kind, Tree, leaves
-from tmrl_core.samples.joining import join_infos, join_segments, same_layout
-from tmrl_core.samples.records import EpisodeRecord, Segment
+from tmrl_core.samples.concatenation import join_infos, join_segments, same_layout
+from tmrl_core.samples.segments import EpisodeRecord, Segment
+from tmrl_core.samples.supported_values import MAX_DEPTH, UncarriableError, own_key
 from tmrl_core.samples.values import (
     ARRAY,
     decode,

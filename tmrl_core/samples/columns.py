@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tmrl_core.samples.records import Segment
+from tmrl_core.samples.segments import Segment
 
 Array = NDArray[Any]
 Tree = Array | list[Any] | tuple["Tree", ...] | dict[Any, "Tree"]

@@ -17,8 +17,8 @@ import numpy as np
 from numpy import ndarray
 
 from tmrl_core.errors import CodecError
-from tmrl_core.samples.carriable import DTYPES, MAX_DEPTH, UncarriableError, own_key
 from tmrl_core.samples.columns import Array, Kind, Tree
+from tmrl_core.samples.supported_values import DTYPES, MAX_DEPTH, UncarriableError, own_key
 from tmrl_core.samples.values import own
 
 # A chunk that is cut after so few rows by an array's shape: the shape varies from step to step.

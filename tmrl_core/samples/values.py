@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.arrays import array_head, array_items, decode_array
-from tmrl_core.samples.carriable import (
+from tmrl_core.samples.supported_values import (
     DTYPES,
     INT_MAX,
     INT_MIN,

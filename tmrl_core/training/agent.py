@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 class TrainingAgent(ABC):
     """Learns from batches and hands out the policy.
 
-    Its attributes are what a checkpoint saves, as `tmrl_core.training.state` says.
+    Its attributes are what a checkpoint saves, as `tmrl_core.training.checkpoints.state` says.
 
     Args:
         observation_space: of the environment.
@@ -39,7 +39,7 @@ class TrainingAgent(ABC):
 
         Returns:
             Metrics by name: numbers, or detached scalar tensors, which are read only at a round's end, so that no
-            update waits for its device. `tmrl_core.training.bad_updates.SKIPPED` says that none was made.
+            update waits for its device. `tmrl_core.training.updates.skipped_updates.SKIPPED` says that none was made.
         """
 
     def train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:

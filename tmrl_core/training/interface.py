@@ -1,7 +1,7 @@
 """The seam between a training loop and wherever its samples come from and its policies go.
 
 `TrainingInterface` is what a loop calls. `LocalInterface` is in memory: for training in one process, and for tests.
-`tmrl_core.networking.trainer` has the one that speaks to a Server.
+`tmrl_core.roles.trainer` has the one that speaks to a Server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tmrl_core.networking.messages import Collect, Progress
+from tmrl_core.networking.protocol.messages import Collect, Progress
 from tmrl_core.samples import Buffer, Chunk, Version
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from tests.actor.rollout.composing import compose
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.messages import Collect, Directive, Evaluation, encode_body
+from tmrl_core.networking.protocol.messages import Collect, Directive, Evaluation, encode_body
 
 
 @pytest.fixture

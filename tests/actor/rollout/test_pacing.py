@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tmrl_core.actor.rollout.pacing import SLICE_S, Brake, Ratio, Slices, StarvationWatch
-from tmrl_core.networking.messages import Progress
+from tmrl_core.networking.protocol.messages import Progress
 
 
 class Clock:

@@ -13,7 +13,8 @@ from gymnasium import spaces
 
 from tmrl_core.actor.module import BatchActor, State
 from tmrl_core.config import from_values
-from tmrl_core.networking import RolloutWorker, Server, Trainer, credentials
+from tmrl_core.networking import RolloutWorker, Server, Trainer
+from tmrl_core.networking.security import credentials
 from tmrl_core.training import TrainingLockstep
 from tmrl_core.training.agent import TrainingAgent
 

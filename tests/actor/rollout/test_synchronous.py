@@ -11,7 +11,7 @@ from tmrl_core.actor.rollout import synchronous
 from tmrl_core.actor.rollout.pacing import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.messages import Directive, Evaluation, Progress
+from tmrl_core.networking.protocol.messages import Directive, Evaluation, Progress
 
 
 @pytest.fixture

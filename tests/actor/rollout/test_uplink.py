@@ -14,7 +14,7 @@ from tmrl_core.actor.rollout.link import Farewell
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, WeightsError
-from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate
+from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate
 
 
 @pytest.fixture

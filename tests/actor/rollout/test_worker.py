@@ -12,7 +12,7 @@ from tmrl_core.actor.rollout import asynchronous
 from tmrl_core.actor.rollout.pacing import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
-from tmrl_core.networking.messages import Directive, Evaluation, Progress
+from tmrl_core.networking.protocol.messages import Directive, Evaluation, Progress
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 from tests.networking.simulation.memory import Memory, content
 from tests.networking.simulation.network import End, Network, Route, Violation
 from tmrl_core.errors import NetworkError, RefusedError
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import Mark, Received, StreamSender
-from tmrl_core.networking.framing import SAMPLES_HEAD, message_bytes
-from tmrl_core.networking.messages import RETRYABLE, Blob, Directive, PolicyUpdate, Progress
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.delivery import Mark, Received, StreamSender
+from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
+from tmrl_core.networking.protocol.messages import RETRYABLE, Blob, Directive, PolicyUpdate, Progress
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 4.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.networking.simulation.network import Violation
-from tmrl_core.networking.delivery import Mark, Received
+from tmrl_core.networking.protocol.delivery import Mark, Received
 
 _START = Mark(0, 0)
 

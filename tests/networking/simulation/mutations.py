@@ -10,16 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from tmrl_core.networking.delivery import Mark, Received, StreamReceiver, StreamSender
-from tmrl_core.networking.framing import Frame
-from tmrl_core.networking.messages import Want
 from tmrl_core.networking.peers import TrainerState
+from tmrl_core.networking.protocol.delivery import Mark, Received, StreamReceiver, StreamSender
+from tmrl_core.networking.protocol.framing import Frame
+from tmrl_core.networking.protocol.messages import Want
 from tmrl_core.networking.relay import Relay, RelayConnection
-from tmrl_core.networking.relay.flow import Flow
-from tmrl_core.networking.relay.handover import HandOvers
+from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.policies import Policies
-from tmrl_core.networking.relay.spool import About, Spool, SpooledMessage
+from tmrl_core.networking.relay.spooling import HandOvers
 from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.spools.memory import About, Spool, SpooledMessage
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Protocol
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.connection import SEND_BYTES, Connection, Identity
+from tmrl_core.networking.protocol.connection import SEND_BYTES, Connection, Identity
 from tmrl_core.networking.relay import Relay, RelaySettings
 
 CONNECT_TIMEOUT_S = 10.0

@@ -13,11 +13,11 @@ from tests.networking.simulation.checker import Checker
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route, Violation
 from tests.networking.simulation.spools import Disk, SimulatedDiskSpool
-from tmrl_core.networking.delivery import StreamSender
-from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tmrl_core.networking.protocol.delivery import StreamSender
+from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import Relay, RelaySettings
-from tmrl_core.networking.relay.spool import MemorySpool, Spool
+from tmrl_core.networking.spools.memory import MemorySpool, Spool
 
 EVENTS = 1_000
 """A seed has at least so many."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.networking.simulation.network import Network
-from tmrl_core.networking.relay.spool import About, Spool, SpooledMessage, SpooledStream
+from tmrl_core.networking.spools.memory import About, Spool, SpooledMessage, SpooledStream
 
 
 @dataclass

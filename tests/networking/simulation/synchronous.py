@@ -1,8 +1,8 @@
 """Synchronous collection under faults: it goes on, or both sides end with their error; it never stands still.
 
 The ratio, the worker's watch and the trainer's check are the real ones (`actor/rollout/pacing.py`,
-`training/remote.py`); the loops around them, which wait for real time, are played here as events
-(`actor/rollout/synchronous.py`, `training/offline.py`).
+`training/remote/interface.py`); the loops around them, which wait for real time, are played here as events
+(`actor/rollout/synchronous.py`, `training/loops/offline.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tests.networking.simulation.network import Violation
 from tests.networking.simulation.scenario import Core, Scenario
 from tmrl_core.actor.rollout.pacing import Ratio, StarvationWatch
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.delivery import Mark
-from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.peers import Member, TrainerConnection, WorkerConnection
+from tmrl_core.networking.protocol.delivery import Mark
+from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
-from tmrl_core.training.remote import RemoteInterface
+from tmrl_core.training.remote.interface import RemoteInterface
 
 EVENTS = 1_000
 SETTLED_S = 120.0

@@ -12,10 +12,10 @@ from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route
 from tests.networking.simulation.synchronous import LinkView, simulate_synchronous
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.messages import Progress
 from tmrl_core.networking.peers import Member
+from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
-from tmrl_core.training.remote import AWAY_S, STARVED_S, RemoteInterface
+from tmrl_core.training.remote.interface import AWAY_S, STARVED_S, RemoteInterface
 
 SEEDS, SEEDS_FULL = 60, 600
 

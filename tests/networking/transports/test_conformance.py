@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking import credentials, handshakes, tlspyo_files
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import StreamSender
-from tmrl_core.networking.messages import Blob, Directive, PolicyUpdate
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.delivery import StreamSender
+from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.security import credentials, handshakes, tlspyo_files
 from tmrl_core.networking.transports.base import Driver, Listener, Transport, new_event_loop
 from tmrl_core.networking.transports.local import LocalTransport
 from tmrl_core.networking.transports.tls import TlsTransport
-from tmrl_core.networking.transports.tlspyo import TlspyoTransport
+from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 
 DEADLINE_S = 20.0
 

@@ -18,9 +18,10 @@ import pytest
 
 from tmrl_core.config import from_values
 from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
-from tmrl_core.networking import Server, credentials
+from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.peers import WorkerConnection, WorkerState
+from tmrl_core.networking.security import credentials
 from tmrl_core.networking.transports.tls import TlsTransport
 
 DEADLINE_S = 20.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.samples.records import IS_SUCCESS, MOST_METRIC_CHARACTERS, MOST_METRICS
+from tmrl_core.samples.segments import IS_SUCCESS, MOST_METRIC_CHARACTERS, MOST_METRICS
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from tmrl_core.networking.messages import Directive, PolicyUpdate, Progress
+from tmrl_core.networking.protocol.messages import Directive, PolicyUpdate, Progress
 from tmrl_core.samples import Chunk, EpisodeRecord
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tmrl_core.actor.rollout.player import Player
 from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import RemoteProtocolError, StarvedError
-from tmrl_core.networking.messages import Collect, decode_body
+from tmrl_core.networking.protocol.messages import Collect, decode_body
 from tmrl_core.samples import Chunk
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
-from tmrl_core.networking.messages import Progress
+from tmrl_core.networking.protocol.messages import Progress
 
 SLICE_S = 0.2
 """Seconds between two looks at anything but the environment; also how late a worker notices a directive to finish."""

@@ -15,7 +15,7 @@ from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import PolicyFailedError
 from tmrl_core.metrics.text import return_text
-from tmrl_core.networking.messages import Evaluation
+from tmrl_core.networking.protocol.messages import Evaluation
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tmrl_core.actor.rollout.pacing import Ratio, StarvationWatch
 from tmrl_core.actor.rollout.player import Player
 from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.messages import turn_text
+from tmrl_core.networking.protocol.messages import turn_text
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.errors import LinkClosedError, RemoteProtocolError, TmrlError, WeightsError
-from tmrl_core.networking.messages import Blob, Evaluation, PolicyUpdate, Version
+from tmrl_core.networking.protocol.messages import Blob, Evaluation, PolicyUpdate, Version
 from tmrl_core.samples import Chunk, EpisodeRecord
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous import SynchronousSchedule
 from tmrl_core.errors import LinkClosedError
-from tmrl_core.networking.messages import Version
+from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
 
 if TYPE_CHECKING:

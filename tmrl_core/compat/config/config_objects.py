@@ -11,7 +11,7 @@ __all__ = ["TRAINER"]  # noqa: F822 - made when it is used
 
 def __getattr__(name: str) -> Any:
     if name == "TRAINER":
-        from tmrl_core.training.from_config import training_from_config
+        from tmrl_core.roles.training import training_from_config
 
         return training_from_config(current())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,15 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.messages import (
-    RETRYABLE,
-)
 from tmrl_core.networking.peers import (
     ClientState,
 )
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.messages import RETRYABLE
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
-from tmrl_core.networking.transports.select import LinkSettings, client_transport
+from tmrl_core.networking.transports.selection import LinkSettings, client_transport
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.peers.observer import ObserverConnection, ObserverState, explain_refusal
-from tmrl_core.networking.status import ServerStatus
+from tmrl_core.networking.protocol.status import ServerStatus
 from tmrl_core.networking.transports.base import Driver, new_event_loop
-from tmrl_core.networking.transports.select import LinkSettings, client_transport
+from tmrl_core.networking.transports.selection import LinkSettings, client_transport
 
 _SLICE_S = 0.1
 """How long what ends a wait goes unnoticed at most."""

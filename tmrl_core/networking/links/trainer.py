@@ -7,10 +7,15 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import Mark, Received
 from tmrl_core.networking.links.base import Link
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.peers import (
+    Member,
+    TrainerConnection,
+    TrainerState,
+)
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.delivery import Mark, Received
+from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     MAX_COUNT,
     Blob,
@@ -20,12 +25,7 @@ from tmrl_core.networking.messages import (
     Version,
     encode_body,
 )
-from tmrl_core.networking.peers import (
-    Member,
-    TrainerConnection,
-    TrainerState,
-)
-from tmrl_core.networking.transports.select import LinkSettings
+from tmrl_core.networking.transports.selection import LinkSettings
 
 
 class TrainerCounts(NamedTuple):

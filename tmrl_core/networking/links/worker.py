@@ -13,10 +13,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tmrl_core.errors import CodecError, LinkClosedError, TmrlError
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import Body, StreamSender
 from tmrl_core.networking.links.base import Link
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.peers import (
+    WorkerConnection,
+    WorkerState,
+)
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.delivery import Body, StreamSender
+from tmrl_core.networking.protocol.messages import (
     EXPERT,
     Directive,
     PolicyUpdate,
@@ -25,11 +29,7 @@ from tmrl_core.networking.messages import (
     decode_body,
     plain,
 )
-from tmrl_core.networking.peers import (
-    WorkerConnection,
-    WorkerState,
-)
-from tmrl_core.networking.transports.select import LinkSettings, is_loopback
+from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
 from tmrl_core.samples import (
     Chunk,
     EpisodeRecord,

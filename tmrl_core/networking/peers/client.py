@@ -6,10 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.messages import (
-    SUPPORTED_VERSIONS,
-    Role,
-)
+from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Role
 
 
 class ClientState:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.framing import Frame
-from tmrl_core.networking.messages import PROTOCOL_VERSION, Control, Hello, Look, Seen, Welcome
 from tmrl_core.networking.peers.client import ClientState
-from tmrl_core.networking.status import MAX_STATUS_BYTES, ServerStatus, decode_status
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.framing import Frame
+from tmrl_core.networking.protocol.messages import PROTOCOL_VERSION, Control, Hello, Look, Seen, Welcome
+from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status
 
 
 class ObserverState(ClientState):

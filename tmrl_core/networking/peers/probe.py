@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.framing import Frame
-from tmrl_core.networking.messages import Control, Diagnosis, Echo
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.framing import Frame
+from tmrl_core.networking.protocol.messages import Control, Diagnosis, Echo
 
 
 class ProbeConnection(Connection):

@@ -10,10 +10,11 @@ from typing import ClassVar
 import msgspec
 
 from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
-from tmrl_core.networking.bodies import BodyPool
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import Mark, Received, StreamReceiver
-from tmrl_core.networking.framing import (
+from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.delivery import Mark, Received, StreamReceiver
+from tmrl_core.networking.protocol.framing import (
     FIRST,
     LAST,
     POLICY_HEAD,
@@ -26,7 +27,7 @@ from tmrl_core.networking.framing import (
     message_bytes,
     spare,
 )
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     Control,
     Credit,
@@ -49,7 +50,6 @@ from tmrl_core.networking.messages import (
     encode_body,
     plain,
 )
-from tmrl_core.networking.peers.client import ClientState
 
 MOST_MESSAGE_BYTES = 1 << 30
 """Of one message of samples, whatever a Server says: memory is taken for it when its first frame comes."""

@@ -7,20 +7,12 @@ from typing import ClassVar
 import msgspec
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.bodies import BodyPool
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.delivery import StreamSender
-from tmrl_core.networking.framing import (
-    FIRST,
-    LAST,
-    MAX_NUMBER,
-    POLICY_HEAD,
-    Frame,
-    Kind,
-    Wire,
-    spare,
-)
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.delivery import StreamSender
+from tmrl_core.networking.protocol.framing import FIRST, LAST, MAX_NUMBER, POLICY_HEAD, Frame, Kind, Wire, spare
+from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     MAX_SIGNATURE_BYTES,
     Ack,
@@ -44,7 +36,6 @@ from tmrl_core.networking.messages import (
     decode_body,
     plain,
 )
-from tmrl_core.networking.peers.client import ClientState
 
 _POLICY_KEEP_BYTES = 64 << 20
 """Bound of the memory that stays with a worker for its next policy; up to half of it, policies use the same again."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.connection import Connection
-from tmrl_core.networking.framing import (
-    MAX_PAYLOAD_BYTES,
-    Frame,
-    Kind,
-)
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES, Frame, Kind
+from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     Ack,
     CloseStream,

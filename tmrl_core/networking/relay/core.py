@@ -1,7 +1,7 @@
 """The Server's mind: who may say what, who gets what, and how much of it is held. Sans-I/O.
 
-`Relay` knows who is there and passes on what is said; `flow.py` has the samples on their way through, `handover.py`
-those of workers that end while there is no trainer.
+`Relay` knows the linked peers and routes their messages. `credit_flow.py` forwards samples, `spooling.py` keeps those
+of workers that end while no trainer is linked.
 
 Weights are kept as the frames to send, once for all workers (`policies.py`). Everything else that the trainer says to
 workers is a last value, so a slow worker costs no more than one value of each kind.
@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.framing import MAX_NUMBER
-from tmrl_core.networking.messages import (
+from tmrl_core.networking.protocol.framing import MAX_NUMBER
+from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     SUPPORTED_VERSIONS,
     Ack,
@@ -39,17 +39,17 @@ from tmrl_core.networking.messages import (
     plain,
 )
 from tmrl_core.networking.relay.connection import RelayConnection
-from tmrl_core.networking.relay.flow import Flow
-from tmrl_core.networking.relay.handover import HandOvers
-from tmrl_core.networking.relay.owners import Owners
+from tmrl_core.networking.relay.credit_flow import Flow
+from tmrl_core.networking.relay.id_registry import Owners
+from tmrl_core.networking.relay.membership_log import Register
 from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.probes import Probes
-from tmrl_core.networking.relay.register import Register
-from tmrl_core.networking.relay.room import LINKS_OF_ONE, Room
 from tmrl_core.networking.relay.settings import RelaySettings
-from tmrl_core.networking.relay.spool import Spool
+from tmrl_core.networking.relay.spooling import HandOvers
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
+from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, Room
 from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.spools.memory import Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20

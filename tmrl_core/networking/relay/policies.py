@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.framing import (
+from tmrl_core.networking.protocol.framing import (
     FIRST,
     LAST,
     MAX_FRAME_BYTES,
@@ -17,7 +17,7 @@ from tmrl_core.networking.framing import (
     Frame,
     message_bytes,
 )
-from tmrl_core.networking.messages import Version
+from tmrl_core.networking.protocol.messages import Version
 
 
 class Policy:

@@ -11,8 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.framing import control_frame
-from tmrl_core.networking.messages import Diagnosis, Echo, Hello, Probe, negotiate
+from tmrl_core.networking.protocol.framing import control_frame
+from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, negotiate
 
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection

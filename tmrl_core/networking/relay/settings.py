@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tmrl_core.networking.framing import (
-    SAMPLES_HEAD,
-    message_bytes,
-)
+from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
 
 
 class RelaySettings(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tmrl_core import __version__
-from tmrl_core.networking.messages import MAX_COUNT
-from tmrl_core.networking.status import (
+from tmrl_core.networking.protocol.messages import MAX_COUNT
+from tmrl_core.networking.protocol.status import (
     MAX_STATUS_BYTES,
     BudgetStatus,
     PeerStatus,
@@ -27,8 +27,8 @@ from tmrl_core.networking.status import (
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
     from tmrl_core.networking.relay.core import Relay
-    from tmrl_core.networking.relay.spool import SpooledStream
     from tmrl_core.networking.relay.streams import RelayStream
+    from tmrl_core.networking.spools.memory import SpooledStream
 
 FRESH_S = 0.2
 """How long a snapshot serves for everybody who asks."""

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.connection import Connection
+from tmrl_core.networking.protocol.connection import Connection
 
 logger = logging.getLogger(__name__)
 

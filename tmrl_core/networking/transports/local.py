@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.connection import Connection, Identity
+from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.transports.base import Driver, Listener, Transport
 
 _WINDOW_BYTES = 262_144

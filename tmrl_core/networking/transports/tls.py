@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from tmrl_core.errors import HandshakeError, NetworkError
-from tmrl_core.networking.access import ClientAccess, ServerAccess
-from tmrl_core.networking.admission import Admission, Visit
-from tmrl_core.networking.certificates import clean_serial
-from tmrl_core.networking.connection import Connection, Identity
-from tmrl_core.networking.framing import spare
-from tmrl_core.networking.handshakes import reason_of
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.framing import spare
+from tmrl_core.networking.security.admission import Admission, Visit
+from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess
+from tmrl_core.networking.security.certificates import clean_serial
+from tmrl_core.networking.security.handshakes import reason_of
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tmrl_core.actor.policies.flattening import action_bounds, flatten_into, layout_of, vector_size
+from tmrl_core.actor.policies.torch.module import collate_one
+from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch
+from tmrl_core.errors import ConfigError
+
+NESTED = spaces.Dict(
+    {
+        "z": spaces.Box(-1, 1, (2, 2), np.float32),
+        "a": spaces.Tuple((spaces.Discrete(3, start=5), spaces.MultiBinary(2))),
+        "m": spaces.MultiDiscrete([2, 3]),
+        "n": spaces.Box(0, 9, (2,), np.int64),
+    }
+)
+
+
+def flat(space: Any, obs: Any) -> list[float]:
+    layout = layout_of(space)
+    vector = np.full(vector_size(layout), np.nan, np.float32)
+    flatten_into(layout, obs, vector)
+    return [float(value) for value in vector]
+
+
+def test_the_order_is_the_documented_one() -> None:
+    obs = {
+        "z": np.array([[1, 2], [3, 4]], np.float32) / 10,
+        "a": (np.int64(6), np.array([1, 0], np.int8)),
+        "m": np.array([1, 2]),
+        "n": np.array([7, 8]),
+    }
+    # keys sorted: a, m, n, z
+    assert flat(NESTED, obs) == pytest.approx([0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 7, 8, 0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        NESTED,
+        spaces.Discrete(4),
+        spaces.Tuple((spaces.Box(-1, 1, (), np.float64), spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])))),
+        spaces.Box(-1, 1, (3,), np.float64),
+    ],
+)
+def test_numpy_and_torch_flatten_alike(space: Any) -> None:
+    space.seed(3)
+    layout = layout_of(space)
+    for _ in range(5):
+        obs = space.sample()
+        batch = flatten_batch(layout, collate_one(obs, "cpu"))
+        assert batch.shape == (1, vector_size(layout))
+        assert batch.dtype == torch.float32
+        np.testing.assert_array_equal(batch[0].numpy(), np.array(flat(space, obs), np.float32))
+
+
+def test_an_image_is_refused_by_name() -> None:
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8)})
+    with pytest.raises(ConfigError, match=r"\['camera'\] is an image of shape \(8, 8, 3\)"):
+        layout_of(space)
+
+
+def test_a_space_without_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Allowed: Box, Discrete"):
+        layout_of(spaces.Text(5))
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "message"),
+    [
+        (spaces.Box(-1, 1, (3,), np.float32), np.zeros(2, np.float32), r"shape \(2,\), not \(3,\)"),
+        (spaces.Discrete(3, start=1), 0, r"is 0, not in 1\.\.3"),
+    ],
+)
+def test_what_does_not_fit_the_space_is_refused(space: Any, obs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        flat(space, obs)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Discrete(2), "Box of floats"),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), "finite bounds.*TransformAction"),
+        (spaces.Box(np.array([0.0, 1.0]), np.array([1.0, 1.0]), dtype=np.float64), "low < high"),
+    ],
+)
+def test_an_action_space_that_cannot_be_filled_is_refused(space: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        action_bounds("Policy", space)
+
+
+def test_the_wrapper_that_the_refusal_of_endless_bounds_names_bounds_them() -> None:
+    class Endless(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(-1, 1, (1,), np.float32)
+        action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    bounded = spaces.Box(-3, 3, (2,), np.float32)
+    env = gymnasium.wrappers.TransformAction(Endless(), lambda action: action, bounded)
+    assert action_bounds("Policy", env.action_space).high.tolist() == [3, 3]
+
+
+def test_the_wrapper_that_the_refusal_of_images_names_makes_numbers_of_them() -> None:
+    class Camera(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        action_space = spaces.Discrete(2)
+
+    with pytest.raises(ConfigError, match="TransformObservation"):
+        layout_of(Camera.observation_space)
+    numbers = spaces.Box(0, 1, (8, 8), np.float32)
+    env = gymnasium.wrappers.TransformObservation(Camera(), lambda obs: np.float32(obs.mean(-1) / 255), numbers)
+    assert vector_size(layout_of(env.observation_space)) == 64

@@ -1,0 +1,474 @@
+"""The command line, mostly through real processes: what it prints, its exit statuses, and how roles end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.command_line import started
+from tmrl_core import __version__
+from tmrl_core.cli import main as cli
+from tmrl_core.config.documents import read_document
+from tmrl_core.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment with nothing of the person who runs the tests."""
+    there = {name: value for name, value in os.environ.items() if not name.startswith("TMRL_CORE_")}
+    there["TMRL_CORE_HOME"] = str(tmp_path / "home")
+    there["PYTHONPATH"] = str(ROOT)
+    return there
+
+
+@pytest.fixture
+def run(tmp_path: Path, environ: dict[str, str]) -> Run:
+    """Runs the command line in an empty folder, to its end."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tmrl_core", *arguments],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=90,
+        )
+
+    return call
+
+
+@pytest.fixture
+def start(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the command line; what still runs at the test's end is killed."""
+    with started(tmp_path, environ, stderr=subprocess.PIPE) as call:
+        yield call
+
+
+def test_the_version(run: Run) -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"tmrl_core {__version__}\n")
+
+
+def test_the_schema_is_one_and_the_ready_files_fit_it(run: Run) -> None:
+    done = run("--config-schema")
+    assert done.returncode == 0
+    schema = json.loads(done.stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for path in (ROOT / "config").iterdir():
+        jsonschema.validate(read_document(path), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"sever": {}}, schema)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("server: {prot: 3}\n", "server.prot: unknown key. Did you mean port?"),
+        ("server: {port: abc}\n", "server.port: found the text 'abc', allowed: a whole number from 0 to 65535"),
+        ("memory: {capacity: 3}\n", "memory.capacity: 3 samples hold no batch"),
+        ("server: {port: [\n", "broken YAML"),
+        ("network: {token: hunter2}\n", "secrets do not live in the configuration"),
+        (None, "my.yaml: no such file"),
+    ],
+)
+def test_a_wrong_configuration_is_one_message_and_exit_status_2(
+    run: Run, tmp_path: Path, content: str | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "my.yaml").write_text(content, encoding="utf-8")
+    done = run("--server", "-c", "my.yaml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: my.yaml: ") or "memory" in said
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "say what to run: --local, --server"),
+        (("--server", "--worker"), "not allowed with"),
+        (("--server", "--workers", "2"), "--workers goes with --local, not --server"),
+        (("--worker", "--wandb"), "--wandb goes with --trainer or --local"),
+        (("--local", "--workers", "0"), "--workers: found 0"),
+        (("--worker", "--new"), "--new goes with --trainer or --local, not --worker"),
+        (("--server", "--seed", "0"), "--seed goes with --trainer or --worker"),
+        (("--trainer", "--seed", "-1"), "run.seed"),
+        (("--server", "--set", "server.port"), "write it as section.key=value"),
+        (("--serv",), "--serv"),
+        (("--credentials",), "COMMAND"),
+        (("--credentials", "bundle"), "ROLE"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_status_2(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = cli.main(arguments)
+    except SystemExit as exc:
+        status = exc.code
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_unexpected_exception_keeps_its_traceback(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def Env():\n    raise RuntimeError('a bug of mine')\n", encoding="utf-8")
+    done = run("--benchmark", "--set", "environment.cls=mine:Env", "--set", "environment.kwargs={}")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "a bug of mine" in done.stderr
+
+
+def test_the_configuration_file_s_folder_is_searched_for_references(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "mine.py").write_text(
+        "import gymnasium\ndef Env():\n    return gymnasium.make('Pendulum-v1')\n", encoding="utf-8"
+    )
+    (folder / "my.yaml").write_text("environment: {cls: 'mine:Env', kwargs: {}}\n", encoding="utf-8")
+    done = run("--benchmark", "-c", "elsewhere/my.yaml", "--steps", "50")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_configuration_file_that_is_used_is_named_before_it_imports_anything(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("print('it ran', flush=True, file=__import__('sys').stderr)\nEnv = 3\n")
+    file = tmp_path / "tmrl_core.yaml"
+    file.write_text("environment: {cls: 'theirs:Env'}\nserver: {host: 127.0.0.1}\n")
+    said = run("--benchmark", "--steps", "1").stderr
+    assert "it ran" in said
+    assert -1 < said.find(f"configuration: {file}") < said.find("it ran")
+    looked = run("--doctor", "--timeout", "0.1")
+    assert "theirs:Env" in looked.stdout
+    assert "it ran" not in looked.stderr
+
+
+def test_the_benchmark_prints_rates_and_needs_no_torch(tmp_path: Path, environ: dict[str, str]) -> None:
+    code = (
+        "import sys; from tmrl_core.cli import main as cli; status = cli.main(['--benchmark', '--steps', '300']);"
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rates = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert all(int(rate.replace(",", "")) > 0 for rate in rates.values())
+    assert "steps_per_s" in rates
+
+
+def test_a_test_without_a_saved_policy_says_what_to_do(run: Run) -> None:
+    done = run("--test")
+    assert done.returncode == 2
+    assert "has no saved policy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_video_is_a_file_of_a_known_kind_or_a_folder(run: Run) -> None:
+    done = run("--test", "--video", "a.gif")
+    assert done.returncode == 2
+    assert "--video: found a.gif, allowed: a file .mp4 or .mkv, or a folder" in done.stderr
+    assert "--render goes with --test, not --trainer" in run("--trainer", "--render").stderr
+
+
+# --- the Server as a process ------------------------------------------------------------------------------------------
+
+
+def listening(process: subprocess.Popen[str]) -> int:
+    """The port that a Server announces."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        assert process.stderr is not None
+        pytest.fail(process.stderr.read())
+    return int(json.loads(line)["port"])
+
+
+SERVER = ("--server", "--announce", "--set", "server.port=0")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_server_in_order(
+    start: Callable[..., subprocess.Popen[str]], number: signal.Signals, tmp_path: Path
+) -> None:
+    process = start(*SERVER)
+    port = listening(process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "ending in order" in err
+    with socket.socket() as probe, pytest.raises(OSError):  # noqa: PT011 - refused, or reset where it is slow
+        probe.connect(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("written", ["stop\n", ""])
+def test_the_control_pipe_ends_a_server_in_order(start: Callable[..., subprocess.Popen[str]], written: str) -> None:
+    process = start(*SERVER, "--control")
+    assert listening(process) > 0
+    _, err = process.communicate(written, timeout=30)
+    assert process.returncode == 0, err
+
+
+def test_a_server_makes_credentials_for_this_machine_only(
+    start: Callable[..., subprocess.Popen[str]], run: Run, tmp_path: Path
+) -> None:
+    process = start(*SERVER, "--control")
+    listening(process)
+    process.communicate("stop\n", timeout=30)
+    assert (tmp_path / "home" / "credentials" / "ca.pem").is_file()
+    done = run("--server", "--set", "server.host=server.example.org", "--set", "network.credentials_dir=others")
+    assert done.returncode == 1
+    assert "CredentialsError" in done.stderr
+    assert "--credentials create" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "others").exists()
+
+
+def test_a_port_in_use_is_one_message(start: Callable[..., subprocess.Popen[str]], run: Run) -> None:
+    process = start(*SERVER, "--control")
+    port = listening(process)
+    done = run("--server", "--set", f"server.port={port}")
+    assert done.returncode == 1
+    assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_a_worker_without_a_server_keeps_trying_and_ends_in_order(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("--worker", "--set", "server.port=9", "--set", "worker.drain_timeout_s=0")
+    assert process.stderr is not None
+    read_until(process.stderr, "cannot reach")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "samples acknowledged" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_a_second_ctrl_c_ends_at_once(start: Callable[..., subprocess.Popen[str]]) -> None:
+    # Nobody will ever acknowledge what this worker collects, so it drains for as long as it is allowed to.
+    process = start("--worker", "--set", "server.port=9", "--set", "worker.drain_timeout_s=600")
+    assert process.stderr is not None
+    read_until(process.stderr, "cannot reach")
+    process.send_signal(signal.SIGINT)
+    read_until(process.stderr, "once more ends at once")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+
+
+def read_until(lines: Iterable[str], wanted: str) -> None:
+    """Read on to the line that says this."""
+    said = []
+    for line in lines:
+        said.append(line)
+        if wanted in line:
+            return
+    pytest.fail("".join(said))
+
+
+# --- credentials ------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_one_message_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    root, own = logging.getLogger(), logging.getLogger("tmrl_core")
+    handlers, level, own_level = root.handlers[:], root.level, own.level
+    try:
+        cli.set_up_logging("info")
+        own.warning("%s has gone", "arm\n12:00:00 ERROR   all is lost\x1b[2J")
+        try:
+            raise ValueError("\x1b[31mfirst\n12:00:00 ERROR   second")
+        except ValueError:
+            own.exception("failed")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        own.setLevel(own_level)
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert [line for line in said.splitlines() if not line.startswith((" ", "Traceback"))][1:] == [
+        line for line in said.splitlines() if line.endswith("ERROR   failed")
+    ]
+    assert "\n    12:00:00 ERROR   second" in said
+
+
+def test_credentials_from_the_ca_to_another_machine(run: Run, tmp_path: Path) -> None:
+    made = run("--credentials", "create", "--host", "server.example.org", "--host", "192.0.2.7")
+    assert made.returncode == 0, made.stderr
+    assert "server.example.org, 192.0.2.7" in made.stdout
+    bundled = run("--credentials", "bundle", "worker", "--name", "robot7")
+    assert bundled.returncode == 0, bundled.stderr
+    assert "robot7.worker.bundle" in bundled.stdout
+    installed = run("--credentials", "install", "robot7.worker.bundle", "--set", "network.credentials_dir=robot")
+    assert installed.returncode == 0, installed.stderr
+    assert (tmp_path / "robot" / "worker-robot7.pem").is_file()
+    assert not (tmp_path / "robot" / "ca.key").exists()
+    # Options of the whole command line may stand before it too.
+    shown = run("--set", "network.credentials_dir=robot", "--credentials", "show")
+    assert shown.returncode == 0, shown.stderr
+    assert "days left" in shown.stdout
+    token = (tmp_path / "home" / "credentials" / "worker.token").read_text(encoding="utf-8").strip()
+    renewed = run("--credentials", "renew", "--all", "--out", ".")
+    assert renewed.returncode == 0, renewed.stderr
+    assert "server.pem" in renewed.stdout
+    assert "robot7.worker.bundle" in renewed.stdout
+    revoked = run("--credentials", "revoke", "robot7")
+    assert revoked.returncode == 0, revoked.stderr
+    assert revoked.stdout.count("revoked: the worker certificate of robot7") == 2
+    listed = run("--credentials", "show")
+    assert listed.stdout.count("revoked, revoked.json, worker, robot7") == 2
+    rotated = run("--credentials", "rotate-token", "worker")
+    assert rotated.returncode == 0, rotated.stderr
+    newer = (tmp_path / "home" / "credentials" / "worker.token").read_text(encoding="utf-8").strip()
+    assert newer != token
+    unknown = run("--credentials", "revoke", "robot8")
+    assert unknown.returncode == 1
+    assert "no certificate was handed out to 'robot8'" in unknown.stderr
+    for done in (made, bundled, installed, shown, renewed, revoked, listed, rotated):
+        assert token not in done.stdout + done.stderr
+        assert newer not in done.stdout + done.stderr
+
+
+def test_credentials_that_are_not_there_are_one_message(run: Run) -> None:
+    done = run("--credentials", "show")
+    assert done.returncode == 1
+    assert done.stderr.startswith("CredentialsError: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_after_the_end_changes_nothing(
+    tmp_path: Path, environ: dict[str, str], number: signal.Signals
+) -> None:
+    program = (
+        "import atexit, sys; from tmrl_core.cli import main as cli\n"
+        "atexit.register(lambda: (print('at the end', flush=True), sys.stdin.read()))\n"
+        "sys.argv[1:] = ['--benchmark', '--steps', '1']\n"
+        "sys.exit(cli.main())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "at the end\n" in iter(process.stdout.readline, "")
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (0, "")
+
+
+def test_local_s_children_get_the_options_that_are_theirs_too() -> None:
+    options = cli.parser().parse_args(["--local", "--wandb", "--set", "run.name=x", "--log-level", "error"])
+    passed = cli.parser().parse_args(["--trainer", *cli.passed_on(options)])
+    assert passed.overrides == ["run.name=x", "metrics.wandb=true"]
+    assert passed.log_level == "error"
+
+
+@pytest.mark.parametrize(
+    ("role", "override", "said"),
+    [
+        (
+            "--worker",
+            "environment.kwargs={id: Pendulumm-v1}",
+            "environment.kwargs: Environment `Pendulumm` doesn't",
+        ),
+        ("--trainer", "environment.kwargs={id: Pendulumm-v1}", "environment.kwargs: Environment `Pendulumm` doesn't"),
+        ("--worker", "environment.kwargs={idd: x}", "environment.kwargs: got an unexpected keyword argument 'idd'"),
+        ("--worker", "environment.kwargs.g=5", "goes into gym_kwargs: {g: ...}"),
+        ("--trainer", "agent.kwargs={gama: 1}", "agent.kwargs.gama: SacAgent takes no such keyword argument"),
+        ("--trainer", "memory.kwargs={size: 1}", "memory.kwargs: got an unexpected keyword argument 'size'"),
+        ("--trainer", "trainer.device=nonsense", "trainer.device: found 'nonsense'"),
+        ("--worker", "worker.device=nonsense", "worker.device: found 'nonsense'"),
+        ("--local", "worker.device=nonsense", "worker.device: found 'nonsense'"),
+        ("--local", "worker.collection=lockstep", "trainer.loop: tmrl_core.training:TorchTrainingOffline does not"),
+    ],
+)
+def test_what_only_the_library_knows_to_be_wrong_is_one_message_too(
+    run: Run, role: str, override: str, said: str
+) -> None:
+    done = run(role, "--set", override, "--set", "server.port=1")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_an_option_with_another_role_is_refused() -> None:
+    options = cli.parser().parse_args(["--worker", "--quickstart"])
+    with pytest.raises(ConfigError, match="--quickstart goes with --local"):
+        cli.check_options(options)
+
+
+POISON = """
+import gymnasium as gym
+
+class Poison(gym.Wrapper):
+    def step(self, action):
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, 1e30, terminated, truncated, info  # finite, but not its square
+
+gym.register("Poison-v0", entry_point=lambda: Poison(gym.make("Pendulum-v1")))
+"""
+
+
+def test_a_new_run_has_a_name_of_its_own_and_the_seed_that_is_given(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "default").mkdir(parents=True)
+    done = run("--local", "--single-process", "--new", "--seed", "7", "--set", "trainer.device=nonsense")
+    assert "this run is called default-2 (other machines need --set run.name=default-2)" in done.stderr
+    options = cli.parser().parse_args(["--local", "--seed", "0", "--set", "run.seed=3"])
+    assert cli.load_config(options).run.seed == 0
+    assert cli.passed_on(options)[-2:] == ["--set", "run.seed=0"]
+
+
+def test_updates_that_are_not_finite_end_a_run_with_exit_status_1(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "poison.py").write_text(POISON)
+    settings = {
+        "run.folder": "runs",
+        "run.name": "bad",
+        "environment.kwargs": "{id: 'poison:Poison-v0', to_float32: true}",
+        "agent.kwargs": "{hidden_sizes: [8, 8], compile: false}",
+        "trainer.device": "cpu",
+        "trainer.threads": "1",
+        "trainer.start_training": "20",
+        "trainer.max_bad_updates": "3",
+        "metrics.console": "false",
+    }
+    given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    done = run("--local", "--single-process", *given)
+    assert done.returncode == 1, done.stderr
+    assert "BadUpdatesError: 3 updates in a row" in done.stderr
+    assert done.stderr.count("3 updates in a row") == 1
+    assert "Traceback" not in done.stderr
+    assert len(list((tmp_path / "runs" / "bad" / "bad_updates").iterdir())) == 3
+
+
+def test_torch_is_loaded_at_once_and_never_searched_for_garbage() -> None:
+    code = (
+        "import gc, sys; from tmrl_core.cli.main import load_torch; load_torch(); "
+        "print('torch._dynamo' in sys.modules, gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True True\n"

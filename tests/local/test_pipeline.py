@@ -1,0 +1,137 @@
+"""All roles on this machine: what is refused before the start, and what differs from a run on several."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.config import Config, from_values
+from tmrl_core.config.run_folder import free_run_name
+from tmrl_core.errors import ConfigError
+from tmrl_core.local import pipeline as local
+from tmrl_core.roles.shutdown import Ending
+
+STARVING = {
+    "worker": {"collection": "synchronous", "max_steps_per_update": 1.0, "initial_steps": 10},
+    "trainer": {"start_training": 5000, "max_training_steps_per_env_step": 0.1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_ratios_that_starve_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.start_training = 5000"):
+        local.run_local(from_values(STARVING), [], Ending(), workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_refuses_them_with_exit_status_2(tmp_path: Path) -> None:
+    package = Path(local.__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "tmrl_core", "--local", "--set", "worker.max_env_steps_per_update=0.5"],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "Their product, 0.5, must be at least 1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_local_transport_connects_threads_only() -> None:
+    config = from_values({"network": {"transport": "local"}})
+    with pytest.raises(ConfigError, match="--single-process"):
+        local.changes_for_this_machine(config, 2, single_process=False, quickstart=False)
+    assert local.changes_for_this_machine(config, 2, single_process=True, quickstart=False) == [
+        "network.transport=local"
+    ]
+
+
+def test_a_server_elsewhere_is_here_now() -> None:
+    config = from_values({"server": {"host": "server.example.org", "bind": "0.0.0.0"}})
+    changes = local.changes_for_this_machine(config, 2, single_process=False, quickstart=False)
+    assert changes == ["server.host=127.0.0.1", "network.hostname=null", "server.bind=127.0.0.1"]
+    assert local.changes_for_this_machine(Config(), 2, single_process=False, quickstart=False) == []
+
+
+def test_the_first_round_in_lockstep_waits_for_all_that_are_started() -> None:
+    def lockstep(min_workers: int) -> Config:
+        return from_values(
+            {
+                "worker": {"collection": "lockstep"},
+                "trainer": {
+                    "loop": "tmrl_core.training:TrainingLockstep",
+                    "lockstep": {"min_workers": min_workers},
+                },
+                "agent": {"cls": "tmrl_core.training:PPOAgent"},
+                "actor": {"cls": "tmrl_core.actor:GaussianMLPActor"},
+            }
+        )
+
+    def changes(least: int, workers: int) -> list[str]:
+        return local.changes_for_this_machine(lockstep(least), workers, single_process=False, quickstart=False)
+
+    assert changes(1, 3) == ["trainer.lockstep.min_workers=3"]
+    assert changes(2, 2) == []
+    with pytest.raises(ConfigError, match="waits for 4 workers, and 2 would be started"):
+        changes(4, 2)
+
+
+def test_a_run_that_ends_before_its_first_checkpoint_promises_none(tmp_path: Path) -> None:
+    config = from_values({"run": {"name": "x"}})
+    (tmp_path / "runs" / "x" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "checkpoint" / "lock").touch()
+    assert "there is no checkpoint" in local.ended(config)
+    (tmp_path / "runs" / "x" / "checkpoint" / "1").mkdir()
+    assert "goes on from the checkpoint" in local.ended(config)
+
+
+class Gone(io.StringIO):
+    """A terminal that can be hung up."""
+
+    hung_up = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.hung_up:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_a_terminal_that_has_gone_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Gone()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with local.View(from_values({"run": {"name": "x"}})) as view:
+        assert terminal.getvalue()
+        terminal.hung_up = True
+        view.refresh()
+        view.say("ended")
+    view.say("ended")
+
+
+def test_a_quickstart_leaves_earlier_runs_alone(tmp_path: Path) -> None:
+    config = from_values({"run": {"name": "x"}})
+    assert free_run_name(config) == "x"
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x-2").mkdir()
+    assert free_run_name(config) == "x-3"
+    changes = local.changes_for_this_machine(config, 2, single_process=False, quickstart=True)
+    assert changes == ["run.name=x-3", "server.port=0"]
+    long = from_values({"run": {"name": "y" * 64}})
+    (tmp_path / "runs" / ("y" * 64)).mkdir()
+    assert free_run_name(long) == "y" * 56 + "-2"

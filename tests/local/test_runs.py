@@ -1,0 +1,254 @@
+"""Whole runs on this machine: Server, workers and trainer for real, over TLS or as threads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.command_line import Start, started
+from tmrl_core.config import load
+from tmrl_core.metrics import follow, read_records
+from tmrl_core.metrics.records import MetricRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SMALL = """
+run: {name: small}
+environment: {cls: "tmrl_core.envs:GenericGymEnv", kwargs: {id: Pendulum-v1, to_float32: true}}
+actor: {kwargs: {hidden_sizes: [16, 16]}}
+worker: {max_env_steps_per_update: 8, max_samples_per_episode: 50}
+server: {port: 0}
+memory: {batch_size: 32}
+trainer:
+  epochs: 1
+  rounds: 2
+  steps: 100
+  start_training: 200
+  update_model_interval: 20
+  update_buffer_interval: 20
+  device: cpu
+  evaluation: {episodes: 2, every_updates: 100, target_return: TARGET, time_limit_s: 60}
+"""
+
+LEARNED_BY = 8_000
+"""Updates within which the default configuration has learned Pendulum by far; it takes two to four thousand."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the command line in an empty folder; what still runs at the test's end is killed."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with started(tmp_path, environ) as call:
+        yield call
+
+
+def configured(folder: Path, target: float) -> str:
+    """A small configuration with this target."""
+    path = folder / "small.yaml"
+    path.write_text(SMALL.replace("TARGET", str(target)), encoding="utf-8")
+    return str(path)
+
+
+def roles_running(folder: Path) -> list[str]:
+    """Processes of ours that work in this folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words = process.info["cmdline"] or []
+        if "tmrl_core" in words and process.info["cwd"] == str(folder):
+            found.append(" ".join(words))
+    return found
+
+
+def test_a_run_that_does_not_learn_says_so_and_leaves_its_files(start: Start, tmp_path: Path) -> None:
+    process = start("--local", "--quickstart", "-c", configured(tmp_path, 0.0))
+    out, _ = process.communicate(timeout=110)
+    assert process.returncode == 1, out
+    run = tmp_path / "runs" / "small"
+    for name in ("learning_curve.png", "metrics.jsonl", "policy.tmod", "config.yaml", "checkpoint", "logs"):
+        assert (run / name).exists(), name
+    assert out.rstrip().splitlines()[-1].startswith("Not learned: the last evaluation of 2 episodes has a mean return")
+    assert "python -m tmrl_core --credentials bundle worker --name robot7" in out
+    assert load(run / "config.yaml", environ={}).run.name == "small"
+    records = read_records(run / "metrics.jsonl")
+    assert {record.text("worker") for record in records if record.kind == "episode"} == {"worker-1", "worker-2"}
+    assert sorted(path.name for path in (run / "logs").iterdir()) == [
+        "server.log",
+        "trainer.log",
+        "worker-1.log",
+        "worker-2.log",
+    ]
+    assert roles_running(tmp_path) == []
+    # The policy that it left plays without a server.
+    played, _ = start("--test", "--episodes", "2", "-c", str(run / "config.yaml")).communicate(timeout=60)
+    assert "mean return of 2 episodes" in played
+
+
+def test_threads_of_one_process_learn_too(start: Start, tmp_path: Path) -> None:
+    arguments = ("--local", "--single-process", "--workers", "1", "-c", configured(tmp_path, -1e6))
+    out, _ = start(*arguments).communicate(timeout=110)
+    assert out.rstrip().splitlines()[-1].startswith("Learned: "), out
+    assert not (tmp_path / "runs" / "small" / "logs").exists()
+
+
+def test_evaluations_and_tests_are_filmed(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg", reason="the extra video")
+    pytest.importorskip("pygame", reason="the extra render")
+    arguments = ("--local", "--single-process", "--workers", "1", "-c", configured(tmp_path, -1e6))
+    out, _ = start(*arguments, "--set", "worker.evaluation_videos=true").communicate(timeout=110)
+    run = tmp_path / "runs" / "small"
+    videos = list((run / "worker" / "videos").iterdir())
+    assert all(re.fullmatch(r"evaluation-\d+\.mp4", video.name) for video in videos), out
+    assert min(video.stat().st_size for video in videos) > 1000
+    for path in ("test.mp4", "folder"):
+        test = ("--test", "--episodes", "1", "-c", str(run / "config.yaml"), "--video", str(tmp_path / path))
+        out, _ = start(*test).communicate(timeout=60)
+        assert f"video: {tmp_path / path}" in out
+    assert (tmp_path / "test.mp4").stat().st_size > 1000
+    assert (tmp_path / "folder" / "episode-1.mp4").stat().st_size > 1000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, tmp_path: Path) -> None:
+    arguments = ("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.epochs=1000")
+    process = start(*arguments)
+    wait_for(tmp_path, lambda record: record.step > 0, process)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "goes on from the checkpoint" in out
+    assert roles_running(tmp_path) == []
+    run = tmp_path / "runs" / "small"
+    for name in ("worker-1", "worker-2"):
+        assert " 0 lost" in (run / "logs" / f"{name}.log").read_text(encoding="utf-8")
+    done = max(record.step for record in read_records(run / "metrics.jsonl"))
+    again = start(*arguments)
+    wait_for(tmp_path, lambda record: record.step > done, again)
+    again.send_signal(signal.SIGTERM)
+    out, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, out
+    # It went on: nothing was collected anew, and rounds count on.
+    rounds = [record.step for record in read_records(run / "metrics.jsonl") if record.kind == "round"]
+    assert rounds == sorted(set(rounds))
+
+
+@pytest.mark.timeout(700)  # it is updates that count: on a busy machine they take their time
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_the_three_bare_commands_learn_without_any_configuration(start: Start, tmp_path: Path) -> None:
+    server = start("--server", "--announce", "--set", "server.port=0")
+    assert server.stdout is not None
+    # Its messages come on the same pipe here.
+    port = next(json.loads(line)["port"] for line in server.stdout if line.startswith("{"))
+    others = [start(role, TMRL_CORE_SERVER_PORT=str(port)) for role in ("--worker", "--trainer")]
+    returns: list[float] = []
+
+    def learned(record: MetricRecord) -> bool:
+        value = record.number("rollout/ep_rew") if record.kind == "episode" else None
+        returns.extend([] if value is None else [value])
+        assert record.step < LEARNED_BY, f"after {record.step} updates the latest returns are {returns[-5:]}"
+        # Episodes of a policy that knows nothing return about -1300, and hardly ever more than -900.
+        return len(returns) >= 5 and sum(returns[-5:]) / 5 > -600
+
+    wait_for(tmp_path, learned, others[1], name="default", limit_s=600)
+    for process in (*others, server):
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_sigusr1_writes_a_checkpoint_and_sighup_ends_in_order(start: Start, tmp_path: Path) -> None:
+    """As a scheduler and a lost connection send them."""
+
+    def checkpoint(record: MetricRecord) -> bool:
+        return record.values.get("event") == "checkpoint"
+
+    # Only the first samples and the signal lead to a checkpoint here.
+    process = start("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.rounds=1000000")
+    wait_for(tmp_path, checkpoint, process)
+    wait_for(tmp_path, lambda record: record.step >= 100, process)
+    process.send_signal(signal.SIGUSR1)
+    wait_for(tmp_path, lambda record: checkpoint(record) and record.step >= 100, process)
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "SIGHUP: ending in order" in out
+    assert out.rstrip().endswith("the same command goes on from the checkpoint.")
+    trainer = (tmp_path / "runs" / "small" / "logs" / "trainer.log").read_text()
+    assert "the control pipe: a checkpoint is asked for" in trainer
+    assert not roles_running(tmp_path)
+
+
+def wait_for(
+    folder: Path,
+    wanted: Callable[[MetricRecord], bool],
+    process: subprocess.Popen[str],
+    *,
+    name: str = "small",
+    limit_s: float = 110.0,
+) -> None:
+    """Until a new record is as wanted; the process that leads to it must not end before."""
+    reader = follow(folder / "runs" / name / "metrics.jsonl")
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if any(wanted(record) for record in reader.read()):
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"it ended with {process.wait(0.1)} before the records came")
+    pytest.fail("the records did not come")
+
+
+SYNCHRONOUS = """
+run: {name: small}
+environment: {kwargs: {id: Pendulum-v1, to_float32: true}}
+actor: {kwargs: {hidden_sizes: [8]}}
+worker: {collection: synchronous, max_samples_per_episode: 25, initial_steps: 60, max_steps_per_update: 30}
+server: {port: 0}
+memory: {batch_size: 16}
+trainer:
+  epochs: 1
+  rounds: 3
+  steps: 50
+  start_training: 50
+  update_model_interval: 20
+  update_buffer_interval: 10
+  device: cpu
+  threads: 1
+  evaluation: {episodes: 1, every_updates: 40}
+"""
+
+
+@pytest.mark.parametrize("how", ["tls", "threads"])
+def test_one_seed_gives_one_run_in_synchronous_collection_with_one_worker(
+    start: Start, tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "synchronous.yaml"
+    path.write_text(SYNCHRONOUS, encoding="utf-8")
+    # One after the other, and one beside a busy process: nothing depends on how fast either side is.
+    settings = ("worker.end_episodes=false", "worker.send_every=7") if how == "threads" else ()
+    options = [*(("--single-process",) if how == "threads" else ()), *(w for s in settings for w in ("--set", s))]
+    found = {}
+    for folder, seed in (("first", 7), ("second", 7), ("third", 8))[: 2 if how == "tls" else 3]:
+        arguments = ("--local", "--workers", "1", "-c", str(path), "--seed", str(seed), "--set", f"run.folder={folder}")
+        process = start(*arguments, *options)
+        with contextlib.ExitStack() as busy:
+            if folder == "second":
+                other = busy.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+                busy.callback(other.kill)
+            out, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, out
+        records = [r for r in read_records(tmp_path / folder / "small" / "metrics.jsonl") if r.kind == "round"]
+        weights = (tmp_path / folder / "small" / "policy.tmod").read_bytes()
+        found[folder] = weights, [(one.step, one.env_steps, one.values["train/critic_loss"]) for one in records]
+    assert found["first"] == found["second"]
+    assert how == "tls" or found["first"][0] != found["third"][0]

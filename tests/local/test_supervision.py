@@ -1,0 +1,234 @@
+"""Children: started with their share of the cores, started again, ended in order, never orphaned."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tmrl_core.config import Config, from_values
+from tmrl_core.errors import ConfigError, TmrlError
+from tmrl_core.local import supervision
+from tmrl_core.local.supervision import Child, Processes, Threads, environment
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Listener:
+    """What a group tells."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.starving = False
+
+    def refresh(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_only_a_number_that_is_configured_limits_the_trainer_s_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads(**trainer: int) -> list[int | None]:
+        group = Processes(from_values({"run": {"folder": str(tmp_path)}, "trainer": trainer}), [], workers=1)
+        return [child.threads for child in (group.server, *group.workers, group.trainer)]
+
+    assert threads() == [1, 1, None]
+    assert threads(threads=7) == [1, 1, 7]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environment(2)["OMP_NUM_THREADS"] == "2"
+    assert environment(None)["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    """A group whose trainer is a Server, so that it runs until it is asked to end; its one worker is not started."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(supervision.__file__).resolve().parents[2]))
+    group = Processes(Config(), [], workers=1)
+    group.trainer.arguments = ["--server", "--set", "server.port=0"]
+    group.server.arguments = ["--server", "--announce", "--set", "server.port=0"]
+    yield group
+    group.kill()
+    for child in (*group.workers, group.trainer, group.server):
+        child.release()
+
+
+def ended(child: Child) -> None:
+    """Wait for a child's end."""
+    assert child.process is not None
+    child.process.wait(60)
+
+
+def test_a_child_ends_in_order_when_it_is_asked_to(processes: Processes) -> None:
+    processes.server.start(announces=True)
+    listener = Listener()
+    assert processes.port_of_server(listener) > 0
+    processes.server.ask_to_end()
+    ended(processes.server)
+    assert processes.server.status == 0
+
+
+def test_a_child_ends_when_its_supervisor_dies(tmp_path: Path, processes: Processes) -> None:
+    code = (
+        "import json, os, sys; from tmrl_core.local.supervision import Processes; from tmrl_core.config import Config;"
+        "from types import SimpleNamespace as View;"
+        "group = Processes(Config(), ['--set', 'server.port=0'], workers=1); group.server.start(announces=True);"
+        "group.port_of_server(View(refresh=lambda: None)); print(group.server.process.pid, flush=True);"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout, done.stderr
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(30)
+    assert "the supervisor is gone" in processes.server.log.read_text(encoding="utf-8")
+
+
+def test_a_server_that_cannot_start_says_why(processes: Processes) -> None:
+    processes.server.arguments = ["--server", "--announce", "--set", "server.prot=1"]
+    processes.server.start(announces=True)
+    with pytest.raises(ConfigError, match=r"(?s)the server ended with exit status 2; the last lines of .*server\.prot"):
+        processes.port_of_server(Listener())
+
+
+def test_a_worker_that_crashes_is_started_again_a_few_times(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
+    processes.trainer.start()
+    processes.server.start(announces=True)
+    worker = processes.workers[0]
+    worker.arguments = ["--benchmark", "--set", "environment.cls=builtins:divmod"]  # which fails when it is called
+    worker.start()
+    listener = Listener()
+    for _ in range(supervision.RESTARTS):
+        ended(worker)
+        assert processes.look(listener)  # says that it ended, and why
+        assert processes.look(listener)  # starts it again
+    ended(worker)
+    with pytest.raises(TmrlError, match=r"(?s)^worker-1 ended with exit status 1.*divmod expected 2"):
+        processes.look(listener)
+    assert worker.restarts == supervision.RESTARTS
+    assert len(listener.said) == supervision.RESTARTS
+    assert all("exit status 1 and is started again: TypeError: divmod expected 2" in line for line in listener.said)
+    assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
+
+
+def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Processes) -> None:
+    processes.trainer.start()
+    processes.server.start(announces=True)
+    worker = processes.workers[0]
+    worker.arguments = ["--worker", "--set", "worker.nmae=x"]
+    worker.start()
+    ended(worker)
+    # The whole then ends as that worker would have ended by itself: with the exit status of a wrong configuration.
+    with pytest.raises(ConfigError, match=r"(?s)^worker-1 ended with exit status 2.*worker\.nmae"):
+        processes.look(Listener())
+
+
+def test_a_trainer_that_fails_ends_the_run_with_its_last_words(processes: Processes) -> None:
+    processes.trainer.arguments = ["--trainer", "--set", "trainer.loop=no_such_module:Loop"]
+    processes.trainer.start()
+    ended(processes.trainer)
+    with pytest.raises(ConfigError, match="the trainer ended with exit status"):
+        processes.look(Listener())
+
+
+def test_all_end_in_order_workers_first(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    asked = Child.ask_to_end
+
+    def note(child: Child) -> None:
+        order.append(child.name)
+        asked(child)
+
+    monkeypatch.setattr(Child, "ask_to_end", note)
+    processes.server.start(announces=True)
+    processes.port_of_server(Listener())
+    processes.trainer.start()
+    processes.end(Listener())
+    assert order == ["worker-1", "trainer", "server"]
+    assert (processes.server.status, processes.trainer.status) == (0, 0)
+
+
+def failing(error: Exception) -> Threads:
+    """A group whose trainer has ended with this error."""
+
+    def fail() -> None:
+        raise error
+
+    group = Threads(Config(), workers=0)
+    group._run("trainer", fail)
+    group._threads["trainer"].join(20)
+    return group
+
+
+def test_why_a_thread_failed_is_raised_and_not_said_besides(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (TmrlError("one of ours"), ZeroDivisionError("unexpected")):
+        group = failing(error)
+        with pytest.raises(type(error), match=str(error)):
+            group.look(Listener())
+        group.end(Listener())
+    assert caplog.text == ""
+
+
+def test_a_trainer_that_fails_while_all_end_is_no_success(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (TmrlError("the disk is full"), ZeroDivisionError("unexpected")):
+        group = failing(error)
+        group.end(Listener())
+        assert group.failed is error
+    assert caplog.text == ""
+
+
+def test_a_worker_that_fails_while_all_end_is_said_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    for error, traced in ((TmrlError("no place"), False), (ZeroDivisionError("unexpected"), True)):
+        caplog.clear()
+        group = Threads(Config(), workers=0)
+        group._failed.put(("worker-1", error))
+        group.end(Listener())
+        assert f"the worker-1 failed: {type(error).__name__}: {error}" in caplog.text
+        assert ("ZeroDivisionError" in (caplog.records[0].exc_text or "")) == traced
+        assert group.failed is None
+
+
+def test_a_full_disk_is_said_where_somebody_sees_it(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener()
+    processes._look_at_disk(listener)
+    assert listener.said == []
+    # Looked at again only after a while.
+    monkeypatch.setattr(supervision, "MIN_FREE_BYTES", 1 << 62)
+    processes._look_at_disk(listener)
+    assert listener.said == []
+    monkeypatch.setattr(supervision, "DISK_S", 0.0)
+    processes._disk_due = 0.0
+    processes._look_at_disk(listener)
+    assert [line.startswith("There is no room left on the disk of runs") for line in listener.said] == [True]
+    processes._disk_due = 0.0
+    monkeypatch.setattr(processes, "_logs", Path("gone"))
+    processes._look_at_disk(listener)
+    assert "cannot be looked at" in listener.said[-1]
+
+
+def test_a_trainer_that_fails_at_its_end_is_no_success(processes: Processes) -> None:
+    processes.trainer.arguments = ["--trainer", "--set", "trainer.epochs=none"]
+    processes.trainer.start()
+    ended(processes.trainer)
+    processes.end(Listener())
+    assert isinstance(processes.failed, ConfigError)
+    assert "trainer.epochs" in str(processes.failed)
+
+
+def test_a_trainer_that_ends_when_it_is_asked_to_has_not_failed(processes: Processes) -> None:
+    processes.trainer.start()
+    processes.end(Listener())
+    assert processes.trainer.status == 0
+    assert processes.failed is None

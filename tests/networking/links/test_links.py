@@ -1,0 +1,469 @@
+"""Links in threads of their own, over real sockets and in process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tmrl_core.config import from_values
+from tmrl_core.errors import (
+    ConfigError,
+    HandshakeError,
+    LinkClosedError,
+    NetworkError,
+    RefusedError,
+)
+from tmrl_core.networking import Server
+from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, Progress
+from tmrl_core.networking.security import credentials
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("credentials")
+    credentials.create(folder, ["localhost"])
+    return folder
+
+
+class Place:
+    """A Server and a way to reach it."""
+
+    def __init__(self, transport: str, keys: Path, stack: ExitStack) -> None:
+        self.transport = transport
+        self.keys = keys
+        self.stack = stack
+        self.port = 0
+        self.start_server()
+
+    def start_server(self, **server: Any) -> None:
+        config = from_values(
+            {
+                "network": {
+                    "transport": "local" if self.transport == "local" else "tls",
+                    "security": "TLS" if self.transport == "tls" else None,
+                    "credentials_dir": str(self.keys),
+                    "max_message_bytes": 1 << 20,
+                },
+                "server": {"port": self.port, **server},
+            }
+        )
+        self.server = Server(config=config)
+        self.stack.callback(self.server.close)
+        self.port = self.server.port
+
+    def settings(self, **changes: Any) -> LinkSettings:
+        return LinkSettings(
+            **{
+                "host": "127.0.0.1",
+                "port": self.port,
+                "hostname": "localhost",
+                "transport": "local" if self.transport == "local" else "tls",
+                "security": "TLS" if self.transport == "tls" else None,
+                "credentials_dir": str(self.keys),
+                "backoff_min_s": 0.01,
+                "backoff_max_s": 0.05,
+                **changes,
+            }
+        )
+
+    def worker(self, name: str = "a", **changes: Any) -> WorkerLink:
+        settings = self.settings(**changes.pop("settings", {}))
+        link = WorkerLink(settings, name=name, run="run", **{"drain_timeout_s": DEADLINE_S, **changes})
+        link.start()
+        self.stack.callback(link.close, drain=False)
+        return link
+
+    def trainer(self, **changes: Any) -> TrainerLink:
+        link = TrainerLink(self.settings(**changes.pop("settings", {})), name="trainer", run="run", **changes)
+        link.start()
+        self.stack.callback(link.close)
+        return link
+
+
+@pytest.fixture(params=["local", "tls"])
+def place(request: pytest.FixtureRequest, keys: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(request.param, keys, stack)
+
+
+def episode(first: float, rows: int) -> list[Chunk]:
+    buffer = Buffer(maxlen=None)
+    for i in range(rows):
+        observation = np.full(3, first + i, np.float32)
+        buffer.append_sample((np.zeros(1, np.float32), observation, 0.5, False, i == rows - 1, {}))
+    chunks, _ = buffer.take()
+    return chunks
+
+
+def collect(trainer: TrainerLink, rows: int) -> list[float]:
+    """Take and commit until so many rows have come; the first number of each row's observation."""
+    numbers: list[float] = []
+    while len(numbers) < rows:
+        assert trainer.wait(DEADLINE_S), f"{len(numbers)} of {rows} rows came"
+        received = trainer.receive()
+        for one in received:
+            chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
+            assert chunk is not None
+            numbers += np.asarray(chunk.observation)[:, 0].tolist()
+        trainer.commit(received)
+    return numbers
+
+
+def until(condition: Callable[[], bool], link: WorkerLink | TrainerLink) -> None:
+    assert link._wait(condition, DEADLINE_S)
+
+
+def test_samples_go_up_and_are_acknowledged_weights_come_down(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    version = trainer.publish({"policy": Blob("text", b"weights")})
+    worker.send(episode(0, 500), [EpisodeRecord("agent", 1.5, 500, "train", "truncated")])
+    assert collect(trainer, 500) == list(range(500))
+    assert worker.wait_policy(DEADLINE_S)
+    policy = worker.take_policy()
+    assert policy is not None
+    assert policy.policies == {"policy": Blob("text", b"weights")}
+    assert policy.version == (1, version[1])
+    assert worker.take_policy() is None
+    until(lambda: worker.counts.samples_acked == 500, worker)
+    report = worker.close()
+    assert report == (500, 0, 0)
+
+
+def test_a_large_hand_over_travels_in_pieces_in_order(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer(inbox_bytes=2 << 20)
+    chunks = episode(0, 400_000)
+    done = threading.Thread(target=worker.send, args=(chunks, []))
+    done.start()
+    assert collect(trainer, 400_000) == list(range(400_000))
+    done.join(DEADLINE_S)
+    assert not done.is_alive()
+
+
+def hand_over_at_once(worker: WorkerLink, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+    """Hand over while the link's thread is busy, so that it finds everything waiting."""
+    free = threading.Event()
+    worker._call(free.wait, DEADLINE_S)
+    for chunk in chunks:
+        worker.send([chunk], [])
+    worker.send([], records)
+    free.set()
+
+
+def test_what_waits_together_leaves_together_in_order(place: Place) -> None:
+    trainer, worker = place.trainer(), place.worker()
+    until(lambda: trainer.members != [], trainer)
+    worker.wait_connected(DEADLINE_S)
+    chunks = [chunk for i in range(20) for chunk in episode(10.0 * i, 10)]
+    hand_over_at_once(worker, chunks, [])
+    assert collect(trainer, 200) == [float(i) for i in range(200)]
+    assert trainer.counts.messages_received <= 2, "twenty small episodes, and the message without samples"
+    until(lambda: worker.counts.samples_acked == 200, worker)
+
+
+def test_joined_messages_stay_within_the_limits_and_apart_where_layouts_differ(place: Place) -> None:
+    trainer, worker = place.trainer(), place.worker(queue_bytes=80_000)
+    until(lambda: trainer.members != [], trainer)
+    worker.wait_connected(DEADLINE_S)
+    small = [chunk for i in range(40) for chunk in episode(10.0 * i, 10)]
+    other = Buffer(maxlen=None)
+    other.append_sample((np.zeros(1, np.float32), np.zeros(2, np.float32), 0.0, False, True, {}))
+    hand_over_at_once(worker, [*small[:20], *other.take()[0], *small[20:]], [])
+    sizes: list[int] = []
+    widths: list[int] = []
+    while sum(sizes) < 401:
+        assert trainer.wait(DEADLINE_S)
+        received = trainer.receive()
+        for one in received:
+            assert one.size <= 10_200, "a message is dropped whole: none is a large part of what is held"
+            chunk = decode_message(one.payload, max_bytes=1 << 20).chunk
+            if chunk is not None:
+                sizes.append(chunk.rows)
+                widths.append(np.asarray(chunk.observation).shape[1])
+        trainer.commit(received)
+    assert widths.count(2) == 1
+    assert [rows for rows, width in zip(sizes, widths, strict=True) if width == 2] == [1]
+
+
+def test_samples_that_cannot_be_encoded_take_none_of_the_others_with_them(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, worker = place.trainer(), place.worker()
+    until(lambda: trainer.members != [], trainer)
+    worker.wait_connected(DEADLINE_S)
+    chunks = [chunk for i in range(20) for chunk in episode(10.0 * i, 10)]
+    (broken,) = episode(0.0, 10)
+    broken.info[3] = {"what": object()}
+    hand_over_at_once(worker, [*chunks[:7], broken, *chunks[7:]], [])
+    assert collect(trainer, 200) == [float(i) for i in range(200)]
+    assert "could not be encoded" in caplog.text
+
+
+def test_a_hand_over_larger_than_the_bound_flows_through_it(place: Place) -> None:
+    worker, trainer = place.worker(queue_bytes=300_000, when_full="block"), place.trainer()
+    done = threading.Thread(target=worker.send, args=(episode(0, 200_000), []))
+    done.start()
+    assert collect(trainer, 200_000) == list(range(200_000))
+    done.join(DEADLINE_S)
+    assert not done.is_alive()
+
+
+def test_records_travel_without_samples(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    records = [EpisodeRecord("agent", float(i), i, "test", "truncated", evaluation=3, seed=i) for i in range(10)]
+    worker.send([], records)
+    assert trainer.wait(DEADLINE_S)
+    (received,) = trainer.receive()
+    assert list(decode_message(received.payload, max_bytes=1 << 20).records) == records
+
+
+def test_a_server_restart_loses_and_duplicates_nothing(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    trainer.publish({"policy": Blob("text", b"1")})
+    worker.send(episode(0, 10), [])
+    assert collect(trainer, 10) == list(range(10))
+    worker.send(episode(10, 10), [])
+    place.server.close()
+    worker.send(episode(20, 10), [])
+    place.start_server()
+    assert collect(trainer, 20) == list(range(10, 30))
+    until(lambda: worker.counts.samples_acked == 30, worker)
+    assert trainer.counts.gap_messages == 0
+    assert worker.counts.reconnects >= 1
+
+
+def test_a_trainer_that_ends_between_receipt_and_commit_gets_the_samples_again(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    worker.send(episode(0, 10), [])
+    assert collect(trainer, 10) == list(range(10))
+    worker.send(episode(10, 10), [])
+    assert trainer.wait(DEADLINE_S)
+    assert len(trainer.receive()) == 1
+    marks, incarnation = trainer.marks, trainer.incarnation
+    trainer.close()
+    again = place.trainer(marks=marks, incarnation=incarnation)
+    assert collect(again, 10) == list(range(10, 20))
+    assert again.incarnation == incarnation + 1
+
+
+def test_directives_and_progress_reach_the_worker(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    until(lambda: len(trainer.members) == 1, trainer)
+    trainer.report(Progress(samples=7, updates=3))
+    trainer.direct(Directive(revision=1, pause=True), worker.stream)
+    trainer.direct(Directive(revision=2, finish=True))
+    until(lambda: worker.finished and worker.directive.pause and worker.progress.samples == 7, worker)
+
+
+def test_a_full_blocking_link_waits_and_close_ends_the_wait(place: Place) -> None:
+    worker = place.worker(queue_bytes=10_000, when_full="block")
+    worker.send(episode(0, 400), [])
+    failed: list[Exception] = []
+
+    def send() -> None:
+        try:
+            worker.send(episode(0, 400), [])
+        except LinkClosedError as exc:
+            failed.append(exc)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive(), "there is no room, and nobody takes anything"
+    worker.close(drain=False)
+    thread.join(DEADLINE_S)
+    assert failed
+
+
+def test_a_full_dropping_link_drops_the_oldest_and_the_trainer_counts_the_gap(place: Place) -> None:
+    worker = place.worker(queue_bytes=20_000, when_full="drop_oldest")
+    for i in range(20):
+        worker.send(episode(i * 100, 100), [])
+    until(lambda: not worker._handed and worker.counts.queued_bytes <= 20_000, worker)
+    kept = worker.counts.queued_samples
+    trainer = place.trainer()
+    numbers = collect(trainer, kept)
+    assert numbers == list(range(2000 - kept, 2000))
+    assert trainer.counts.gap_samples == 2000 - kept == worker.counts.samples_dropped
+
+
+def test_a_refused_message_is_let_go_counted_and_said_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    worker.send(episode(0, 10), [])
+    assert trainer.wait(DEADLINE_S)
+    (received,) = trainer.receive()
+    with caplog.at_level(logging.WARNING):
+        trainer.refuse(received, "shape (3,) where (4,) is held")
+        until(lambda: worker.counts.samples_refused == 10, worker)
+        assert worker.counts.queued_samples == 0
+        worker.send(episode(0, 10), [])
+        assert trainer.wait(DEADLINE_S)
+        trainer.refuse(trainer.receive()[0], "shape (3,) where (4,) is held")
+        until(lambda: worker.counts.samples_refused == 20, worker)
+        worker.close()
+    said = [record.message for record in caplog.records if "refused message" in record.message]
+    assert len(said) == 1, "each reason is said once"
+    assert "shape (3,) where (4,) is held" in said[0]
+
+
+def test_closing_without_a_trainer_hands_over_what_was_not_acknowledged(place: Place) -> None:
+    worker = place.worker()
+    worker.send(episode(0, 10), [])
+    assert worker.close() == (0, 10, 0)
+
+
+def test_closing_without_a_server_reports_what_was_not_acknowledged(place: Place) -> None:
+    worker = place.worker(drain_timeout_s=0.1)
+    assert worker.wait_connected(DEADLINE_S)
+    place.server.close()
+    worker.send(episode(0, 10), [])
+    assert worker.close() == (0, 0, 10)
+
+
+def test_a_worker_that_starts_first_waits_for_the_server(keys: Path) -> None:
+    with ExitStack() as stack:
+        place = Place("tls", keys, stack)
+        place.server.close()
+        worker, trainer = place.worker(), place.trainer()
+        worker.send(episode(0, 10), [])
+        place.start_server()
+        assert collect(trainer, 10) == list(range(10))
+
+
+def test_a_worker_says_that_nobody_takes_its_samples_and_that_somebody_does_again(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tmrl_core.networking.links")
+    worker = place.worker()
+    until(lambda: worker._taken is False, worker)
+    trainer = place.trainer()
+    until(lambda: worker._taken is True, worker)
+    trainer.close()
+    until(lambda: worker._taken is False, worker)
+    said = [record.getMessage() for record in caplog.records if "run 'run'" in record.getMessage()]
+    waits = "there is no trainer of run 'run': samples wait here until there is one"
+    assert said == [waits, "a trainer of run 'run' takes samples", waits]
+    worker.send(episode(0, 10), [])
+    worker.close()  # hands over to the Server, which is no trainer
+    said = [record.getMessage() for record in caplog.records if "run 'run'" in record.getMessage()]
+    assert said[3:] == []
+
+
+def test_a_worker_of_another_run_than_the_trainers_says_so_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = TrainerLink(place.settings(), name="trainer", run="other")
+    trainer.start()
+    place.stack.callback(trainer.close)
+    assert trainer.wait_connected(DEADLINE_S)
+    worker = place.worker()
+    until(lambda: bool(worker._halts_said), worker)
+    (said,) = [record for record in caplog.records if "run.name" in record.getMessage()]
+    assert said.levelno == logging.WARNING
+    assert "'other'" in said.getMessage()
+
+
+def test_a_wrong_token_is_said_on_both_sides_and_ends_the_tries(
+    keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        place = Place("tls", keys, stack)
+        only_authority = tmp_path / "credentials"
+        only_authority.mkdir()
+        for file in keys.glob("ca*"):
+            if "key" not in file.name:
+                (only_authority / file.name).write_bytes(file.read_bytes())
+        worker = place.worker(settings={"credentials_dir": str(only_authority), "token": "wrong-token"})
+        with pytest.raises(RefusedError, match="token") as caught:
+            worker.wait_connected(DEADLINE_S)
+        assert caught.value.code == "token"
+        assert "wrong-token" not in str(caught.value)
+        worker.close(drain=False)
+        gc.collect()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1, said
+    assert "refused a connection from 127.0.0.1" in said[0]
+    assert "token of the role worker" in said[0]
+    assert "wrong-token" not in said[0]
+
+
+def test_garbage_is_said_and_counted_by_the_server(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as stack:
+        place = Place("plain", keys, stack)
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", place.port), DEADLINE_S) as knock:
+                knock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                while knock.recv(4096):
+                    pass
+        assert place.server.refusals.count == 3
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1, said
+    assert "refused a connection from 127.0.0.1" in said[0]
+
+
+def test_a_foreign_authority_is_said_on_the_client(keys: Path, tmp_path: Path) -> None:
+    credentials.create(tmp_path / "other", ["localhost"])
+    with ExitStack() as stack:
+        place = Place("tls", keys, stack)
+        worker = place.worker(settings={"credentials_dir": str(tmp_path / "other")})
+        with pytest.raises(HandshakeError):
+            worker.wait_connected(DEADLINE_S)
+
+
+def test_a_wrong_host_name_is_said_on_the_client(keys: Path) -> None:
+    with ExitStack() as stack:
+        place = Place("tls", keys, stack)
+        worker = place.worker(settings={"hostname": "other.example"})
+        with pytest.raises(HandshakeError, match=r"other\.example"):
+            worker.wait_connected(DEADLINE_S)
+
+
+def test_a_port_in_use_is_raised_by_the_constructor(place: Place) -> None:
+    with pytest.raises(NetworkError, match="in use"):
+        place.start_server()
+
+
+def test_a_server_that_welcomes_and_drops_is_not_tried_in_haste_nor_spoken_of_each_time(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack, caplog.at_level(logging.WARNING):
+        place = Place("local", keys, stack)
+        relay = place.server.relay
+        accepted: list[float] = []
+        tried = threading.Event()
+
+        def drop(connection: Any, message: Any) -> None:
+            accepted.append(time.monotonic())
+            connection.close()
+            if len(accepted) == 7:
+                tried.set()
+
+        relay.open_stream = drop  # type: ignore[method-assign]
+        place.worker(settings={"backoff_min_s": 0.02, "backoff_max_s": 60.0})
+        assert tried.wait(DEADLINE_S)
+        # Six waits of at least half of 0.02, 0.04, ... 0.64 s.
+        assert accepted[6] - accepted[0] >= 0.5 * 0.02 * (2**6 - 1)
+    assert sum("trying again" in record.message for record in caplog.records) == 1
+
+
+def test_a_directive_that_fits_no_message_is_refused_where_it_is_given(place: Place) -> None:
+    trainer = place.trainer()
+    with pytest.raises(ValueError, match="60000"):
+        trainer.direct(Directive(evaluation=Evaluation(1, tuple(range(70_000, 100_000)))))
+
+
+def test_plaintext_beyond_this_machine_is_refused_before_the_token_leaves() -> None:
+    settings = LinkSettings(host="192.0.2.1", security=None, token="secret")
+    with pytest.raises(ConfigError, match="allow_insecure_remote"):
+        WorkerLink(settings, name="a", run="run").start()

@@ -1,0 +1,213 @@
+"""What worker and trainer remember of each other: while both are there, and after one has gone. Sans-I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tmrl_core.errors import LocalProtocolError
+from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.delivery import Mark, StreamReceiver, StreamSender
+from tmrl_core.networking.protocol.framing import control_frame
+from tmrl_core.networking.protocol.messages import (
+    Blob,
+    CloseStream,
+    Control,
+    Hello,
+    OpenStream,
+    PolicyUpdate,
+    Progress,
+    check_update_head,
+)
+from tmrl_core.networking.relay import Relay
+
+LACK = Progress(samples=5, updates=5, lack="1 sample for the next update")
+
+
+class Place:
+    """A relay, a worker and a trainer; what one says is heard at once, or not before `run`."""
+
+    def __init__(self) -> None:
+        self.relay = Relay()
+        self.pairs: list[tuple[Connection, Connection]] = []
+        self.worker = WorkerState(run="run", name="a", peer=b"w" * 16)
+        self.worker.add_stream(StreamSender(b"s" * 16, queue_bytes=1 << 20, drop_oldest=False), b"")
+        self.worker_pair = self.connect(WorkerConnection(self.worker, silent_s=10, heartbeat_s=3))
+
+    def connect(self, client: Connection) -> tuple[Connection, Connection]:
+        pair = (client, self.relay.connection())
+        for end in pair:
+            end.connected(Identity("there"), 0.0)
+        self.pairs.append(pair)
+        self.run()
+        return pair
+
+    def run(self) -> None:
+        moved = True
+        while moved:
+            moved = sum(deliver(*ends) for pair in self.pairs for ends in (pair, pair[::-1])) > 0
+
+    def trainer(self, peer: bytes = b"t") -> tuple[TrainerConnection, Connection]:
+        state = TrainerState(run="run", name="hpc", peer=peer * 16, inbox_bytes=1 << 20)
+        client, server = self.connect(TrainerConnection(state, silent_s=10, heartbeat_s=3))
+        assert isinstance(client, TrainerConnection)
+        return client, server
+
+    def report(self, trainer: TrainerConnection, progress: Progress) -> None:
+        trainer.trainer.progress = progress
+        trainer.report()
+
+    def kill(self, pair: tuple[Connection, Connection]) -> None:
+        self.pairs.remove(pair)
+        for end in pair:
+            end.lost(None, 0.0)
+
+
+def deliver(sender: Connection, receiver: Connection) -> bool:
+    data = b"".join(sender.to_send(0.0))
+    rest = data
+    while rest and not receiver.closing:
+        view = receiver.get_buffer()
+        n = min(len(view), len(rest))
+        view[:n] = rest[:n]
+        rest = rest[n:]
+        receiver.received(n, 0.0)
+    return bool(data)
+
+
+def say(link: Connection, *messages: Control) -> None:
+    """Have the relay's end of a link hear these."""
+    for message in messages:
+        frame = control_frame(message)
+        link.get_buffer()[: len(frame)] = frame
+        link.received(len(frame), 0.0)
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_a_trainer_that_is_killed_lacks_nothing_any_more(place: Place) -> None:
+    trainer = place.trainer()
+    place.report(trainer[0], LACK)
+    place.run()
+    assert place.worker.progress == LACK
+    place.kill(trainer)
+    place.run()
+    assert place.worker.progress == Progress(samples=5, updates=5)
+
+
+def test_nor_when_its_last_word_has_not_left_the_server_yet(place: Place) -> None:
+    trainer = place.trainer()
+    place.report(trainer[0], LACK)
+    deliver(*trainer)
+    place.kill(trainer)
+    place.run()
+    assert place.worker.progress == Progress(samples=5, updates=5)
+
+
+def test_what_made_a_trainer_give_up_stays_known(place: Place) -> None:
+    trainer = place.trainer()
+    parting = Progress(samples=5, updates=5, lack=LACK.lack, gave_up=True)
+    place.report(trainer[0], parting)
+    deliver(*trainer)
+    place.kill(trainer)
+    place.run()
+    assert place.worker.progress == parting
+
+
+def test_until_there_is_another_trainer(place: Place) -> None:
+    trainer = place.trainer()
+    place.report(trainer[0], Progress(lack="all", gave_up=True))
+    place.run()
+    place.kill(trainer)
+    place.run()
+    place.trainer(b"u")
+    assert place.worker.progress == Progress()
+
+
+def test_what_the_next_trainer_lacks_is_believed(place: Place) -> None:
+    first = place.trainer()
+    place.report(first[0], LACK)
+    place.run()
+    place.kill(first)
+    place.run()
+    second = place.trainer(b"u")
+    place.report(second[0], LACK)
+    place.run()
+    assert place.worker.progress == LACK
+
+
+def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_too(place: Place) -> None:
+    sender, _ = place.worker.senders[0]
+    for _ in range(3):
+        sender.offer([b"x"], 10)
+    client, server = place.trainer()
+    state = client.trainer
+    taken = state.take()
+    assert len(taken) == 3
+    state.commit(taken[0])
+    state.commit(taken[1], "shape (3,) where (4,) is held")
+    place.kill((client, server))  # before it has told anybody
+    assert state.refusals == {sender.stream: ((1, "shape (3,) where (4,) is held"),)}
+    restored = TrainerState(
+        run="run", name="hpc", peer=b"u" * 16, inbox_bytes=1 << 20, marks=state.marks, refusals=state.refusals
+    )
+    place.connect(TrainerConnection(restored, silent_s=10, heartbeat_s=3))
+    assert (sender.samples_acked, sender.samples_refused) == (10, 10)
+    for one in restored.take():
+        restored.commit(one)
+    place.pairs[-1][0].wake()
+    place.run()
+    assert (sender.samples_acked, sender.samples_refused) == (20, 10)
+    assert list(sender.refusals) == [(1, "shape (3,) where (4,) is held")]
+
+
+def test_of_refusals_the_latest_are_remembered_and_none_beyond_the_mark(place: Place) -> None:
+    receiver = StreamReceiver(b"s" * 16, Mark(30, 30))
+    receiver.remember((number, "no") for number in range(40))
+    assert [number for number, _ in receiver.refusals] == list(range(10, 30))
+
+
+def test_without_a_server_nobody_lacks_anything(place: Place) -> None:
+    trainer = place.trainer()
+    place.report(trainer[0], LACK)
+    place.run()
+    place.kill(place.worker_pair)
+    assert place.worker.progress.lack == ""
+    place.worker_pair = place.connect(WorkerConnection(place.worker, silent_s=10, heartbeat_s=3))
+    assert place.worker.progress == LACK, "the Server tells it again"
+
+
+@pytest.mark.parametrize("policies", [{"policy": b"weights"}, {"policy": Blob("x", "text")}, [1]])  # type: ignore[arg-type]
+def test_what_no_worker_could_read_is_not_published(policies: Any) -> None:
+    state = TrainerState(run="run", name="hpc", peer=b"t" * 16, inbox_bytes=1 << 20)
+    state.publish(PolicyUpdate((0, 0), {"policy": Blob("x", b"good")}))
+    with pytest.raises(LocalProtocolError, match="no worker could read it"):
+        state.publish(PolicyUpdate((0, 0), policies))
+    assert state.counter == state.published == 1
+    assert state.policy is not None
+    check_update_head(state.policy[1])
+
+
+def test_streams_that_ended_are_forgotten_before_those_that_may_come_back(place: Place) -> None:
+    place.worker.senders[0][0].offer([b"x"], 10)
+    trainer, _ = place.trainer()
+    state = trainer.trainer
+    (taken,) = state.take()
+    state.commit(taken)
+    place.kill(place.worker_pair)
+    place.run()
+    link = place.relay.connection()
+    link.connected(Identity("elsewhere"), 0.0)
+    say(link, Hello((1,), "worker", "", "run", "b", b"x" * 16))
+    for number in range(5_000):
+        say(link, OpenStream(0, number.to_bytes(16, "big"), "short"), CloseStream(0))
+        link.to_send(0.0)
+        place.run()
+    assert not link.closing
+    assert state.receivers[b"s" * 16].next_number == 1
+    assert 1_000 < len(state.receivers) < 5_000

@@ -1,0 +1,59 @@
+"""Whose an id is, and how long that is remembered."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tmrl_core.networking.relay.id_registry import Owners
+
+
+def test_an_id_belongs_to_who_used_it_first() -> None:
+    owners = Owners()
+    assert owners.claim(b"a", "robot7")
+    assert owners.claim(b"a", "robot7")
+    assert not owners.claim(b"a", "robot8")
+    assert owners.claim(b"b", "robot8")
+
+
+def test_nobody_makes_another_s_id_be_forgotten_by_using_many() -> None:
+    owners = Owners(of_one=10, in_all=100)
+    owners.claim(b"mine", "robot7")
+    for i in range(1_000):
+        assert owners.claim(b"%d" % i, "wolf")
+    assert not owners.claim(b"mine", "wolf")
+    assert len(owners) == 11
+
+
+def test_when_all_room_is_used_the_largest_loses_its_oldest() -> None:
+    owners = Owners(of_one=10, in_all=12)
+    owners.claim(b"mine", "robot7")
+    for i in range(10):
+        owners.claim(b"w%d" % i, "wolf")
+    owners.claim(b"x", "fox")
+    owners.claim(b"y", "fox")
+    assert len(owners) == 12
+    assert owners.claim(b"w0", "hare"), "forgotten"
+    assert not owners.claim(b"mine", "hare")
+
+
+def test_what_is_used_again_is_not_the_oldest() -> None:
+    owners = Owners(of_one=2, in_all=10)
+    for key in (b"a", b"b", b"a", b"c"):
+        owners.claim(key, "robot7")
+    assert not owners.claim(b"a", "robot8")
+    assert owners.claim(b"b", "robot8")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_bounds_hold_whatever_is_claimed(seed: int) -> None:
+    source = random.Random(seed)
+    owners = Owners(of_one=5, in_all=12)
+    for _ in range(500):
+        owners.claim(source.randbytes(1), f"robot{source.randrange(4)}")
+        assert len(owners) <= 12
+        assert sum(map(len, owners._ids.values())) == len(owners)
+        assert max(map(len, owners._ids.values())) <= 5

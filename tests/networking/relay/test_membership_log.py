@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from tmrl_core.errors import NetworkError
+from tmrl_core.networking.protocol.connection import Identity
+from tmrl_core.networking.protocol.framing import control_frame
+from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Role
+from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection
+from tmrl_core.networking.relay.membership_log import LINES_AT_ONCE
+
+NOW = 1_000.0
+
+
+class House:
+    """A relay whose lines are kept."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.relay = Relay(say=self.said.append)
+
+    def let_in(
+        self, name: str = "arm", role: Role = "worker", peer: bytes = b"p" * 16, certificate: str | None = "robot7"
+    ) -> RelayConnection:
+        connection = self.relay.connection()
+        of = role if certificate else None
+        connection.connected(Identity("192.0.2.7:1234", of, certificate), NOW)
+        hear(connection, Hello((1,), role, "", "pendulum", name, peer))
+        return connection
+
+
+def hear(connection: RelayConnection, message: Control, now: float = NOW) -> None:
+    frame = control_frame(message)
+    view = connection.get_buffer()
+    view[: len(frame)] = frame
+    connection.received(len(frame), now)
+
+
+def test_who_comes_and_leaves_is_said_with_its_name_its_certificate_and_where_from() -> None:
+    house = House()
+    connection = house.let_in()
+    assert house.said == ["worker arm (robot7's certificate, 192.0.2.7:1234) joined, run 'pendulum'"]
+    hear(connection, Bye(), NOW + 65)
+    connection.lost(None, NOW + 66)
+    assert house.said[1:] == ["worker arm (robot7's certificate, 192.0.2.7:1234) left after 65 s: in order"]
+
+
+def test_why_a_link_was_lost_is_said() -> None:
+    house = House()
+    trainer = house.let_in("hpc", "trainer", certificate=None)
+    trainer.tick(NOW + 11)
+    assert house.said[-1] == (
+        "trainer hpc (192.0.2.7:1234) left after 11 s: nothing was heard from the other side for 10 s"
+    )
+    house.let_in(peer=b"q" * 16).lost(NetworkError("the cable broke."), NOW)
+    assert house.said[-1].endswith("left after 0 s: the cable broke")
+    older = house.let_in(peer=b"r" * 16)
+    house.let_in(peer=b"r" * 16)
+    assert house.said[-2].endswith("the same worker has connected again")
+    assert older.closing
+
+
+def test_how_long_an_idle_link_stood_that_is_ended_here_is_said() -> None:
+    house = House()
+    house.let_in().refuse("certificate", "its certificate was revoked.", NOW + 42)
+    assert house.said[-1].endswith("left after 42 s: its certificate was revoked")
+
+
+def test_the_servers_own_end_is_said_for_what_it_is() -> None:
+    house = House()
+    connection = house.let_in()
+    connection.close()
+    connection.lost(None, NOW)
+    assert house.said[-1].endswith("this Server ends")
+
+
+def test_who_is_refused_has_not_joined() -> None:
+    house = House()
+    house.let_in("one", "trainer")
+    house.let_in("two", "trainer", b"q" * 16)
+    assert len(house.said) == 1
+
+
+def test_a_name_cannot_forge_a_line() -> None:
+    house = House()
+    house.let_in("arm\n12:00:00 ERROR all is lost")
+    assert "\n" not in house.said[0]
+
+
+def test_who_comes_and_goes_without_end_fills_no_log() -> None:
+    house = House()
+    for _ in range(10 * LINES_AT_ONCE):
+        house.let_in().lost(None, NOW)
+    assert len(house.said) == LINES_AT_ONCE
+    connection = house.relay.connection()
+    connection.connected(Identity("192.0.2.8:1"), NOW + 5)
+    hear(connection, Hello((1,), "worker", "", "pendulum", "late", b"r" * 16), NOW + 5)
+    assert len(house.said) == LINES_AT_ONCE + 1
+    assert f"{19 * LINES_AT_ONCE} that came or left and were not said" in house.said[-1]
+
+
+def test_who_hands_over_without_end_fills_no_log_either() -> None:
+    said: list[str] = []
+    now = [NOW]
+    relay = Relay(spool=MemorySpool(1 << 20), say=said.append, wall_clock=lambda: now[0])
+    for i in range(2 * LINES_AT_ONCE):
+        relay.hand_overs.say(f"worker {i} has handed over 1 sample")
+    assert len(said) == LINES_AT_ONCE
+    now[0] += 2.0
+    relay.hand_overs.say("a trainer has come")
+    assert said[-1].startswith("a trainer has come")
+    assert f"{LINES_AT_ONCE} that were about the spool" in said[-1]

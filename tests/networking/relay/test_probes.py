@@ -1,0 +1,261 @@
+"""Versions of the protocol, and peers that only ask: they are judged as others are, take no place, and are bounded."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.framing import HEADER, FrameReader, Kind, control_frame
+from tmrl_core.networking.protocol.messages import (
+    MAX_BODY_BYTES,
+    Control,
+    Diagnosis,
+    Echo,
+    Hello,
+    OpenStream,
+    Probe,
+    Refused,
+    Role,
+    Welcome,
+    decode_control,
+    negotiate,
+)
+from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
+from tmrl_core.networking.relay.probes import ALL_BYTES, ECHO_BYTES, LINK_BYTES, MAX_PROBES, PROBE_S, REFILL_BYTES_S
+
+PROBE = Probe((1,), "worker", "", "run")
+
+
+def feed(connection: Connection, data: bytes, now: float = 0.0) -> None:
+    while data and not connection.closing:
+        view = connection.get_buffer()
+        n = min(len(view), len(data))
+        view[:n] = data[:n]
+        data = data[n:]
+        connection.received(n, now)
+
+
+def heard(connection: Connection, now: float = 0.0) -> list[Control]:
+    """What has left a connection: whole control messages."""
+    reader = FrameReader()
+    messages: list[Control] = []
+    while buffers := connection.to_send(now):
+        for buffer in buffers:
+            rest = bytes(buffer)
+            while rest:
+                view = reader.get_buffer()
+                n = min(len(view), len(rest))
+                view[:n] = rest[:n]
+                rest = rest[n:]
+                reader.received(n)
+            messages += [decode_control(frame.payload) for frame in reader.take() if frame.kind == Kind.CONTROL]
+    return messages
+
+
+def linked(relay: Relay, *messages: Control, now: float = 0.0) -> RelayConnection:
+    connection = relay.connection()
+    connection.connected(Identity("somewhere:1"), now)
+    for message in messages:
+        feed(connection, control_frame(message), now)
+    return connection
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "chosen"),
+    [
+        ((1,), (1,), 1),
+        ((1, 2), (1,), 1),
+        ((1,), (1, 2), 1),
+        ((2, 1), (1, 2), 2),
+        ((1, 2, 3), (3, 2), 3),
+        ((2,), (1,), None),
+        ((), (1,), None),
+    ],
+)
+def test_the_newest_common_version_is_spoken(
+    theirs: tuple[int, ...], ours: tuple[int, ...], chosen: int | None
+) -> None:
+    assert negotiate(theirs, ours) == chosen
+    for hello in (Hello(theirs, "worker", "", "run", "w", b"w" * 16), Probe(theirs, "worker", "", "run")):
+        connection = linked(Relay(versions=ours), hello)
+        first = heard(connection)[0]
+        if chosen is None:
+            assert isinstance(first, Refused)
+            assert first.code == "protocol"
+        else:
+            assert isinstance(first, Welcome | Diagnosis)
+            assert first.version == chosen == connection.version
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "older"),
+    [((2, 3), (1,), "the Server's is the older"), ((1,), (2, 3), "the peer's is the older")],
+)
+def test_a_refusal_names_both_sides_versions(theirs: tuple[int, ...], ours: tuple[int, ...], older: str) -> None:
+    (said,) = heard(linked(Relay(versions=ours), Hello(theirs, "trainer", "", "run", "", b"t" * 16)))
+    assert isinstance(said, Refused)
+    for version in (*theirs, *ours):
+        assert str(version) in said.reason
+    assert older in said.reason
+
+
+def test_a_hello_that_only_a_newer_server_can_read_is_refused_for_its_version() -> None:
+    payload = msgspec.msgpack.encode(["hello", [7, 8], {"role": "conductor"}, 3.5])
+    connection = linked(Relay())
+    feed(connection, HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload)
+    (said,) = heard(connection)
+    assert isinstance(said, Refused)
+    assert said.code == "protocol"
+    assert "7, 8" in said.reason
+
+
+def test_a_broken_hello_of_our_version_is_misuse() -> None:
+    payload = msgspec.msgpack.encode(["hello", [1], {"role": "conductor"}, 3.5])
+    connection = linked(Relay())
+    feed(connection, HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload)
+    (said,) = heard(connection)
+    assert isinstance(said, Refused)
+    assert said.code == "misuse"
+
+
+def clients() -> list[tuple[Connection, WorkerState | TrainerState]]:
+    worker = WorkerState(run="run", name="w", peer=b"w" * 16)
+    trainer = TrainerState(run="run", name="t", peer=b"t" * 16, inbox_bytes=1 << 20)
+    return [
+        (WorkerConnection(worker, silent_s=10, heartbeat_s=3), worker),
+        (TrainerConnection(trainer, silent_s=10, heartbeat_s=3), trainer),
+    ]
+
+
+def test_clients_offer_every_version_that_they_speak_and_learn_which_it_is() -> None:
+    for connection, state in clients():
+        state.versions = (1, 2)
+        connection.connected(Identity("server"), 0.0)
+        hello = heard(connection)[0]
+        assert isinstance(hello, Hello)
+        assert hello.versions == (1, 2)
+        feed(connection, control_frame(Welcome(2, 1, 1, 1, 1, 3.0)))
+        assert (connection.state, state.protocol_version) == ("open", 2)
+
+
+def test_clients_do_not_take_a_version_that_they_did_not_offer() -> None:
+    for connection, _ in clients():
+        connection.connected(Identity("server"), 0.0)
+        feed(connection, control_frame(Welcome(9, 1, 1, 1, 1, 3.0)))
+        assert connection.closing
+        assert "protocol version 9, this side speaks [1]" in str(connection.reason)
+
+
+# -- who only asks -----------------------------------------------------------------------------------------------------
+
+
+def test_who_asks_learns_how_things_are_and_takes_no_place() -> None:
+    relay = Relay(RelaySettings(max_workers=1), wall_clock=lambda: 1234.5)
+    trainer = linked(relay, Hello((1,), "trainer", "", "mine", "hpc", b"t" * 16))
+    worker = linked(relay, Hello((1,), "worker", "", "mine", "w", b"w" * 16), OpenStream(0, b"s" * 16, "w"))
+    heard(trainer)
+    heard(worker)
+    roles: list[tuple[Role, str]] = [
+        ("worker", "takes 1 workers (server.max_workers) and has them"),
+        ("trainer", "already has a trainer (hpc of run 'mine', at somewhere:1)"),
+    ]
+    for role, words in roles:
+        (told,) = heard(linked(relay, Probe((1,), role, "", "mine")))
+        assert isinstance(told, Diagnosis)
+        assert words in told.no_place
+        assert told == Diagnosis(1, (1,), 1234.5, told.no_place, True, "mine", LINK_BYTES)
+    assert relay.trainer is trainer
+    assert list(relay.workers.values()) == [worker]
+    assert list(relay.streams) == [b"s" * 16]
+    assert heard(trainer) == heard(worker) == []
+    assert relay.refused_peers == relay.protocol_errors == 0
+
+
+def test_who_asks_is_judged_as_the_hello_would_be() -> None:
+    asked: list[Hello] = []
+
+    def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
+        asked.append(hello)
+        return None if hello.token == "right" else ("token", "not the token")
+
+    relay = Relay(authenticate=authenticate)
+    assert heard(linked(relay, Probe((1,), "trainer", "wrong", "run"))) == [Refused("token", "not the token")]
+    assert isinstance(heard(linked(relay, Probe((1,), "trainer", "right", "run")))[0], Diagnosis)
+    assert [(hello.role, hello.token) for hello in asked] == [("trainer", "wrong"), ("trainer", "right")]
+    assert relay.refused_peers == 1
+
+
+def test_the_token_is_in_no_repr() -> None:
+    assert "secret" not in repr(Probe((1,), "worker", "secret", "run"))
+
+
+def test_echoes_come_back_in_order_with_what_was_asked_for() -> None:
+    connection = linked(Relay(), PROBE, Echo(1), Echo(2, 10), Echo(3, MAX_BODY_BYTES, b"x" * MAX_BODY_BYTES))
+    assert heard(connection)[1:] == [Echo(1), Echo(2, 0, bytes(10)), Echo(3, 0, bytes(MAX_BODY_BYTES))]
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_no_more_is_measured_with_than_allowed(up: bool) -> None:
+    connection = linked(Relay(), PROBE)
+    heard(connection)
+    echo = Echo(1, 0, bytes(MAX_BODY_BYTES)) if up else Echo(1, MAX_BODY_BYTES)
+    for _ in range(LINK_BYTES // (MAX_BODY_BYTES + ECHO_BYTES)):
+        feed(connection, control_frame(echo))
+        assert len(heard(connection)) == 1
+    feed(connection, control_frame(echo))
+    said = heard(connection)[-1]
+    assert isinstance(said, Refused)
+    assert said.reason == "more was measured with than was allowed"
+
+
+def test_who_does_not_read_the_answers_cannot_pile_them_up() -> None:
+    connection = linked(Relay(), PROBE, *[Echo(i, 1000) for i in range(65)])
+    said = heard(connection)[-1]
+    assert isinstance(said, Refused)
+    assert "at most 64 echoes" in said.reason
+
+
+def test_few_may_ask_at_once_and_a_place_is_given_back() -> None:
+    relay = Relay()
+    links = [linked(relay, PROBE) for _ in range(MAX_PROBES)]
+    (said,) = heard(linked(relay, PROBE))
+    assert isinstance(said, Refused)
+    assert said.code == "full"
+    links[0].lost(None, 1.0)
+    links[0].lost(None, 1.0)
+    assert relay.probes.count == MAX_PROBES - 1
+    assert isinstance(heard(linked(relay, PROBE))[0], Diagnosis)
+
+
+def test_all_of_them_share_an_allowance_that_fills_up_again() -> None:
+    relay = Relay()
+
+    def ask(now: float) -> int:
+        connection = linked(relay, PROBE, now=now)
+        told = heard(connection, now)[0]
+        assert isinstance(told, Diagnosis)
+        connection.lost(None, now)
+        return told.allowance_bytes
+
+    assert sum(ask(0.0) for _ in range(20)) == ALL_BYTES
+    assert ask(1.0) == REFILL_BYTES_S
+    assert ask(1e6) == LINK_BYTES
+
+
+def test_nobody_asks_for_ever() -> None:
+    relay = Relay()
+    connection = linked(relay, PROBE)
+    connection.tick(PROBE_S - 1)  # nothing was heard for long, but that is another matter
+    connection = linked(relay, PROBE)
+    for second in range(1, int(PROBE_S)):
+        feed(connection, control_frame(Echo(second)), float(second))
+        connection.tick(float(second))
+        assert not connection.closing
+    connection.tick(PROBE_S)
+    assert connection.closing
+    assert relay.probes.count == 0

@@ -1,0 +1,596 @@
+"""What every spool promises, in memory and on disk; and what only the files promise."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import queue
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.networking.relay.test_relay import Trainer, Worker
+from tests.networking.relay.test_spooling import SpoolNetwork, connected, end, leave, spooled
+from tmrl_core.errors import FolderLockedError, StorageError
+from tmrl_core.networking.protocol.framing import SAMPLES_HEAD
+from tmrl_core.networking.relay import MemorySpool, Spool
+from tmrl_core.networking.spools.files import DiskSpool
+from tmrl_core.networking.spools.memory import MAX_SPOOLED_STREAMS, MESSAGE_COST_BYTES, STREAM_COST_BYTES, About
+from tmrl_core.storage import FileCalls
+from tmrl_core.storage.format import Buffer
+
+DEADLINE_S = 20.0
+
+
+class Thread:
+    """Stands for the relay's thread: what the spool posts is called by `run`."""
+
+    def __init__(self) -> None:
+        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Call what was posted, until a condition holds."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not until():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            with contextlib.suppress(queue.Empty):
+                self.posted.get(timeout=0.01)()
+
+
+class Kept:
+    """One spool, with a thread to run its results in."""
+
+    def __init__(self, make: Callable[[int, Thread], Spool], limit_bytes: int = 1 << 20) -> None:
+        self.thread = Thread()
+        self.spool = make(limit_bytes, self.thread)
+        self.stored: list[tuple[bytes, int]] = []
+        self.failed: list[tuple[bytes, str]] = []
+        self.spool.on_stored = lambda stream: self.stored.append((stream, self.spool.streams[stream].stored))
+        self.spool.on_failed = lambda stream, reason: self.failed.append((stream, reason))
+
+    def append(self, number: int, body: bytes = b"body", *, floor: int = 0, samples: int = 2, who: About) -> str:
+        return self.spool.append(
+            who,
+            number=number,
+            floor=floor,
+            position=10 * number,
+            samples=samples,
+            body=[body[:3], memoryview(body)[3:]],
+        )
+
+    def fill(self, *numbers: int, who: About, body: bytes = b"body") -> None:
+        for number in numbers:
+            assert self.append(number, body, who=who) == ""
+        stream = who.stream
+        self.thread.run(lambda: self.spool.streams[stream].stored == numbers[-1] + 1)
+
+    def bodies(self, who: About) -> list[tuple[int, int, bytes]]:
+        """Number, floor and body of each message, as a trainer would get them."""
+        found, number = [], 0
+        while (message := self.spool.peek(who.stream, number)) is not None:
+            head, body = self.spool.read(who.stream, message)
+            got, floor, position, samples, length = SAMPLES_HEAD.unpack(head)
+            assert (got, position, samples) == (message.number, 10 * message.number, 2)
+            assert length == sum(map(len, body)) == message.length
+            found.append((got, floor, b"".join(bytes(part) for part in body)))
+            number = message.number + 1
+        return found
+
+
+A = About(b"a" * 16, "run", "robot a", b"signature")
+B = About(b"b" * 16, "other", "robot b", b"")
+
+
+@pytest.fixture(params=["memory", "disk"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, Thread], Spool]]:
+    made: list[Spool] = []
+
+    def new(limit_bytes: int, thread: Thread) -> Spool:
+        if request.param == "memory":
+            made.append(MemorySpool(limit_bytes))
+        else:
+            made.append(DiskSpool(tmp_path / f"spool{len(made)}", limit_bytes, post=thread.posted.put))
+        return made[-1]
+
+    yield new
+    for spool in made:
+        spool.close()
+
+
+@pytest.fixture
+def kept(make: Callable[[int, Thread], Spool]) -> Kept:
+    return Kept(make)
+
+
+def test_messages_are_kept_in_order_and_read_as_they_came(kept: Kept) -> None:
+    bodies = [b"first", b"", b"x" * 300_000]
+    for number, body in enumerate(bodies):
+        assert kept.append(number, body, who=A) == ""
+    assert [body for _, _, body in kept.bodies(A)] == bodies, "also while they are being written"
+    kept.thread.run(lambda: len(kept.stored) == 3)
+    assert kept.stored[-1] == (A.stream, 3)
+    assert [body for _, _, body in kept.bodies(A)] == bodies
+    assert kept.spool.streams[A.stream].about == A
+
+
+def test_stored_rises_in_order(kept: Kept) -> None:
+    for number in range(20):
+        kept.append(number, who=A)
+        kept.append(number, who=B)
+    kept.thread.run(lambda: len(kept.stored) == 40)
+    for who in (A, B):
+        assert [stored for stream, stored in kept.stored if stream == who.stream] == list(range(1, 21))
+
+
+def test_numbers_may_be_left_out_but_not_come_again(kept: Kept) -> None:
+    kept.fill(3, 7, who=A)
+    assert kept.spool.streams[A.stream].next_number == 8
+    with pytest.raises(ValueError, match="message 7 comes after message 7"):
+        kept.append(7, who=A)
+    message = kept.spool.peek(A.stream, 4)
+    assert message is not None
+    assert message.number == 7
+    assert kept.spool.peek(A.stream, 8) is None
+    assert kept.spool.peek(B.stream, 0) is None
+
+
+def test_what_is_acknowledged_is_let_go_and_the_stream_with_the_last_of_it(kept: Kept) -> None:
+    kept.fill(0, 1, 2, 3, who=A)
+    assert kept.spool.drop(A.stream, 0) == 0
+    assert kept.spool.drop(A.stream, 2) == 4
+    assert [number for number, _, _ in kept.bodies(A)] == [2, 3]
+    assert kept.spool.streams[A.stream].samples == 4
+    assert kept.spool.drop(A.stream, 9) == 4
+    assert kept.spool.streams == {}
+    assert kept.spool.used_bytes == 0
+    assert kept.spool.drop(A.stream, 9) == 0
+
+
+def test_the_first_that_is_left_explains_what_is_held_no_more(kept: Kept) -> None:
+    for number, floor in ((4, 0), (5, 5), (6, 6), (9, 7)):
+        kept.append(number, floor=floor, who=A)
+    assert [floor for _, floor, _ in kept.bodies(A)] == [0, 5, 6, 7]
+    kept.spool.drop(A.stream, 6)
+    assert [floor for _, floor, _ in kept.bodies(A)] == [0, 7]
+    kept.spool.drop(A.stream, 7)
+    assert [floor for _, floor, _ in kept.bodies(A)] == [0]
+
+
+def test_one_that_cannot_be_read_can_be_let_go_from_the_middle(kept: Kept) -> None:
+    kept.fill(0, 1, 2, who=A)
+    for number in (0, 1, 2):
+        kept.spool.streams[A.stream].messages[number].floor = number
+    middle = kept.spool.peek(A.stream, 1)
+    assert middle is not None
+    kept.spool.discard(A.stream, middle)
+    assert [(number, floor) for number, floor, _ in kept.bodies(A)] == [(0, 0), (2, 1)]
+
+
+def test_a_full_spool_takes_no_more_says_so_and_has_room_again_when_a_stream_has_gone(
+    make: Callable[[int, Thread], Spool],
+) -> None:
+    room = 2 * (STREAM_COST_BYTES + len(A.name) + len(A.signature)) + 3 * (1_000 + MESSAGE_COST_BYTES)
+    kept = Kept(make, room)
+    kept.fill(0, 1, who=A, body=bytes(1_000))
+    kept.fill(0, who=B, body=bytes(1_000))
+    refusal = kept.append(2, bytes(1_000), who=A)
+    assert "full" in refusal
+    assert "server.spool_bytes" in refusal
+    assert str(room) in refusal
+    assert kept.spool.used_bytes <= room
+    assert len(kept.bodies(A)) == 2
+    assert kept.spool.streams[A.stream].next_number == 2
+    kept.spool.drop(A.stream, 2)
+    assert kept.append(0, bytes(1_000), who=A) == ""
+
+
+def test_many_small_messages_and_streams_are_bounded_too(make: Callable[[int, Thread], Spool]) -> None:
+    kept = Kept(make, 100_000)
+    taken = 0
+    while not kept.append(taken, b"", who=A):
+        taken += 1
+    assert taken < 200
+    big = Kept(lambda limit_bytes, thread: MemorySpool(limit_bytes), 1 << 30)
+    for i in range(MAX_SPOOLED_STREAMS):
+        assert big.append(0, who=A._replace(stream=i.to_bytes(16, "big"))) == ""
+    assert str(MAX_SPOOLED_STREAMS) in big.append(0, who=B)
+
+
+def test_runs_are_told_apart(kept: Kept) -> None:
+    kept.fill(0, 1, who=A)
+    kept.fill(0, who=B)
+    assert [found.about for found in kept.spool.of_run("run")] == [A]
+    assert kept.spool.of_run("third") == []
+    assert kept.spool.summary() == ["1 stream, 2 samples of run 'other'", "1 stream, 4 samples of run 'run'"]
+
+
+def test_the_end_of_a_stream_is_kept_until_it_goes_on(kept: Kept) -> None:
+    kept.fill(0, who=A)
+    kept.spool.end(A.stream)
+    kept.spool.end(B.stream)
+    assert kept.spool.streams[A.stream].ended
+    kept.fill(1, who=A)
+    assert not kept.spool.streams[A.stream].ended
+
+
+def test_a_stream_that_has_gone_can_come_again(kept: Kept) -> None:
+    kept.fill(0, 1, who=A)
+    kept.spool.drop(A.stream, 2)
+    kept.fill(0, who=A, body=b"again")
+    assert [body for _, _, body in kept.bodies(A)] == [b"again"]
+
+
+def test_closing_twice_is_fine(kept: Kept) -> None:
+    kept.fill(0, who=A)
+    kept.spool.close()
+    kept.spool.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_delivery_holds_over_cuts_and_restarts_of_the_server(
+    seed: int, make: Callable[[int, Thread], Spool], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    on_disk = request.node.callspec.params["make"] == "disk"
+    thread = Thread()
+    network = SpoolNetwork(seed)
+    network.new_spool = lambda: make(64 << 20, thread)
+    network.restart_server(lose_spool=True)
+
+    def step() -> None:
+        network.step()
+        while not thread.posted.empty():
+            thread.posted.get()()
+
+    def settle(until: Callable[[], bool], work: Trainer | None = None) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not until():
+            assert time.monotonic() < deadline, "the network did not settle"
+            step()
+            if work is not None:
+                work.work()
+
+    worker, trainer = Worker(network, "a"), Trainer(network)
+    for _ in range(15):
+        worker.make(network.random.choice((10, 5_000, 200_000)))
+    worker.connect()
+    end(worker)
+    for _ in range(network.random.randint(0, 60)):
+        step()
+    if on_disk:
+        # A Server that dies: its spool's files stay, and another one finds them.
+        assert isinstance(network.spool, DiskSpool)
+        network.spool.close()
+        folder = network.spool.folder
+        network.new_spool = lambda: DiskSpool(folder, 64 << 20, post=thread.posted.put)
+        while not thread.posted.empty():
+            thread.posted.get()
+    network.restart_server(lose_spool=on_disk)
+    worker.connect()
+    settle(lambda: worker.sender.settled and connected(worker))
+    leave(worker)
+    settle(lambda: not network.relay.workers)
+    assert spooled(network, worker) == 15
+    trainer.connect()
+    settle(lambda: len(trainer.memory) >= 15, trainer)
+    settle(lambda: not network.spool.streams, trainer)
+    assert trainer.memory == worker.made
+    assert (trainer.state.gap_messages, trainer.state.duplicates) == (0, 0)
+    assert network.refused == []
+    assert network.relay.flow.reserved_bytes == network.relay.flow.queued_bytes == 0
+    network.spool.close()
+
+
+# --- files ---
+
+
+def disk(folder: Path, limit_bytes: int = 1 << 20, **changes: object) -> Kept:
+    return Kept(
+        lambda limit, thread: DiskSpool(folder, limit, post=thread.posted.put, **changes),  # type: ignore[arg-type]
+        limit_bytes,
+    )
+
+
+def test_a_spool_that_is_opened_again_has_what_was_stored(tmp_path: Path) -> None:
+    first = disk(tmp_path)
+    first.fill(2, 3, 7, who=A, body=b"x" * 5_000)
+    first.fill(0, who=B)
+    first.spool.end(A.stream)
+    used = first.spool.used_bytes
+    before = first.bodies(A)
+    first.spool.close()
+    again = disk(tmp_path)
+    assert again.spool.used_bytes == used
+    assert again.bodies(A) == before
+    assert again.bodies(B) == [(0, 0, b"body")]
+    assert again.spool.streams[A.stream].about == A
+    assert again.spool.streams[A.stream].ended
+    assert not again.spool.streams[B.stream].ended
+    assert again.spool.streams[A.stream].stored == again.spool.streams[A.stream].next_number == 8
+    again.fill(8, who=A)
+    again.spool.close()
+    third = disk(tmp_path)
+    assert [number for number, _, _ in third.bodies(A)] == [2, 3, 7, 8]
+    assert not third.spool.streams[A.stream].ended
+    third.spool.drop(A.stream, 9)
+    third.spool.drop(B.stream, 9)
+    third.spool.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_what_is_found_beyond_the_bound_is_kept_and_no_more_is_taken(tmp_path: Path) -> None:
+    first = disk(tmp_path)
+    first.fill(0, 1, 2, who=A, body=bytes(10_000))
+    first.spool.close()
+    again = disk(tmp_path, limit_bytes=10_000)
+    assert len(again.bodies(A)) == 3
+    assert "full" in again.append(3, who=A)
+    again.spool.close()
+
+
+@pytest.mark.parametrize("cut", [1, 100, 900])
+def test_a_torn_tail_is_cut_off_and_reported(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    first = disk(tmp_path)
+    first.fill(0, 1, 2, who=A, body=bytes(1_000))
+    first.spool.close()
+    (path,) = tmp_path.glob("*.seg")
+    os.truncate(path, path.stat().st_size - cut)
+    with caplog.at_level(logging.WARNING):
+        again = disk(tmp_path)
+    assert isinstance(again.spool, DiskSpool)
+    assert 0 < again.spool.torn_bytes <= 1_100
+    assert "cut off" in caplog.text
+    assert [number for number, _, _ in again.bodies(A)] == [0, 1]
+    again.fill(2, who=A, body=b"told again")
+    again.spool.close()
+    third = disk(tmp_path)
+    assert [body for _, _, body in third.bodies(A)][2] == b"told again"
+    third.spool.close()
+
+
+@pytest.mark.parametrize("length", [0, 5, 30])
+def test_a_file_without_a_head_is_set_aside_and_the_others_are_used(
+    tmp_path: Path, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = disk(tmp_path)
+    first.fill(0, who=A)
+    first.fill(0, who=B)
+    first.spool.close()
+    damaged = tmp_path / f"{A.stream.hex()}.seg"
+    os.truncate(damaged, length)
+    with caplog.at_level(logging.WARNING):
+        again = disk(tmp_path)
+    assert list(again.spool.streams) == [B.stream]
+    assert damaged.with_name(damaged.name + ".damaged").exists()
+    assert "not used" in caplog.text
+    again.spool.close()
+
+
+def test_files_that_are_no_spool_are_set_aside(tmp_path: Path) -> None:
+    from tmrl_core.storage import SegmentFile
+
+    SegmentFile.create(tmp_path / "x.seg", "something else", {}).close()
+    SegmentFile.create(tmp_path / "y.seg", "tmrl_core spool 1", {"stream": "no"}).close()
+    kept = disk(tmp_path)
+    assert kept.spool.streams == {}
+    assert len(list(tmp_path.glob("*.damaged"))) == 2
+    kept.spool.close()
+
+
+def test_a_second_server_with_the_same_folder_is_told_who_has_it(tmp_path: Path) -> None:
+    first = disk(tmp_path)
+    with pytest.raises(FolderLockedError, match=rf"the Server's spool.*process {os.getpid()}"):
+        disk(tmp_path)
+    first.spool.close()
+    disk(tmp_path).spool.close()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="the Server's spool"):
+        disk(tmp_path / "file" / "spool")
+
+
+class FailingDisk(FileCalls):
+    """A disk on which writing fails while `full`."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.synced = 0
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer]) -> int:
+        if self.full:
+            # Half of it, as a disk does that becomes full.
+            os.write(descriptor, bytes(buffers[0])[: len(buffers[0]) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(descriptor, buffers)
+
+    def sync(self, descriptor: int) -> None:
+        self.synced += 1
+        super().sync(descriptor)
+
+
+def test_what_a_full_disk_does_not_take_is_not_stored_and_told_and_may_be_told_again(tmp_path: Path) -> None:
+    calls = FailingDisk()
+    kept = disk(tmp_path, calls=calls)
+    kept.fill(0, 1, who=A)
+    calls.full = True
+    for number in (2, 3, 4):
+        kept.append(number, who=A)
+    told = []
+    kept.thread.posted.put(lambda: told.append("first"))
+    kept.thread.run(lambda: bool(kept.failed) and bool(told))
+    assert len(kept.failed) == 1
+    assert "No space left" in kept.failed[0][1]
+    assert kept.spool.streams[A.stream].next_number == kept.spool.streams[A.stream].stored == 2
+    calls.full = False
+    kept.fill(2, 3, who=A, body=b"now")
+    assert [number for number, _, _ in kept.bodies(A)] == [0, 1, 2, 3]
+    kept.spool.close()
+    again = disk(tmp_path)
+    assert isinstance(again.spool, DiskSpool)
+    assert again.spool.torn_bytes == 0
+    assert [body for _, _, body in again.bodies(A)] == [b"body", b"body", b"now", b"now"]
+    again.spool.close()
+
+
+def test_a_worker_whose_samples_the_disk_does_not_take_keeps_them_and_is_told_why(tmp_path: Path) -> None:
+    calls = FailingDisk()
+    network = SpoolNetwork()
+    thread = Thread()
+    network.new_spool = lambda: DiskSpool(tmp_path, 1 << 20, post=thread.posted.put, calls=calls)
+    network.restart_server(lose_spool=True)
+    worker = Worker(network, "a")
+    worker.make(10)
+    calls.full = True
+    worker.connect()
+    end(worker)
+    deadline = time.monotonic() + DEADLINE_S
+    while not worker.state.hand_over_refusal:
+        assert time.monotonic() < deadline
+        network.step()
+        while not thread.posted.empty():
+            thread.posted.get()()
+    assert "No space left" in worker.state.hand_over_refusal
+    assert not worker.sender.settled
+    assert network.relay.flow.reserved_bytes == network.relay.flow.queued_bytes == 0
+    trainer = Trainer(network)
+    trainer.connect()
+    network.settle(work=trainer)
+    assert trainer.memory == worker.made
+    network.spool.close()
+
+
+class SlowDisk(FileCalls):
+    """A disk on which nothing is written until `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer]) -> int:
+        self.go.wait(DEADLINE_S)
+        return super().write(descriptor, buffers)
+
+
+def test_a_slow_disk_holds_up_nobody_else_and_takes_no_more_than_the_credit(tmp_path: Path) -> None:
+    calls = SlowDisk()
+    network = SpoolNetwork(budget_bytes=4 << 20)
+    thread = Thread()
+    network.new_spool = lambda: DiskSpool(tmp_path, 64 << 20, post=thread.posted.put, calls=calls)
+    network.restart_server(lose_spool=True)
+    ending, live, trainer = Worker(network, "a", run="other"), Worker(network, "b"), Trainer(network)
+    for _ in range(60):
+        ending.make(200_000)
+    ending.connect()
+    live.connect()
+    trainer.connect()
+    end(ending)
+    network.settle()
+    assert 0 < network.relay.flow.queued_bytes <= 4 << 20, "and no more than that is in memory"
+    assert ending.sender.samples_stored == 0, "stored means in the file"
+    for _ in range(20):
+        live.make(50_000)
+    network.settle(until=lambda: len(trainer.memory) == 20, work=trainer)
+    calls.go.set()
+    deadline = time.monotonic() + DEADLINE_S
+    while not ending.sender.settled:
+        assert time.monotonic() < deadline
+        network.step()
+        while not thread.posted.empty():
+            thread.posted.get()()
+    assert network.relay.flow.queued_bytes == 0
+    network.spool.close()
+
+
+def test_fsync_flushes_each_message(tmp_path: Path) -> None:
+    calls = FailingDisk()
+    kept = disk(tmp_path, calls=calls, sync="fsync")
+    kept.fill(0, who=A)
+    before = calls.synced
+    kept.fill(1, who=A)
+    assert calls.synced > before
+    kept.spool.close()
+
+
+def test_a_file_that_was_taken_away_is_a_gap_and_no_end(tmp_path: Path) -> None:
+    network = SpoolNetwork()
+    thread = Thread()
+    network.new_spool = lambda: DiskSpool(tmp_path, 1 << 20, post=thread.posted.put)
+    network.restart_server(lose_spool=True)
+    worker, other, trainer = Worker(network, "a"), Worker(network, "b"), Trainer(network)
+    for one in (worker, other):
+        one.make(10)
+        one.connect()
+        end(one)
+        deadline = time.monotonic() + DEADLINE_S
+        while not one.sender.settled:
+            assert time.monotonic() < deadline
+            network.step()
+            while not thread.posted.empty():
+                thread.posted.get()()
+        leave(one)
+    network.settle()
+    (tmp_path / f"{worker.sender.stream.hex()}.seg").unlink()
+    trainer.connect()
+    network.settle(work=trainer)
+    assert trainer.memory == other.made
+    assert any("cannot be read and are lost" in line for line in network.said)
+    assert network.spool.streams == {}
+    assert network.relay.streams == {}
+    network.spool.close()
+
+
+def test_many_streams_share_a_few_open_files(tmp_path: Path) -> None:
+    kept = disk(tmp_path)
+    generator = random.Random(1)
+    numbers = dict.fromkeys(range(50), 0)
+    for _ in range(400):
+        who = generator.randrange(50)
+        assert kept.append(numbers[who], who=A._replace(stream=who.to_bytes(16, "big"))) == ""
+        numbers[who] += 1
+    kept.thread.run(lambda: len(kept.stored) == 400)
+    assert isinstance(kept.spool, DiskSpool)
+    assert len(kept.spool._files) <= 32
+    kept.spool.close()
+    again = disk(tmp_path)
+    for who, count in numbers.items():
+        assert len(again.bodies(A._replace(stream=who.to_bytes(16, "big")))) == count
+    again.spool.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tmrl_core.networking.spools.memory import About
+from tmrl_core.networking.spools.files import DiskSpool
+
+def stored(number):
+    os.write(1, b"%d\\n" % number)
+    if number == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+spool = DiskSpool(Path(sys.argv[1]), 1 << 30, post=lambda function: function())
+spool.on_stored = lambda stream: stored(spool.streams[stream].stored)
+about = About(b"a" * 16, "run", "robot a", b"signature")
+for number in range(1000):
+    spool.append(about, number=number, floor=number, position=10 * number, samples=2, body=[bytes(50_000)])
+import time
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGKILL is POSIX's")
+def test_what_was_said_to_be_stored_is_there_after_a_kill(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, timeout=60)
+    assert ended.returncode == -9, ended.stderr.decode()
+    said = [int(line) for line in ended.stdout.split()]
+    again = disk(tmp_path, limit_bytes=1 << 30)
+    assert len(again.bodies(A)) >= max(said) == 20
+    again.spool.close()

@@ -1,0 +1,149 @@
+"""Requests to end: signals, the control pipe, once and twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tmrl_core.roles.shutdown import AT_ONCE, Ending
+
+
+def test_the_first_request_calls_and_the_second_ends_at_once() -> None:
+    said: list[str] = []
+    ending = Ending(now=lambda status: said.append(f"exit {status}"))
+    ending.calls(lambda: said.append("stop"))
+    ending.calls_at_once(lambda: said.append("kill"))
+    assert not ending.wait(0)
+    ending.ask("a test")
+    assert said == ["stop"]
+    assert ending.asked
+    ending.ask("a test")
+    assert said == ["stop", "kill", f"exit {AT_ONCE}"]
+
+
+def test_what_comes_after_the_request_is_called_at_once() -> None:
+    said: list[str] = []
+    ending = Ending(now=lambda status: None)
+    ending.ask("a test")
+    ending.calls(lambda: said.append("stop"))
+    assert said == ["stop"]
+
+
+def test_what_fails_before_the_end_at_once_does_not_prevent_it() -> None:
+    said: list[int] = []
+    ending = Ending(now=said.append)
+    ending.calls_at_once(lambda: 1 // 0)
+    ending.ask("a test")
+    ending.ask("a test")
+    assert said == [AT_ONCE]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no os.kill with these signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_requests_while_it_is_entered(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    woken = threading.Event()
+    with Ending(now=lambda status: None) as ending:
+        ending.calls(woken.set)
+        os.kill(os.getpid(), number)
+        assert woken.wait(10)
+        assert ending.asked
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_a_lost_terminal_asks_once_however_often_it_says_so() -> None:
+    said: list[int] = []
+    woken = threading.Event()
+    with Ending(now=said.append) as ending:
+        ending.calls(woken.set)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert woken.wait(10)
+        asked = threading.Event()
+        ending.calls_for_checkpoint(asked.set)
+        os.kill(os.getpid(), signal.SIGUSR1)  # handled after the others
+        assert asked.wait(10)
+    assert said == []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Ending(now=said.append):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no terminals like these")
+def test_output_goes_nowhere_once_its_terminal_has_gone() -> None:
+    """Or the first line that is written then would end the role before it has drained."""
+    import pty
+
+    code = (
+        "import os, sys\nfrom tmrl_core.roles.shutdown import Ending\nout = os.fdopen(int(sys.argv[1]), 'w')\n"
+        "with Ending() as ending:\n    print('ready', flush=True)\n    assert ending.wait(60)\n"
+        "    print('going', flush=True)\nout.write('ended in order')\n"
+    )
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code.replace("sys.argv[1]", str(write))])
+    os.close(write)
+    seen = b""
+    while b"ready\r\n" not in seen:  # the end of the line too: its writer fails where the terminal goes amid it
+        seen += os.read(terminal, 1024)
+    os.close(terminal)  # which hangs it up
+    with os.fdopen(read) as said:
+        assert said.read() == "ended in order"
+    assert os.waitpid(process, 0)[1] == 0
+
+
+def test_a_checkpoint_is_asked_for_and_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ending = Ending(now=lambda status: None)
+    ending.ask_for_checkpoint("SIGUSR1")
+    assert "SIGUSR1 is ignored" in caplog.text
+    said: list[str] = []
+    ending.calls_for_checkpoint(lambda: said.append("checkpoint"))
+    ending.ask_for_checkpoint("SIGUSR1")
+    assert said == ["checkpoint"]
+    assert not ending.asked
+
+
+CODE = """
+from tmrl_core.roles.shutdown import Ending
+with Ending(control=True) as ending:
+    print("ready", flush=True)
+    assert ending.wait(60)
+print("ended in order", flush=True)
+"""
+
+
+@pytest.mark.parametrize("written", [b"stop\n", b"go on\ncheckpoint\nstop\n", b"", b"x" * 10_000])
+def test_the_word_on_the_control_pipe_and_its_end_are_requests(written: bytes) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        out, err = process.communicate(written, timeout=60)
+    assert process.returncode == 0, err
+    assert out.split(b"\n")[1].strip() == b"ended in order"
+    reason = b"the control pipe" if b"stop" in written else b"the supervisor is gone"
+    assert reason in err
+
+
+def test_other_words_are_none() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"stopping\nnonstop\n")
+        process.stdin.flush()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        _, err = process.communicate(b"stop\n", timeout=60)
+    assert b"the control pipe" in err

@@ -1,0 +1,788 @@
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import msgspec
+import numpy as np
+import pytest
+
+from tmrl_core.actor import SquashedGaussianMLPActor
+from tmrl_core.config import CFG, Config, load
+from tmrl_core.config.sections import (
+    ActorSection,
+    AgentSection,
+    CheckpointSection,
+    EvaluationSection,
+    MemorySection,
+    NetworkSection,
+    RunSection,
+    TrainerSection,
+    WorkerSection,
+)
+from tmrl_core.envs import GenericGymEnv
+from tmrl_core.errors import CheckpointError, FolderLockedError, StarvedError, StorageError
+from tmrl_core.metrics import read_records
+from tmrl_core.networking import RolloutWorker, Server, Trainer
+from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.roles import trainer as trainer_module
+from tmrl_core.roles.training import training_from_config
+from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.storage import FolderLock
+from tmrl_core.training import ReplayMemory
+from tmrl_core.training.agents.sac import SacAgent
+from tmrl_core.training.checkpoints import store as checkpoint_store
+from tmrl_core.training.checkpoints.files import read_manifest
+from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.remote import interface as remote_module
+
+SMALL: dict[str, Any] = {"hidden_sizes": [8, 8]}
+
+
+def make_config(tmp_path: Path, *, collection: Any = "asynchronous", **settings: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "epochs": 2,
+        "rounds": 2,
+        "steps": 20,
+        "start_training": 30,
+        "update_model_interval": 10,
+        "update_buffer_interval": 10,
+        "device": "cpu",
+        "evaluation": EvaluationSection(episodes=2, every_updates=20),
+    }
+    return Config(
+        run=RunSection(name="tests", folder=str(tmp_path), seed=3),
+        network=NetworkSection(transport="local", backoff_min_s=0.01, backoff_max_s=0.05),
+        worker=WorkerSection(name="robot", drain_timeout_s=2.0, collection=collection),
+        memory=MemorySection(capacity=5000, batch_size=8),
+        agent=AgentSection(kwargs=dict(SMALL)),
+        checkpoint=CheckpointSection(keep_last=2),
+        trainer=TrainerSection(**{**defaults, **settings}),
+    )
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(port=0, config=make_config(tmp_path)) as server:
+        yield server
+
+
+class Worker:
+    """A RolloutWorker that collects short Pendulum episodes in a thread of its own."""
+
+    def __init__(self, server: Server, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Where RolloutWorker looks for what is left out.
+        monkeypatch.setattr("tmrl_core.roles.worker.current", lambda: config)
+        self.worker = RolloutWorker(
+            partial(GenericGymEnv, "Pendulum-v1", to_float32=True),
+            partial(SquashedGaussianMLPActor, hidden_sizes=(8, 8)),
+            max_samples_per_episode=20,
+            model_path=None,
+            server_port=server.port,
+        )
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.worker.run(verbose=False)
+        self.report = self.worker.close()
+
+    def close(self) -> None:
+        self.worker.close()
+        self.thread.join(20)
+
+
+@pytest.fixture
+def worker(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    worker = Worker(server, make_config(tmp_path), monkeypatch)
+    yield worker
+    worker.close()
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not true():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def values(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
+    return [record.values for record in read_records(tmp_path / "tests" / "metrics.jsonl") if record.kind == kind]
+
+
+def test_the_parameters_stand_in_the_documented_order() -> None:
+    parameters = list(inspect.signature(Trainer).parameters.values())
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == [
+        "training_cls", "server_ip", "server_port", "password", "local_com_port", "header_size", "max_buf_len",
+        "security", "keys_dir", "hostname", "model_path", "checkpoint_path", "dump_run_instance_fn",
+        "load_run_instance_fn", "updater_fn",
+    ]  # fmt: skip
+    assert all(p.default is CFG for p in parameters[:12])
+    assert all(p.default is None for p in parameters[12:15])
+
+
+def test_it_learns_from_a_worker_and_leaves_everything_in_the_run_s_folder(
+    server: Server, worker: Worker, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path)
+    with Trainer(server_port=server.port, config=config) as trainer:
+        trainer.run()
+    training = trainer.training
+    assert (training.epoch, training.total_updates) == (2, 80)
+    assert training.total_samples >= 80
+    folder = tmp_path / "tests"
+    assert sorted(entry.name for entry in (folder / "checkpoint").iterdir() if entry.name.isdecimal())
+    weights = SquashedGaussianMLPActor(*spaces(), hidden_sizes=(8, 8)).load(folder / "policy.tmod", "cpu")
+    assert weights.to_blob() == training.agent.get_actor().to_blob()
+    # The workers were told that the run is over, and everything that they had sent was taken.
+    worker.thread.join(20)
+    assert not worker.thread.is_alive()
+    assert worker.report is not None
+    assert worker.report.neither == 0
+    rounds = values(tmp_path, "round")
+    assert [(row["time/epoch"], row["time/round"]) for row in rounds] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {"rollout/ep_rew_mean", "rollout/ep_len_mean", "train/memory_fill", "time/fps"} <= rounds[-1].keys()
+    assert not any(name.startswith("rollout/test") for name in rounds[-1])  # nobody plays test episodes here
+    evaluations = values(tmp_path, "evaluation")
+    assert evaluations
+    assert all(row["eval/episodes"] == 2 and row["worker"] == "robot" for row in evaluations)
+    events = [row["event"] for row in values(tmp_path, "event")]
+    assert events[0] == "start"
+    assert events[-1] == "end"
+    assert {"worker_joined", "phase"} <= set(events)
+    assert events.count("checkpoint") == 3  # the first samples, and two epochs
+    episodes = values(tmp_path, "episode")
+    assert sum(row["mode"] == "test" for row in episodes) >= 2 * len(evaluations)
+
+
+def spaces() -> tuple[Any, Any]:
+    env = gym.make("Pendulum-v1")
+    return env.observation_space, env.action_space
+
+
+def test_a_finished_checkpoint_returns_at_once(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, epochs=1)
+    Trainer(server_port=server.port, config=config).run()
+    monkeypatch.setattr("tmrl_core.roles.trainer.FINISHED_S", 0.2)
+    # Nobody listens there: it would wait for ever.
+    again = Trainer(server_port=server.port + 1, config=config)
+    again.run()
+    assert again.training.epoch == 1
+
+
+def test_a_trainer_of_a_finished_checkpoint_sends_workers_home(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, epochs=1)
+    Trainer(server_port=server.port, config=config).run()
+    worker.thread.join(20)
+    # The Server's process, and with it what it kept for those who were away, is another one.
+    with Server(port=0, config=config) as other:
+        waiting = Worker(other, config, monkeypatch)
+        try:
+            Trainer(server_port=other.port, config=config).run()
+            waiting.thread.join(20)
+            assert not waiting.thread.is_alive(), "it waits for a run that is over"
+            assert waiting.worker.link is not None
+            assert waiting.worker.link.finished
+        finally:
+            waiting.close()
+
+
+def test_it_goes_on_from_a_checkpoint_and_calls_the_updater(server: Server, worker: Worker, tmp_path: Path) -> None:
+    Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1)).run()
+    worker.thread.join(20)
+    called = []
+
+    def updater(training: Any, training_cls: Any) -> Any:
+        called.append((training.epoch, training.total_updates, len(training.memory), callable(training_cls)))
+        training.epochs = 1
+        return training
+
+    config = make_config(tmp_path, epochs=3)
+    trainer = Trainer(server_port=server.port, config=config, updater_fn=updater)
+    trainer.run()
+    ((epoch, updates, transitions, has_cls),) = called
+    assert (epoch, updates, has_cls) == (1, 40, True)
+    assert transitions > 30
+    assert trainer.training.delivery["incarnation"] > 0
+    assert len(trainer.training.delivery["marks"]) == 1
+
+
+def test_the_configuration_in_force_is_in_the_run_s_folder_and_no_refused_one_overwrites_it(
+    server: Server, worker: Worker, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path, epochs=1)
+    written = tmp_path / "tests" / "config.yaml"
+
+    def run(config: Config, port: int) -> None:
+        trainer = Trainer(server_port=port, config=config)
+        trainer.stop()
+        trainer.run()
+
+    run(config, 1)  # no Server lets it in
+    assert not written.exists()
+    Trainer(server_port=server.port, config=config).run()
+    assert load(written, environ={}).trainer.epochs == 1
+    other = msgspec.structs.replace(config, actor=ActorSection(kwargs={"hidden_sizes": [4]}), agent=AgentSection())
+    with pytest.raises(CheckpointError, match=r"agent\.model"):
+        run(other, server.port)
+    run(config, server.port)  # finished: nothing goes on with it
+    assert load(written, environ={}) == config
+    assert [load(copy, environ={}) for copy in (tmp_path / "tests" / "configs").iterdir()] == [config]
+
+
+def test_a_run_that_goes_on_says_so_in_its_records(server: Server, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1000)
+    training = training_from_config(config)()
+    training.total_updates, training.total_samples = 700, 800
+    training.save(tmp_path / "tests" / "checkpoint")
+    trainer = Trainer(server_port=server.port, config=config)
+    trainer.stop()
+    trainer.run()
+    (start,) = (
+        record for record in read_records(tmp_path / "tests" / "metrics.jsonl") if record.values.get("event") == "start"
+    )
+    assert start.step == 700  # with 0 it would be a new run, and the learning curve begin there
+
+
+def test_a_checkpoint_that_could_not_be_written_is_no_event(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
+    trainer.training, _ = trainer._checkpoints.make_or_load()
+    trainer.training.total_samples = 1
+    trainer._checkpoints.write(trainer.training)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tmrl_core.training.checkpoints.store.write_checkpoint", full)
+    trainer.stop()
+    with pytest.raises(StorageError, match=r"No space left on device.*make room. and start the trainer again"):
+        trainer.run()
+    events = values(tmp_path, "event")
+    assert "checkpoint" not in [row["event"] for row in events]
+    assert events[-1]["message"] == "stopped on request, but its end could not be written to disk"
+
+
+@pytest.mark.parametrize("what", ["checkpoint_store.write_checkpoint", "os.replace"])
+def test_the_end_of_a_run_waits_for_room_on_a_full_disk(
+    server: Server,
+    worker: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+) -> None:
+    config = make_config(tmp_path, epochs=1)
+    trainer = Trainer(server_port=server.port, config=config)
+    place: Any = checkpoint_store if what.startswith("checkpoint") else os
+    name = what.rpartition(".")[2]
+    real = getattr(place, name)
+    failures: list[Any] = []
+
+    def write(*arguments: Any) -> None:
+        if trainer.training is not None and trainer.training.finished and len(failures) < 4:
+            failures.append(arguments)
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(place, name, write)
+    monkeypatch.setattr(trainer_module, "ROOM_RETRY_S", 0.01)
+    with caplog.at_level(logging.ERROR):
+        trainer.run()
+    assert len(failures) == 4
+    assert sum("Make room, or mend it: it is tried again" in message for message in caplog.messages) == 1
+    monkeypatch.undo()
+    assert (tmp_path / "tests" / "policy.tmod").exists()
+    training, is_new = Trainer(server_port=server.port, config=config)._checkpoints.make_or_load()
+    assert not is_new
+    assert training.finished
+    (end,) = (row for row in read_records(tmp_path / "tests" / "metrics.jsonl") if row.values.get("event") == "end")
+    assert end.step == training.total_updates == 40
+
+
+def test_a_file_for_the_weights_that_cannot_be_written_is_said_at_once(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    config = make_config(tmp_path, model_path=str(tmp_path / "file" / "policy.tmod"))
+    with pytest.raises(StorageError, match=r"policy\.tmod \(trainer\.model_path\)"):
+        Trainer(server_port=server.port, config=config).run()
+
+
+def test_a_run_whose_end_finds_no_room_has_failed(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1))
+    real = os.replace
+
+    def write(*arguments: Any) -> None:
+        if trainer.training is not None and trainer.training.finished:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(os, "replace", write)
+    monkeypatch.setattr(trainer_module, "ROOM_S", 0.0)
+    with pytest.raises(StorageError, match="No space left on device"):
+        trainer.run()
+    assert values(tmp_path, "event")[-1]["message"] == "all epochs are done, but its end could not be written to disk"
+
+
+def test_stop_writes_a_checkpoint_and_workers_stay(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1000)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    while trainer.training is None or trainer.training.total_updates < 20:
+        thread.join(0.01)
+    trainer.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not worker.worker.link.finished  # type: ignore[union-attr]
+    saved = Trainer(server_port=server.port, config=config)
+    training, is_new = saved._checkpoints.make_or_load()
+    assert not is_new
+    assert training.total_updates == trainer.training.total_updates
+    assert training.total_samples == trainer.training.total_samples
+
+
+def test_stop_ends_a_trainer_that_waits_for_a_server(tmp_path: Path) -> None:
+    trainer = Trainer(server_port=1, config=make_config(tmp_path))
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    while trainer.interface is None:
+        thread.join(0.01)
+    trainer.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_close_ends_a_run_in_another_thread(server: Server, worker: Worker, tmp_path: Path) -> None:
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
+    failed = []
+
+    def run() -> None:
+        try:
+            trainer.run()
+        except Exception as exc:
+            failed.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while trainer.training is None or trainer.training.total_updates < 5:
+        thread.join(0.01)
+    trainer.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert failed == []
+
+
+def test_without_a_checkpoint_path_none_is_written(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=1)
+    Trainer(server_port=server.port, config=config, checkpoint_path=None, model_path=None).run()
+    assert not (tmp_path / "tests" / "checkpoint").exists()
+    assert not (tmp_path / "tests" / "policy.tmod").exists()
+
+
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_a_memory_on_disk_goes_on_where_it_was(
+    server: Server, worker: Worker, tmp_path: Path, with_checkpoints: bool
+) -> None:
+    base = make_config(tmp_path, epochs=1000)
+    config = msgspec.structs.replace(base, memory=MemorySection(capacity=5000, batch_size=8, storage="disk"))
+    samples = 0
+    for _ in range(2):
+        kwargs: dict[str, Any] = {} if with_checkpoints else {"checkpoint_path": None}
+        trainer = Trainer(server_port=server.port, config=config, **kwargs)
+        thread = threading.Thread(target=trainer.run)
+        thread.start()
+        while trainer.training is None or trainer.training.total_samples < samples + 200:
+            thread.join(0.01)
+        first = trainer.training.memory.recorded
+        trainer.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+        memory = trainer.training.memory
+        marks, counters = memory.recorded
+        ((number, position),) = marks.values()
+        # Every sample that the worker numbered up to there was taken once, in this process or in the one before.
+        assert counters["samples"] == trainer.training.total_samples == position
+        assert counters["gap_samples"] == 0
+        assert counters["incarnation"] > 0
+        assert number > 0
+        if samples:
+            assert first is not None
+            assert first[1]["samples"] >= samples
+        samples = position
+    assert len(memory) > 300
+    with pytest.raises(StorageError, match="closed"):
+        memory.commit(samples=1)
+    assert (tmp_path / "tests" / "memory" / "lock").exists()
+
+
+def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(make_config(tmp_path), memory=MemorySection(storage="disk"))
+    with (
+        FolderLock(tmp_path / "tests" / "memory", "the replay memory"),
+        pytest.raises(FolderLockedError, match=r"another run\.name"),
+    ):
+        Trainer(server_port=1, config=config).run()
+
+
+def test_a_second_trainer_on_the_same_checkpoints_is_refused(tmp_path: Path) -> None:
+    first = Trainer(server_port=1, config=make_config(tmp_path))
+    thread = threading.Thread(target=first.run)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while first._checkpoints._lock is None:
+        assert time.monotonic() < deadline
+        thread.join(0.01)
+    with pytest.raises(FolderLockedError, match=r"this run's checkpoints.*another run\.name"):
+        Trainer(server_port=1, config=make_config(tmp_path)).run()
+    first.close()
+    thread.join(20)
+    # Released with the run, so that the next may go on.
+    FolderLock(tmp_path / "tests" / "checkpoint", "this run's checkpoints").close()
+
+
+def test_the_first_checkpoint_is_written_once_samples_are_accepted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also while training waits for more of them; a trainer that nobody sends anything leaves none."""
+    caplog.set_level(logging.INFO)
+    config = make_config(tmp_path, epochs=1000, start_training=10**6)
+    unlimited = msgspec.structs.replace(config.worker, max_env_steps_per_update=None)
+    config = msgspec.structs.replace(config, worker=unlimited)
+    first = tmp_path / "tests" / "checkpoint" / "1" / "manifest.json"
+    alone = Trainer(server_port=1, config=config)
+    alone.checkpoint()
+    thread = threading.Thread(target=alone.run)
+    thread.start()
+    wait_until(lambda: "no checkpoint is written: no sample has been accepted yet" in caplog.text)
+    alone.stop()
+    thread.join(20)
+    assert not first.exists()
+    assert not (tmp_path / "tests" / "policy.tmod").exists()  # nor a policy, which a test would play
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    worker = Worker(server, config, monkeypatch)
+    try:
+        wait_until(first.exists)
+        assert 0 < read_manifest(first.parent)["samples"] <= trainer.training.total_samples
+        assert trainer.training.total_updates == 0
+        trainer.checkpoint()
+        wait_until((first.parent.parent / "2" / "manifest.json").exists)
+    finally:
+        trainer.stop()
+        thread.join(20)
+        worker.close()
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trainer = Trainer(server_port=1, config=make_config(tmp_path), checkpoint_path=tmp_path / "file" / "below")
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be written to .*below.*Set checkpoint\.path"):
+        trainer.run()
+
+
+def test_own_functions_write_and_read_checkpoints(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=2)
+    kept: dict[Path, Any] = {}
+    dumps = []
+
+    def dump(training: Any, path: Path) -> None:
+        dumps.append(training.epoch)
+        kept[path] = training
+        path.write_text("kept elsewhere")
+
+    place = tmp_path / "mine"
+    Trainer(
+        server_port=server.port, config=config, checkpoint_path=place, dump_run_instance_fn=dump,
+        load_run_instance_fn=kept.__getitem__,
+    ).run()  # fmt: skip
+    assert dumps == [0, 1, 2, 2]
+    again = Trainer(
+        server_port=1, config=config, checkpoint_path=place, dump_run_instance_fn=dump,
+        load_run_instance_fn=kept.__getitem__,
+    )  # fmt: skip
+    again.run()
+    assert again.training is kept[place]
+
+
+def test_reaching_the_target_ends_training_and_says_so(server: Server, worker: Worker, tmp_path: Path) -> None:
+    evaluation = EvaluationSection(episodes=2, every_updates=10, target_return=-1e6)
+    config = make_config(tmp_path, epochs=1000, evaluation=evaluation)
+    Trainer(server_port=server.port, config=config).run()
+    events = values(tmp_path, "event")
+    assert "learned" in [event["event"] for event in events]
+    assert events[-1]["message"] == "two evaluations have reached the target"
+    said = [event["message"] for event in events if event["event"] in ("target", "learned")]
+    assert said[0].endswith("training ends if a second evaluation confirms it")
+    assert said[-1].startswith("a second evaluation confirms it: mean return ")
+    # The policy as it was at the end was evaluated once more.
+    assert len(values(tmp_path, "evaluation")) >= 2
+    worker.thread.join(20)
+    assert not worker.thread.is_alive()
+
+
+def test_the_time_limit_ends_training(server: Server, worker: Worker, tmp_path: Path) -> None:
+    evaluation = EvaluationSection(episodes=1, time_limit_s=0.5)
+    config = make_config(tmp_path, epochs=1000, evaluation=evaluation)
+    Trainer(server_port=server.port, config=config).run()
+    assert values(tmp_path, "event")[-1]["message"] == "the time limit is reached"
+
+
+@pytest.fixture
+def raw_worker(server: Server) -> Iterator[WorkerLink]:
+    link = WorkerLink(LinkSettings(port=server.port, transport="local"), name="raw", run="tests", drain_timeout_s=0.1)
+    link.start()
+    yield link
+    link.close()
+
+
+def send(link: WorkerLink, shape: int, rows: int = 6, reward: float = 0.0) -> None:
+    buffer = Buffer(maxlen=None)
+    buffer.append_sample((None, np.zeros(shape, np.float32), 0.0, False, False, {}))
+    for i in range(rows - 1):
+        obs = np.full(shape, i, np.float32)
+        buffer.append_sample((np.zeros(1, np.float32), obs, reward, False, i == rows - 2, {}))
+    buffer.end_episode(EpisodeRecord("", 0.0, rows - 1, "train", "truncated"))
+    link.send(*buffer.take())
+
+
+def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_hear_of_the_end(
+    server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation = EvaluationSection(episodes=2, time_limit_s=1.5)
+    trainer = Trainer(config=make_config(tmp_path, epochs=10_000, evaluation=evaluation), server_port=server.port)
+    running = threading.Thread(target=trainer.run)
+    deadline = time.monotonic() + 60
+    with caplog.at_level(logging.WARNING):
+        running.start()
+        while trainer.training is None or not trainer.training.total_samples:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        server.close()
+        while "the Server is away: waiting" not in caplog.text:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        with Server(port=server.port, config=make_config(tmp_path)):
+            running.join(20)
+            worker.thread.join(20)
+    assert not running.is_alive()
+    assert not worker.thread.is_alive(), "it waits for a run that is over"
+    assert worker.worker.link is not None
+    assert worker.worker.link.finished
+
+
+def test_a_trainer_that_is_asked_to_stop_does_not_wait_on_for_a_server(
+    server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation = EvaluationSection(episodes=2, time_limit_s=1.5)
+    trainer = Trainer(config=make_config(tmp_path, epochs=10_000, evaluation=evaluation), server_port=server.port)
+    running = threading.Thread(target=trainer.run)
+    deadline = time.monotonic() + 60
+    with caplog.at_level(logging.WARNING):
+        running.start()
+        while trainer.training is None or not trainer.training.total_samples:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        server.close()
+        while "the Server is away: waiting" not in caplog.text:
+            assert time.monotonic() < deadline
+            running.join(0.01)
+        trainer.stop()
+        running.join(20)
+    assert not running.is_alive()
+    assert "stopped by hand" in caplog.text
+
+
+def test_samples_of_another_shape_are_acknowledged_as_refused(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(tmp_path, epochs=1, start_training=12, evaluation=EvaluationSection())
+    send(raw_worker, 3)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    while raw_worker.counts.samples_acked < 6:
+        raw_worker.wait_change(0.1)
+    send(raw_worker, 5, rows=4)
+    while raw_worker.counts.samples_refused < 4:
+        raw_worker.wait_change(0.1)
+    for _ in range(10):
+        send(raw_worker, 3)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert trainer.training.total_updates == 40
+    assert trainer.training.total_samples == 66
+    assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 66, 20)
+    assert raw_worker.counts.queued_samples == 0
+    assert "float32[5]" in caplog.text
+    assert "float32[3]" in caplog.text
+
+
+def test_samples_that_are_not_finite_are_refused_whatever_the_memory_takes(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(tmp_path, epochs=1, start_training=12, evaluation=EvaluationSection(), check_spaces=False)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    send(raw_worker, 3, rows=4, reward=float("nan"))
+    thread.start()
+    while raw_worker.counts.samples_refused < 4:
+        raw_worker.wait_change(0.1)
+    for _ in range(12):
+        send(raw_worker, 3)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert trainer.training.total_updates == 40
+    assert trainer.training.updates_skipped == 0
+    assert "the reward holds NaN or an infinite number in 3 of 4 samples" in caplog.text
+
+
+def test_an_evaluation_is_not_asked_of_a_worker_whose_samples_are_refused(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path
+) -> None:
+    """Its environment is another one, or its policy does not take these weights: it may never play."""
+    config = make_config(tmp_path, start_training=12)
+    send(raw_worker, 5)
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    good = WorkerLink(LinkSettings(port=server.port, transport="local"), name="good", run="tests", drain_timeout_s=0.1)
+    with contextlib.ExitStack() as closing:
+        closing.callback(good.close)
+        closing.callback(thread.join, 20)
+        closing.callback(trainer.stop)
+        thread.start()
+        while not raw_worker.counts.samples_refused:
+            assert thread.is_alive()
+            raw_worker.wait_change(0.1)
+        good.start()
+        for _ in range(10):
+            send(good, 3)
+        while good.directive.evaluation is None:
+            assert thread.is_alive()
+            good.wait_change(0.1)
+        assert raw_worker.directive.evaluation is None
+
+
+def test_what_was_not_appended_comes_again_to_the_next_trainer(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path
+) -> None:
+    """A trainer that dies between receipt and append: its link is gone, nothing was acknowledged."""
+    config = make_config(tmp_path, epochs=1, start_training=6, evaluation=EvaluationSection())
+
+    class Dies(Exception):
+        pass
+
+    class Deadly(TrainingOffline):
+        def update_buffer(self, interface: Any) -> None:
+            if len(interface.retrieve_buffer()):
+                raise Dies
+
+    def make(cls: Any) -> Any:
+        agent = partial(SacAgent, **SMALL)
+        memory = partial(ReplayMemory, memory_size=100, batch_size=4)
+        return lambda: cls(spaces(), memory, agent, epochs=1, rounds=1, steps=4, device="cpu")
+
+    send(raw_worker, 3)
+    first = Trainer(make(Deadly), server_port=server.port, config=config, checkpoint_path=None)
+    with pytest.raises(Dies):
+        first.run()
+    assert raw_worker.counts.samples_acked == 0
+    second = Trainer(make(TrainingOffline), server_port=server.port, config=config, checkpoint_path=None)
+    second.run()
+    assert len(second.training.memory) == 5
+    assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 6, 20)
+
+
+def test_workers_and_trainer_that_wait_for_each_other_are_told(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "STARVED_S", 0.3)
+    config = make_config(tmp_path, collection="synchronous", start_training=100)
+    send(raw_worker, 3)
+    raw_worker.say_waits("(3 steps + 1) / (1 + 1 models received) is above 2")
+    with pytest.raises(StarvedError, match=r"6 of trainer.start_training = 100 .*0 updates, 1 policies published"):
+        Trainer(server_port=server.port, config=config).run()
+    while not raw_worker.progress.gave_up:
+        assert raw_worker.wait_change(20), "a worker that waits as well has to end too"
+    assert raw_worker.progress.lack == "6 of trainer.start_training = 100 samples have arrived"
+
+
+def test_samples_of_an_environment_that_differs_are_announced(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = WorkerLink(
+        LinkSettings(port=server.port, transport="local"), name="odd", run="tests", drain_timeout_s=0.1,
+        signature={"observation_space": "Box(9)"},
+    )  # fmt: skip
+    link.start()
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path))
+    thread = threading.Thread(target=trainer.run)
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        while "worker odd has the observation_space Box(9)" not in caplog.text and thread.is_alive():
+            thread.join(0.01)
+    trainer.stop()
+    thread.join(20)
+    link.close()
+    assert "worker odd has the observation_space Box(9)" in caplog.text
+
+
+def test_a_signature_that_is_none_does_not_end_training(server: Server, raw_worker: WorkerLink, tmp_path: Path) -> None:
+    links = []
+    for space in (np.zeros(2), [np.zeros(2)], 1 << 200, float("nan")):
+        settings = LinkSettings(port=server.port, transport="local")
+        signature = {"observation_space": space}
+        links.append(WorkerLink(settings, name="odd", run="tests", drain_timeout_s=0.1, signature=signature))
+        links[-1].start()
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    assert raw_worker.wait_policy(20)
+    send(raw_worker, 3)
+    while raw_worker.counts.samples_acked < 6:
+        assert thread.is_alive()
+        raw_worker.wait_change(0.1)
+    trainer.stop()
+    thread.join(20)
+    for link in links:
+        link.close()
+
+
+def test_who_goes_on_publishes_the_latest_policy_once_more_under_its_number(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path, epochs=1000)
+    training = training_from_config(config)()
+    training.delivery = {"incarnation": 3, "counter": 7, "marks": {}}
+    training.save(tmp_path / "tests" / "checkpoint")
+    versions = []
+    for _ in range(2):
+        trainer = Trainer(server_port=server.port, config=config)
+        thread = threading.Thread(target=trainer.run)
+        thread.start()
+        assert raw_worker.wait_policy(20)
+        update = raw_worker.take_policy()
+        trainer.stop()
+        thread.join(20)
+        assert update is not None
+        versions.append(update.version)
+        assert trainer.training.delivery["counter"] == 7
+    assert [counter for _, counter in versions] == [7, 7]
+    assert versions[1] > versions[0] > (3, 7)

@@ -1,0 +1,275 @@
+"""A training object whose memory is on disk: acknowledging, full disks, checkpoints, and what the log says."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.protocol.delivery import Mark, Received
+from tmrl_core.samples import Buffer
+from tmrl_core.training import CheckpointStore, ReplayMemory, SacAgent
+from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.remote.delivery_log import DeliveryLog
+
+SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+STREAM = bytes([1]) * 16
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file every few records."""
+    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MIN_SEGMENT_BYTES", 2000)
+    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MAX_SEGMENT_BYTES", 2000)
+
+
+def make(folder: Path, **kwargs: Any) -> ReplayMemory:
+    return ReplayMemory(**{"memory_size": 100, "batch_size": 8, "seed": 4, **kwargs}, storage="disk", folder=folder)
+
+
+def steps(memory: ReplayMemory) -> list[tuple[int, ...]]:
+    """(stream, episode, step) of every transition's end, oldest first; each must belong to what came before it."""
+    found = []
+    for item in range(len(memory)):
+        prev_obs, _, _, obs, _, _, _ = memory.get_transition(item)
+        assert prev_obs[:2].tolist() == obs[:2].tolist()
+        assert prev_obs[2] + 1 == obs[2]
+        found.append(tuple(obs.astype(int).tolist()))
+    return found
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.seg"))
+
+
+class FullDisk:
+    """While it is entered, no file may grow past `size`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __enter__(self) -> None:
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._size, self._limits[1]))
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+        signal.signal(signal.SIGXFSZ, self._handler)
+
+
+class Kept(LocalInterface):
+    """Hands over one message each time that it is asked; what is committed is written down first."""
+
+    def __init__(self, memory: ReplayMemory, make_rows: Any) -> None:
+        super().__init__()
+        self.memory = memory
+        self.number = 0
+        self.acknowledged = 0
+        self._make_rows = make_rows
+        memory.deferred = True
+
+    def retrieve_buffer(self) -> Buffer:
+        self.commit()
+        buffer = Buffer(maxlen=None)
+        buffer.extend([self._make_rows(1, 0, 4 * self.number, 4)], [])
+        self.number += 1
+        return buffer
+
+    def commit(self) -> None:
+        if self.number > self.acknowledged:
+            self.memory.commit({STREAM: (self.number, 4 * self.number)}, samples=4 * self.number)
+        self.acknowledged = self.number
+
+
+def make_training(folder: Path, storage: Any = "disk", agent: Any = SacAgent) -> TrainingOffline:
+    def make_memory(nb_steps: int, device: Any) -> ReplayMemory:
+        where = {"storage": "disk", "folder": folder} if storage == "disk" else {}
+        return ReplayMemory(nb_steps=nb_steps, device=device, memory_size=60, batch_size=16, **where)
+
+    return TrainingOffline(
+        SPACES,
+        make_memory,
+        partial(agent, model_kwargs={"hidden_sizes": (8, 8)}),
+        epochs=6,
+        rounds=2,
+        steps=5,
+        update_model_interval=3,
+        update_buffer_interval=2,
+        device="cpu",
+    )
+
+
+def test_while_the_disk_is_full_nothing_is_acknowledged_nor_taken_and_it_is_said(
+    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = make_training(tmp_path)
+    interface = Kept(training.memory, make_rows)
+    training.update_buffer(interface)
+    with FullDisk(100):
+        for _ in range(5):
+            training.update_buffer(interface)
+        assert (interface.number, interface.acknowledged) == (2, 1)
+        assert caplog.text.count("samples cannot be kept") == 1
+        assert "Make room" in caplog.text
+        assert len(training.memory) == 3
+    training.start_training = 1000
+    training.update_buffer(interface)
+    assert "can be written again" in caplog.text
+    assert (interface.number, interface.acknowledged) == (3, 3)
+    assert steps(training.memory) == [(1, 0, i) for i in range(1, 12)]
+    assert training.total_samples == 12
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def weights(training: TrainingOffline) -> list[torch.Tensor]:
+    return [*training.agent.model.state_dict().values(), *training.agent.target_critics.state_dict().values()]
+
+
+@pytest.mark.parametrize("through_store", [True, False])
+def test_resuming_equals_the_uninterrupted_run_bit_for_bit_and_copies_no_row(
+    tmp_path: Path, make_rows: Any, through_store: bool
+) -> None:
+    torch.manual_seed(1)
+    training = make_training(tmp_path / "memory")
+    interface = Kept(training.memory, make_rows)
+    for _ in range(2):
+        training.run_epoch(interface)
+    CheckpointStore(tmp_path / "store").save(training, wait=True)
+    training.save(tmp_path / "alone")
+    assert list(tmp_path.glob("*/**/rows-*")) == []
+    shutil.copytree(tmp_path / "memory", tmp_path / "copy")
+    number = interface.number
+    expected = [row for _ in range(2) for row in training.run_epoch(interface)]
+
+    torch.manual_seed(99)
+    if through_store:
+        restored = CheckpointStore(tmp_path / "store").restore(lambda: make_training(tmp_path / "copy"))
+        assert restored is not None
+    else:
+        restored = make_training(tmp_path / "copy")
+        restored.load(tmp_path / "alone")
+    interface = Kept(restored.memory, make_rows)
+    interface.number = interface.acknowledged = number
+    rows = [row for _ in range(2) for row in restored.run_epoch(interface)]
+    assert all(torch.equal(a, b) for a, b in zip(weights(training), weights(restored), strict=True))
+    for a, b in zip(expected, rows, strict=True):
+        assert [a[name] for name in ("loss_critic", "samples_received", "memory_len")] == [
+            b[name] for name in ("loss_critic", "samples_received", "memory_len")
+        ]
+
+
+def test_the_log_wins_over_an_older_checkpoint(tmp_path: Path, make_rows: Any) -> None:
+    training = make_training(tmp_path / "memory")
+    interface = Kept(training.memory, make_rows)
+    training.run_epoch(interface)
+    store = CheckpointStore(tmp_path / "store")
+    training.delivery["marks"] = {STREAM: (interface.acknowledged, 0), b"o" * 16: (3, 4)}
+    store.save(training, wait=True)
+    saved = weights(training)[0].clone()
+    training.run_epoch(interface)  # not saved
+    expected = steps(training.memory)
+    training.memory.close()
+    restored = CheckpointStore(tmp_path / "store").restore(lambda: make_training(tmp_path / "memory"))
+    assert restored is not None
+    assert restored.epoch == 1
+    assert torch.equal(weights(restored)[0], saved)
+    assert steps(restored.memory) == expected
+    assert restored.total_samples == 4 * interface.acknowledged
+    assert restored.delivery["marks"] == {
+        STREAM: (interface.acknowledged, 4 * interface.acknowledged),
+        b"o" * 16: (3, 4),
+    }
+    restored.run_epoch(LocalInterface())
+
+
+def test_without_a_checkpoint_the_marks_come_from_the_log(tmp_path: Path, make_rows: Any) -> None:
+    training = make_training(tmp_path)
+    training.update_buffer(Kept(training.memory, make_rows))
+    training.memory.close()
+    again = make_training(tmp_path)
+    assert again.delivery["marks"] == {STREAM: (1, 4)}
+    assert again.total_samples == 4
+
+
+def test_a_memory_that_lacks_what_the_checkpoint_knew_says_so(
+    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = make_training(tmp_path / "memory")
+    training.memory.append_chunk(make_rows(1, 0, 0, 30))
+    training.save(tmp_path / "c")
+    training.memory.close()
+    shutil.rmtree(tmp_path / "memory")
+    other = make_training(tmp_path / "memory")
+    other.load(tmp_path / "c")
+    assert "holds 0 transitions of all that were ever written, the checkpoint knew of 29" in caplog.text
+    assert len(other.memory) == 0
+    assert other.memory.append_chunk(make_rows(1, 0, 0, 5)) == 4
+
+
+def test_a_run_in_ram_goes_on_on_disk_but_not_the_other_way(tmp_path: Path, make_rows: Any) -> None:
+    torch.manual_seed(0)
+    training = make_training(tmp_path / "memory", "ram")
+    for i in range(30):
+        training.memory.append_chunk(make_rows(1, i // 10, i % 10 * 3, 3))
+    training.delivery["marks"] = {STREAM: (7, 8)}
+    training.memory.sample()
+    training.save(tmp_path / "ram")
+    moved = make_training(tmp_path / "memory")
+    moved.load(tmp_path / "ram")
+    for _ in range(40):
+        a, b = training.memory.sample(), moved.memory.sample()
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert moved.delivery["marks"] == {STREAM: (7, 8)}
+    expected = steps(training.memory)
+    moved.memory.close()
+    memory = make(tmp_path / "memory", memory_size=60)
+    assert steps(memory) == expected
+    memory.close()
+    moved = make_training(tmp_path / "memory")
+    moved.save(tmp_path / "disk")
+    with pytest.raises(CheckpointError, match=r"memory\.storage: disk"):
+        make_training(tmp_path / "memory", "ram").load(tmp_path / "disk")
+
+
+# --- what is written down with messages -------------------------------------------------------------------------------
+
+
+def test_marks_gaps_and_refusals_are_written_before_they_are_acknowledged(tmp_path: Path) -> None:
+    training = make_training(tmp_path)
+    training.total_samples = 5
+    link = TrainerLink(LinkSettings(host="127.0.0.1", port=1, transport="local"), name="t", run="r", incarnation=4)
+    receiver = link._trainer.receiver(STREAM)
+    log = DeliveryLog(training, link)
+    received = []
+    # Number, samples, and the position that the worker gave it: it dropped message 1, with 10 samples.
+    for number, samples, position in ((0, 2, 0), (2, 3, 12)):
+        receiver.next_number = number + 1
+        receiver._position = position + samples
+        receiver._uncommitted.append((number, position + samples))
+        received.append(Received(STREAM, number, samples, memoryview(b""), 100))
+    log.keep(received)
+    assert link.marks[STREAM] == Mark(0, 0), "nothing is acknowledged yet"
+    training.memory.close()
+    again = make_training(tmp_path)
+    assert again.delivery == {
+        "incarnation": 4,
+        "counter": 0,
+        "marks": {STREAM: (3, 15)},
+        "gap_messages": 1,
+        "gap_samples": 10,
+    }
+    assert again.total_samples == 5

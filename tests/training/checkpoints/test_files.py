@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.training.checkpoints.files import (
+    parse_safetensors,
+    read_file,
+    read_manifest,
+    safetensors_parts,
+    write_file,
+    write_manifest,
+)
+
+ARRAYS: dict[str, Any] = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "scalar": np.array(3, np.int64),
+    "flags": np.array([True, False]),
+    "empty": np.zeros((0, 4), np.uint8),
+}
+
+
+def test_arrays_are_a_safetensors_file_that_others_read(tmp_path: Path) -> None:
+    write_file(tmp_path / "x", safetensors_parts(ARRAYS))
+    found = safetensors.numpy.load_file(tmp_path / "x")
+    assert found.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert found[name].dtype == array.dtype
+        assert np.array_equal(found[name], array)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    facts = write_file(tmp_path / "x", safetensors_parts(ARRAYS))
+    found = parse_safetensors(read_file(tmp_path / "x", facts), tmp_path / "x")
+    assert all(
+        np.array_equal(found[name], array) and found[name].shape == array.shape for name, array in ARRAYS.items()
+    )
+
+
+def test_a_file_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> None:
+    facts = write_file(tmp_path / "x", [b"hello"])
+    for content, said in ((b"hell", "4 of 5 bytes"), (b"hellO", "checksum")):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(CheckpointError, match=said):
+            read_file(tmp_path / "x", facts)
+    (tmp_path / "x").unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_file(tmp_path / "x", facts)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x05\0\0\0\0\0\0\0hello", b"\x02\0\0\0\0\0\0\0[]"])
+def test_bytes_that_are_no_arrays_are_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="manifest says"):
+        parse_safetensors(data, Path("x"))
+
+
+def test_arrays_of_other_kinds_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="complex"):
+        safetensors_parts({"c": np.zeros(2, np.complex64)})
+
+
+def test_a_manifest_of_a_newer_format_is_named(tmp_path: Path) -> None:
+    write_manifest(tmp_path, {"format": 99})
+    with pytest.raises(CheckpointError, match="format 99"):
+        read_manifest(tmp_path)

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from tmrl_core import training as public
+from tmrl_core.errors import CheckpointError
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.agents.ppo import PPOAgent
+from tmrl_core.training.agents.sac import SacAgent
+from tmrl_core.training.checkpointable import type_name, type_version
+from tmrl_core.training.checkpoints.files import read_manifest, write_file, write_manifest
+from tmrl_core.training.checkpoints.state import capture
+from tmrl_core.training.checkpoints.type_ids import FORMER_NAMES
+from tmrl_core.training.loops.lockstep import TrainingLockstep
+from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.memories.memory import EpisodeStatistics, GenericTorchMemory
+from tmrl_core.training.memories.replay import ReplayMemory
+
+SPACES = (gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+
+AGENT = """
+from tmrl_core.training.agents.sac import SacAgent
+
+class Mine(SacAgent):
+    {body}
+"""
+
+LOOP = (
+    "epoch round step total_updates total_samples samples_stale updates_skipped best_return elapsed_s delivery memory "
+    "agent limiter"
+)
+ENTROPY = "target_critics log_alpha optimizer_actor optimizer_critic optimizer_alpha"
+OFF_POLICY = "gamma polyak model updates_asked"
+SAC = f"{OFF_POLICY} learn_entropy_coef target_entropy {ENTROPY}"
+STATISTICS = "stat_test_return stat_train_return stat_test_steps stat_train_steps"
+REPLAY = (
+    "memory_size storage layout written oldest generator block next_block statistics tails steps priorities version "
+    "drawn"
+)
+STATES = {
+    "discrete_sac": (1, f"{OFF_POLICY} first_action {ENTROPY}"),
+    "dqn": (
+        1,
+        f"{OFF_POLICY} target_interval double epsilon_initial epsilon_final epsilon_updates max_grad_norm updates "
+        "target_network optimizer",
+    ),
+    "frame_stack_replay": (1, f"{REPLAY} frame_stack shape leaves frames"),
+    "generic_torch_memory": (1, f"{STATISTICS} data generator first_number transitions previous last_rows"),
+    "lockstep": (1, f"{LOOP} rounds_done redistributed"),
+    "offline": (1, LOOP),
+    "ppo": (
+        1,
+        "device gamma gae_lambda lr lr_final lr_rounds update_epochs minibatch_size clip_ratio value_clip value_coef "
+        "entropy_coef max_grad_norm target_kl normalize_advantages rounds model observations returns _last_sums "
+        "optimizer generator",
+    ),
+    "redq": (1, f"{SAC} m q_updates_per_policy_update updates"),
+    "replay": (1, REPLAY),
+    "round": (1, STATISTICS),
+    "sac": (1, SAC),
+    "samples_per_insert": (1, "made band seen"),
+    "td3": (
+        1,
+        f"{OFF_POLICY} policy_delay target_noise target_noise_clip exploration_noise updates target_actor "
+        "target_critics optimizer_actor optimizer_critic",
+    ),
+    "torch_offline": (1, LOOP),
+}
+"""Version and names of the state of each type.
+
+Another name: declare it in `renamed`, or read both in `load_state_dict`, and raise the version, so that checkpoints of
+this version stay readable and releases before refuse new ones.
+"""
+
+
+def make(
+    agent_cls: Any = SacAgent, memory_cls: Any = ReplayMemory, loop: Any = TrainingOffline, actions: Any = SPACES[1]
+) -> TrainingOffline:
+    made: TrainingOffline = loop(
+        (SPACES[0], actions), partial(memory_cls, memory_size=20), partial(agent_cls, hidden_sizes=(4,)), device="cpu"
+    )
+    return made
+
+
+def make_lockstep() -> TrainingLockstep:
+    return TrainingLockstep(
+        SPACES, training_agent_cls=partial(PPOAgent, hidden_sizes=(4,)), steps_per_round=8, device="cpu"
+    )
+
+
+@pytest.fixture
+def agent_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., type[SacAgent]]]:
+    """Make an agent's class in a module of its own."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = []
+
+    def define(module: str, body: str) -> type[SacAgent]:
+        (tmp_path / f"{module}.py").write_text(AGENT.format(body=body), encoding="utf-8")
+        made.append(module)
+        found: type[SacAgent] = importlib.import_module(module).Mine
+        return found
+
+    yield define
+    for module in made:
+        del sys.modules[module]
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None], **body: Any) -> None:
+    """Change each typed node of a checkpoint, and keys of its manifest."""
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict) and "class" in node:
+            change(node)
+        for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(item)
+
+    manifest = read_manifest(folder)
+    tree = json.loads((folder / "state.json").read_bytes())
+    walk(tree)
+    manifest["files"]["state.json"] = write_file(folder / "state.json", [json.dumps(tree).encode()])
+    write_manifest(folder, {**manifest, **body})
+
+
+def test_each_class_that_a_checkpoint_names_has_an_id_of_its_own() -> None:
+    classes = {getattr(public, name) for name in public.__all__}
+    kept = [
+        kind
+        for kind in classes
+        if issubclass(kind, (TrainingAgent, EpisodeStatistics, TrainingOffline)) and not inspect.isabstract(kind)
+    ]
+    ids = [type_name(kind) for kind in kept]
+    assert len(kept) >= 13
+    assert [name for name in ids if ":" in name or "." in name] == []
+    assert len(set(ids)) == len(ids)
+    assert set(FORMER_NAMES.values()) <= set(ids) <= set(STATES)
+    assert [kind for kind in kept if "type_version" not in vars(kind)] == []
+
+
+def test_a_state_has_the_names_of_its_version() -> None:
+    found = {}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict) and "class" in node and ":" not in node["class"]:
+            state = node["v"] if node["t"] == "owner" else dict(node["v"]["v"])
+            names = sorted(name for name, value in state.items() if value != {"t": "constant"})
+            found[node["class"]] = (node["version"], names)
+        for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(item)
+
+    choices = gym.spaces.Discrete(3)
+    for training in (
+        *(make(agent_cls) for agent_cls in (SacAgent, public.REDQSACAgent, public.TD3Agent)),
+        *(make(agent_cls, actions=choices) for agent_cls in (public.DQNAgent, public.DiscreteSacAgent)),
+        make(memory_cls=public.FrameStackMemory),
+        make(memory_cls=GenericTorchMemory, loop=public.TorchTrainingOffline),
+        make_lockstep(),
+    ):
+        walk(capture(training).tree)
+    assert found == {name: (version, sorted(names.split())) for name, (version, names) in STATES.items()}
+
+
+def test_a_derived_class_is_a_type_of_its_own_and_extends_the_same_state() -> None:
+    class Derived(SacAgent):
+        pass
+
+    assert type_name(Derived).endswith(
+        "test_type_ids:test_a_derived_class_is_a_type_of_its_own_and_extends_the_same_state.<locals>.Derived"
+    )
+    assert type_version(Derived) == type_version(SacAgent)
+    assert type_version(dict) == 1
+
+
+def test_a_checkpoint_loads_after_its_class_has_moved(tmp_path: Path, agent_in: Callable[..., type[SacAgent]]) -> None:
+    saved = make(agent_in("before", "type_id = 'acme/mine'"))
+    saved.total_updates = 7
+    saved.save(tmp_path / "saved")
+    moved = make(agent_in("after", "type_id = 'acme/mine'"))
+    moved.load(tmp_path / "saved")
+    assert moved.total_updates == 7
+    for one, other in zip(saved.agent.model.parameters(), moved.agent.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_class_without_an_id_is_named_by_its_place(tmp_path: Path, agent_in: Callable[..., type[SacAgent]]) -> None:
+    mine = agent_in("before", "pass")
+    make(mine).save(tmp_path / "saved")
+    make(mine).load(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=r"agent was of type before:Mine and is of type after:Mine$"):
+        make(agent_in("after", "pass")).load(tmp_path / "saved")
+
+
+def test_a_state_of_a_newer_version_is_refused(tmp_path: Path, agent_in: Callable[..., type[SacAgent]]) -> None:
+    make(agent_in("newer", "type_id, type_version = 'acme/mine', 3")).save(tmp_path / "saved")
+    older = agent_in("older", "type_id, type_version = 'acme/mine', 2")
+    with pytest.raises(CheckpointError, match=r"agent was saved as version 3 of acme/mine; .* versions up to 2\."):
+        make(older).load(tmp_path / "saved")
+    make(older).save(tmp_path / "older")
+    make(agent_in("newest", "type_id, type_version = 'acme/mine', 4")).load(tmp_path / "older")
+
+
+def test_an_attribute_may_be_renamed(tmp_path: Path, agent_in: Callable[..., type[SacAgent]]) -> None:
+    saved = make(agent_in("before", "type_id = 'acme/mine'"))
+    saved.agent.before = torch.ones(2)
+    saved.agent.alias = saved.agent.before
+    saved.save(tmp_path / "saved")
+    loaded = make(agent_in("after", "type_id = 'acme/mine'; renamed = {'before': 'now'}"))
+    now = loaded.agent.now = torch.zeros(2)
+    loaded.load(tmp_path / "saved")
+    assert loaded.agent.now is loaded.agent.alias is now
+    assert now.tolist() == [1, 1]
+    assert not hasattr(loaded.agent, "before")
+
+
+@pytest.mark.parametrize(
+    "make_training", [make, partial(make, memory_cls=GenericTorchMemory), make_lockstep], ids=["replay", "one", "round"]
+)
+def test_format_2_named_classes_by_their_places(
+    tmp_path: Path, make_rows: Any, make_training: Callable[[], TrainingOffline]
+) -> None:
+    former = {type_id: name for name, type_id in FORMER_NAMES.items()}
+
+    def downgrade(node: dict[str, Any]) -> None:
+        node["class"] = former.get(node["class"], node["class"].replace(":", "."))
+        node.pop("version", None)
+
+    saved = make_training()
+    saved.total_updates = 7
+    if isinstance(saved.memory, ReplayMemory):
+        saved.memory.append_chunk(make_rows(1, 0, 0, 9))
+    saved.save(tmp_path / "saved")
+    rewrite(tmp_path / "saved", downgrade, format=2, rows=read_manifest(tmp_path / "saved")["rows"].get("memory"))
+    loaded = make_training()
+    loaded.load(tmp_path / "saved")
+    assert loaded.total_updates == 7
+    if isinstance(loaded.memory, ReplayMemory):
+        assert len(loaded.memory) == 8
+    for one, other in zip(saved.agent.model.parameters(), loaded.agent.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("unknown", [1, 4, "3", None])
+def test_another_format_is_refused_with_those_that_are_read(tmp_path: Path, unknown: Any) -> None:
+    make().save(tmp_path / "saved")
+    rewrite(tmp_path / "saved", lambda node: None, format=unknown)
+    with pytest.raises(CheckpointError, match=r"this release reads formats 2 to 3\. Use the release that wrote it"):
+        make().load(tmp_path / "saved")
+
+
+def test_nothing_is_imported_because_a_checkpoint_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    make().save(tmp_path / "saved")
+    rewrite(tmp_path / "saved", lambda node: node.update({"class": "trap:Agent"}))
+    with pytest.raises(CheckpointError, match="the training object was of type trap:Agent"):
+        make().load(tmp_path / "saved")
+    assert "trap" not in sys.modules

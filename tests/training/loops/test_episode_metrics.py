@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.training import ReplayMemory, TrainingOffline
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.loops.episode_metrics import info_means
+
+SPACES = (spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
+
+
+class Idle(TrainingAgent):
+    def train(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+    def get_actor(self) -> Any:
+        return None
+
+
+class Playing(LocalInterface):
+    """Brings one training episode at a time, and two that do not count."""
+
+    def __init__(self, make_rows: Any) -> None:
+        super().__init__()
+        self.make_rows = make_rows
+        self.played = 0
+
+    def retrieve_buffer(self) -> Buffer:
+        buffer = Buffer(maxlen=None)
+        metrics = {"is_success": float(self.played >= 100), "cost": float(self.played)}
+        records = [
+            EpisodeRecord("", 0.0, 1, "train", "truncated", metrics=metrics),
+            EpisodeRecord("", 0.0, 1, "test", "truncated", metrics={"cost": 1e9}),
+            EpisodeRecord("", 0.0, 1, "train", "aborted", metrics={"cost": 1e9}),
+        ]
+        buffer.extend([self.make_rows(1, self.played, 0, 3, end="truncated")], records)
+        self.played += 1
+        return buffer
+
+
+def test_rows_have_the_means_over_the_latest_hundred_training_episodes(make_rows: Any) -> None:
+    training = TrainingOffline(
+        SPACES,
+        lambda nb_steps, device: ReplayMemory(memory_size=100, nb_steps=nb_steps, batch_size=2),
+        Idle,
+        epochs=1,
+        rounds=2,
+        steps=80,
+        update_buffer_interval=1,
+        device="cpu",
+    )
+    interface = Playing(make_rows)
+    first, second = training.run_epoch(interface)
+    assert first["success_rate"] == 0.0
+    # Of the latest hundred, those from number 100 on have reached the goal.
+    assert second["success_rate"] == pytest.approx((interface.played - 100) / 100)
+    assert second["rollout/info/cost"] == pytest.approx(interface.played - 50.5)
+
+
+def test_names_are_bounded_whatever_workers_send() -> None:
+    episodes = [{f"key{number}": 1.0} for number in range(500)]
+    assert len(info_means("eval", episodes)) == 32
+    assert info_means("eval", [{"is_success": 1.0}, {"is_success": 0.0}, {}]) == {"eval/success_rate": 0.5}
+    assert info_means("rollout", []) == {}
+
+
+def test_metrics_that_a_worker_makes_up_do_not_take_the_place_of_successes() -> None:
+    made_up = {f"made_up_{number}": 1.0 for number in range(32)}
+    means = info_means("rollout", [made_up, {"is_success": 1.0}, {"is_success": 0.0}])
+    assert means["rollout/success_rate"] == 0.5
+    assert len(means) == 33

@@ -1,0 +1,327 @@
+"""Rounds with a clock of the test's own, and a seeded crowd of workers that are slow, die, lose samples and return."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tmrl_core.networking.protocol.messages import Collect
+from tmrl_core.samples import Chunk, Segment
+from tmrl_core.training.loops.lockstep_round import LastRows, Round
+
+A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
+HERE = [(B, "b"), (A, "a")]
+
+Rows = Callable[..., Chunk]
+
+
+def never(stream: bytes, what: Collect) -> bool:
+    return False
+
+
+def make(amount: int = 10, **kwargs: Any) -> Round:
+    return Round(4, (1, 7), **{"amount": amount, "grace_s": 5.0, **kwargs})
+
+
+def take(round_: Round, rows: LastRows, chunk: Chunk, now: float = 0.0) -> None:
+    round_.take(rows.join(chunk), now)
+
+
+def versions(round_: Round) -> set[tuple[int, int]]:
+    return {segment.version for piece in round_.pieces for segment in piece.chunk.segments}
+
+
+def steps(round_: Round) -> int:
+    return sum(sum(piece.follows) for piece in round_.pieces)
+
+
+def test_the_amount_is_cut_into_shares_by_name() -> None:
+    round_ = make(11)
+    assert round_.poll([], 0.0, never) == []
+    asked = dict(round_.poll(HERE, 0.0, never))
+    assert {stream: (what.steps, what.version, what.round) for stream, what in asked.items()} == {
+        A: (6, (1, 7), 4),
+        B: (5, (1, 7), 4),
+    }
+    assert round_.poll([*HERE, (C, "c")], 1.0, never) == []  # who joins waits for the next round
+
+
+def test_a_round_of_fewer_steps_than_workers_asks_no_one_for_nothing() -> None:
+    round_ = make(1)
+    assert [stream for stream, _ in round_.poll(HERE, 0.0, never)] == [A]
+
+
+def test_what_counts_is_of_the_version_and_within_the_share_and_no_reset(make_rows: Rows) -> None:
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 6)))  # late: a reset and two steps
+    take(round_, rows, make_rows(1, 0, 3, 4, version=(1, 7)))  # four steps that follow them
+    take(round_, rows, make_rows(1, 1, 0, 4, version=(1, 7)))  # a reset, a step, and two too many
+    take(round_, rows, make_rows(3, 0, 0, 4, version=(1, 7)))  # of somebody who was not asked
+    assert (round_.late, round_.surplus, round_.brought) == (3, 2 + 4, 5)
+    assert not round_.complete
+    take(round_, rows, make_rows(2, 0, 0, 6, version=(1, 7)))
+    complete: bool = round_.complete
+    assert complete
+    assert versions(round_) == {(1, 7)}
+    assert steps(round_) == 10
+
+
+def test_the_order_is_by_name_and_not_by_arrival(make_rows: Rows) -> None:
+    orders = []
+    for streams in ((1, 2), (2, 1)):
+        round_, rows = make(10), LastRows()
+        round_.poll(HERE, 0.0, never)
+        for stream in streams:
+            take(round_, rows, make_rows(stream, 0, 0, 6, version=(1, 7)))
+        orders.append([piece.chunk.stream for piece in round_.pieces])
+    assert orders == [[A, B]] * 2
+
+
+def test_a_step_after_a_gap_is_none(make_rows: Rows) -> None:
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7)))
+    take(round_, rows, make_rows(1, 0, 5, 2, version=(1, 7)))
+    assert round_.brought == 2 + 1
+
+
+def test_a_worker_that_says_it_is_done_too_early_collects_what_was_lost(make_rows: Rows) -> None:
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7)))
+    said = Collect(4, (1, 7), 5).done
+
+    def says(stream: bytes, what: Collect) -> bool:
+        return stream == A and what.done == said
+
+    assert round_.poll(HERE, 0.1, says) == [(A, Collect(4, (1, 7), 8))]
+    assert round_.poll(HERE, 0.2, says) == []
+    assert round_.repeated == 3
+    take(round_, rows, make_rows(1, 0, 3, 9, version=(1, 7)))
+    assert round_.brought == 5
+    assert round_.surplus == 6
+
+
+def test_the_rest_of_a_worker_that_has_gone_is_given_to_the_others(make_rows: Rows) -> None:
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7)), 1.0)
+    take(round_, rows, make_rows(2, 0, 0, 3, version=(1, 7)), 4.0)
+    assert round_.poll(HERE[:1], 5.9, never) == []
+    assert round_.poll(HERE[:1], 6.0, never) == [(A, Collect(4, (1, 7), 2)), (B, Collect(4, (1, 7), 8))]
+    assert (round_.redistributed, round_.stragglers) == (3, ["a"])
+    take(round_, rows, make_rows(1, 0, 3, 5, version=(1, 7)), 6.5)  # it was only away
+    assert round_.surplus == 5
+    take(round_, rows, make_rows(2, 0, 3, 6, version=(1, 7)), 7.0)
+    assert round_.complete
+    assert steps(round_) == 10
+
+
+def test_a_straggler_has_so_long_from_the_first_that_is_done(make_rows: Rows) -> None:
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(2, 0, 0, 6, version=(1, 7)), 3.0)
+    for second in range(4, 8):
+        take(round_, rows, make_rows(1, 0, second - 4, 1, version=(1, 7)), float(second))
+        assert round_.poll(HERE, float(second), never) == []
+    assert round_.poll(HERE, 8.0, never) == [(A, Collect(4, (1, 7), 3)), (B, Collect(4, (1, 7), 7))]
+    # It does not go back and forth.
+    assert round_.poll(HERE, 8.1, never) == []
+
+
+def test_one_worker_alone_may_take_as_long_as_it_likes(make_rows: Rows) -> None:
+    round_ = make(10)
+    round_.poll(HERE[:1], 0.0, never)
+    assert round_.poll(HERE[:1], 1e6, never) == []
+
+
+def test_a_worker_started_anew_gets_the_rest_when_nobody_else_is_there(make_rows: Rows) -> None:
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE[:1], 0.0, never)
+    take(round_, rows, make_rows(2, 0, 0, 4, version=(1, 7)), 1.0)
+    assert round_.poll([(C, "c")], 5.0, never) == []
+    assert round_.poll([(C, "c")], 6.0, never) == [(B, Collect(4, (1, 7), 3)), (C, Collect(4, (1, 7), 7))]
+    take(round_, rows, make_rows(3, 0, 0, 8, version=(1, 7)), 7.0)
+    assert round_.complete
+
+
+def test_who_lost_a_share_gets_none_until_it_has_sent_something(make_rows: Rows) -> None:
+    suspended: set[bytes] = set()
+    rows = LastRows()
+    first = make(10, suspended=suspended)
+    first.poll(HERE, 0.0, never)
+    take(first, rows, make_rows(2, 0, 0, 6, version=(1, 7)), 0.0)
+    first.poll(HERE, 5.0, never)
+    assert suspended == {A}
+    second = make(10, suspended=suspended)
+    assert [stream for stream, _ in second.poll(HERE, 6.0, never)] == [B]
+    take(second, rows, make_rows(1, 0, 0, 2, version=(1, 6)), 6.0)
+    assert suspended == set()
+    # With nobody else it is asked all the same.
+    assert [stream for stream, _ in make(3, suspended={A}).poll(HERE[1:], 0.0, never)] == [A]
+
+
+def test_whole_episodes_are_counted_by_their_ends(make_rows: Rows) -> None:
+    round_, rows = make(3, episodes=True), LastRows()
+    asked = dict(round_.poll(HERE, 0.0, never))
+    assert (asked[A].episodes, asked[A].steps, asked[B].episodes) == (2, None, 1)
+    for episode in range(3):
+        take(round_, rows, make_rows(1, episode, 0, 4, version=(1, 7), end="terminated"))
+    take(round_, rows, make_rows(2, 0, 0, 6, version=(1, 7), end="truncated"))
+    assert round_.complete
+    assert steps(round_) == 2 * 3 + 5
+    assert round_.surplus == 4
+
+
+def test_the_last_row_of_a_stream_keeps_no_chunk_alive(make_rows: Rows) -> None:
+    rows = LastRows()
+    first = make_rows(1, 0, 0, 5)
+    rows.join(first)
+    piece = rows.join(make_rows(1, 0, 5, 2))
+    assert piece.follows == [True, True]
+    assert piece.before is not None
+    kept: Any = piece.before.observation
+    sent: Any = first.observation
+    assert kept.tolist() == sent[-1:].tolist()
+    assert kept.base is None
+
+
+def test_a_round_has_something_in_it() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        make(0)
+
+
+class Crowd:
+    """Workers that do what they are asked, seeded: at their own speeds; now and then they die, return, lose samples."""
+
+    def __init__(self, seed: int, make_rows: Rows) -> None:
+        self.random = random.Random(seed)
+        self.make_rows = make_rows
+        self.now = 0.0
+        self.workers: dict[int, dict[str, Any]] = {}
+        self.number = 0
+        self.episodes = self.random.random() < 0.3
+        self.rows = LastRows()
+        for _ in range(self.random.randint(1, 4)):
+            self.join()
+
+    def join(self) -> None:
+        self.number += 1
+        self.workers[self.number] = {
+            "speed": self.random.choice([1, 3, 10]), "asked": None, "done": 0, "lost": False,
+            "episode": 0, "step": 0, "left": 1, "stuck": 0.0, "here": True,
+        }  # fmt: skip
+
+    @property
+    def present(self) -> list[tuple[bytes, str]]:
+        return [(bytes([number]) * 16, f"w{number}") for number, worker in self.workers.items() if worker["here"]]
+
+    def says_done(self, stream: bytes, what: Collect) -> bool:
+        worker = self.workers[stream[0]]
+        return bool(worker["asked"] == what and worker["done"] >= what.amount)
+
+    def ask(self, stream: bytes, what: Collect) -> None:
+        worker = self.workers[stream[0]]
+        before = worker["asked"]
+        if before is None or (before.round, before.version) != (what.round, what.version):
+            worker["done"] = 0
+            if self.episodes:
+                worker["step"] = 0
+        worker["asked"] = what
+
+    def row(self, number: int, worker: dict[str, Any]) -> Chunk:
+        if worker["step"] == 0:
+            worker["episode"] += 1
+            worker["left"] = self.random.randint(1, 6)
+        ends = worker["step"] == worker["left"]
+        chunk = self.make_rows(
+            number, worker["episode"], worker["step"], 1, version=worker["asked"].version,
+            end=self.random.choice(["terminated", "truncated"]) if ends else None,
+        )  # fmt: skip
+        worker["done"] += ends if self.episodes else worker["step"] > 0
+        worker["step"] = 0 if ends else worker["step"] + 1
+        return chunk
+
+    def tick(self, round_: Round) -> None:
+        self.now += 1.0
+        for number, worker in list(self.workers.items()):
+            if self.random.random() < 0.01:
+                worker["here"] = False
+            if worker["stuck"] < self.now and self.random.random() < 0.01:
+                worker["stuck"] = self.now + self.random.choice([3, 30])
+            if not worker["here"]:
+                if self.random.random() < 0.05:
+                    self.workers[number]["here"] = True
+                continue
+            if worker["stuck"] >= self.now:
+                continue
+            for _ in range(worker["speed"]):
+                asked = worker["asked"]
+                if asked is None or worker["done"] >= asked.amount:
+                    break
+                chunk = self.row(number, worker)
+                if self.random.random() > 0.02:  # else it is lost on its way
+                    round_.take(self.rows.join(chunk), self.now)
+        if not any(worker["here"] for worker in self.workers.values()) or self.random.random() < 0.005:
+            self.join()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: int, make_rows: Rows) -> None:
+    crowd = Crowd(seed, make_rows)
+    suspended: set[bytes] = set()
+    for number in range(1, 6):
+        amount = crowd.random.randint(1, 60)
+        round_ = Round(
+            number, (1, number), amount=amount, episodes=crowd.episodes, grace_s=6.0, suspended=suspended
+        )  # fmt: skip
+        began = crowd.now
+        while not round_.complete:
+            for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done):
+                crowd.ask(stream, what)
+            crowd.tick(round_)
+            assert crowd.now - began < 3000, "the round stands still"
+        assert versions(round_) == {(1, number)}
+        if crowd.episodes:
+            ends = sum(
+                int(((piece.chunk.terminated | piece.chunk.truncated) & piece.follows).sum()) for piece in round_.pieces
+            )
+            assert ends == amount
+        else:
+            assert steps(round_) == amount
+        seen = [
+            (piece.chunk.stream, int(episode), int(step))
+            for piece in round_.pieces
+            for episode, step in zip(piece.chunk.episode, piece.chunk.step, strict=True)
+        ]
+        assert len(seen) == len(set(seen))
+
+
+def test_segments_of_several_versions_in_one_chunk_are_told_apart(make_rows: Rows) -> None:
+    chunk = make_rows(1, 0, 0, 6)
+    chunk.segments = (Segment(2, 0, 0, 1, 6), Segment(3, 0, 2, 1, 7), Segment(1, 0, 5, 1, 8))
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, chunk)
+    assert (round_.brought, round_.late) == (3, 3)
+    assert [piece.before is not None for piece in round_.pieces] == [True]
+
+
+def test_an_episode_of_which_no_transition_has_come_is_collected_again(make_rows: Rows) -> None:
+    round_, rows = make(2, episodes=True), LastRows()
+    round_.poll(HERE, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 7, 1, version=(1, 7), end="terminated"))  # the rest was lost
+    take(round_, rows, make_rows(2, 0, 0, 1, version=(1, 7), end="truncated"))  # a reset that ends at once
+    assert (round_.brought, round_.complete) == (0, False)
+    said = Collect(4, (1, 7), episodes=1).done
+    asked = dict(round_.poll(HERE, 0.1, lambda stream, what: what.done == said))
+    assert asked == {stream: Collect(4, (1, 7), episodes=2) for stream in (A, B)}
+    for stream in (1, 2):
+        take(round_, rows, make_rows(stream, 1, 0, 2, version=(1, 7), end="terminated"))
+    complete: bool = round_.complete
+    assert complete
+    assert sum(sum(piece.follows) for piece in round_.pieces) == 2

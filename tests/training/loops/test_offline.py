@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from tmrl_core.errors import StarvedError
+from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.training import ReplayMemory, TorchTrainingOffline
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.loops.offline import TrainingOffline
+
+SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+
+
+class Listener(TrainingAgent):
+    """An agent that only counts."""
+
+    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
+        super().__init__(observation_space, action_space, device)
+        self.updates = 0
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        self.updates += 1
+        return {"loss_actor": float(self.updates)}
+
+    def get_actor(self) -> int:
+        return self.updates
+
+
+class Fed(LocalInterface):
+    """Hands over `rows` rows of a new episode each time that it is asked, and notes when it was."""
+
+    def __init__(self, make_rows: Any, rows: int, version: tuple[int, int] = (1, 0)) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+        self.waiting = threading.Event()
+        self.published: list[int] = []
+        self.reports: list[Progress] = []
+        self.agent: Any = None
+        self._make_rows = make_rows
+        self._rows = rows
+        self._row_version = version
+
+    def retrieve_buffer(self) -> Buffer:
+        if self._rows:
+            self.put_rows(self._make_rows(1, len(self.asked), 0, self._rows, version=self._row_version))
+        self.asked.append(self.agent.updates)
+        return super().retrieve_buffer()
+
+    def put_rows(self, chunk: Chunk) -> None:
+        buffer = Buffer(maxlen=None)
+        buffer.extend([chunk])
+        self.put(buffer)
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waiting.set()
+        return super().wait(timeout_s)
+
+    def broadcast_model(self, actor: Any) -> tuple[int, int]:
+        self.published.append(actor)
+        return super().broadcast_model(actor)
+
+    def report(self, progress: Progress) -> None:
+        self.reports.append(progress)
+        super().report(progress)
+
+
+def make(interface: Fed | None = None, cls: Any = TrainingOffline, **settings: Any) -> TrainingOffline:
+    def memory(nb_steps: int, device: Any) -> ReplayMemory:
+        return ReplayMemory(device, nb_steps, memory_size=10_000, batch_size=4)
+
+    defaults: dict[str, Any] = {"epochs": 2, "rounds": 3, "steps": 10, "max_training_steps_per_env_step": 1e9}
+    training = cls(SPACES, memory, Listener, **{**defaults, **settings})
+    if interface is not None:
+        interface.agent = training.agent
+    assert isinstance(training, TrainingOffline)
+    return training
+
+
+def test_an_epoch_is_rounds_of_steps_and_gives_a_row_each(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface)
+    rows = training.run_epoch(interface)
+    assert training.agent.updates == training.total_updates == 30
+    assert (training.epoch, len(rows), interface.rows) == (1, 3, rows)
+    assert [row["loss_actor"] for row in rows] == [5.5, 15.5, 25.5]
+    assert {
+        "memory_len",
+        "round_time",
+        "idle_time",
+        "return_test",
+        "return_train",
+        "episode_length_test",
+        "episode_length_train",
+        "sampling_duration",
+        "training_step_duration",
+    } <= rows[0].keys()
+    assert all(isinstance(value, (int, float)) for value in rows[0].values())
+    training.run_epoch(interface)
+    assert training.finished
+
+
+@pytest.mark.parametrize(("fixed", "used"), [(3, {3}), (None, {1})])
+def test_a_loop_sets_its_threads_for_updates_only(make_rows: Any, fixed: int | None, used: set[int]) -> None:
+    import torch
+
+    seen = set()
+
+    class Counting(Listener):
+        def train(self, batch: Any) -> dict[str, Any]:
+            seen.add(torch.get_num_threads())
+            return super().train(batch)
+
+    interface = Fed(make_rows, 5)
+    torch.set_num_threads(2)
+    try:
+        training = TrainingOffline(
+            SPACES,
+            lambda nb_steps, device: ReplayMemory(device, nb_steps, memory_size=100, batch_size=4),
+            Counting, rounds=1, steps=10, max_training_steps_per_env_step=1e9, threads=fixed,
+        )  # fmt: skip
+        interface.agent = training.agent
+        training.run_epoch(interface)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert seen == used, "measured, ten short updates are made with one thread"
+
+
+def test_it_publishes_at_the_start_and_every_so_many_updates(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, update_model_interval=8)
+    training.run_epoch(interface)
+    assert interface.published == [0, 8, 16, 24]
+
+
+def test_it_looks_for_samples_every_so_many_updates(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, update_buffer_interval=7)
+    training.run_epoch(interface)
+    assert interface.asked == [0, 0, 7, 14, 21, 28]  # the first time it had to, since there was nothing
+
+
+def test_the_ratio_lets_one_update_more_pass_and_no_other(make_rows: Any) -> None:
+    interface = Fed(make_rows, 0)
+    training = make(interface, max_training_steps_per_env_step=2.0, sleep_between_buffer_retrieval_attempts=60.0)
+    seen = []
+
+    def more(timeout_s: float) -> bool:
+        seen.append((training.total_updates, training.total_samples, interface.progress.lack))
+        interface.put_rows(make_rows(1, len(seen), 0, 5))
+        return True
+
+    interface.wait = more  # type: ignore[method-assign]
+    training.run_epoch(interface)
+    assert [numbers[:2] for numbers in seen] == [(0, 0), (11, 5), (21, 10)]
+    assert seen[1][2] == "11 updates / 5 samples received is above trainer.max_training_steps_per_env_step = 2"
+
+
+def test_arriving_samples_wake_it(make_rows: Any) -> None:
+    interface = Fed(make_rows, 0)
+    training = make(interface, sleep_between_buffer_retrieval_attempts=600.0)
+    thread = threading.Thread(target=lambda: training.run_epoch(interface))
+    thread.start()
+    assert interface.waiting.wait(10)
+    interface.put_rows(make_rows(1, 0, 0, 5))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert interface.samples_committed == 5
+
+
+def test_it_waits_for_start_training_and_says_what_it_lacks(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, start_training=20, sleep_between_buffer_retrieval_attempts=0.0)
+    training.run_epoch(interface)
+    assert interface.asked[:4] == [0, 0, 0, 0]
+    lacks = [progress.lack for progress in interface.reports if progress.lack]
+    assert lacks == [f"{n} of trainer.start_training = 20 samples have arrived" for n in (5, 10, 15)]
+    assert interface.progress.lack == ""
+    assert (interface.progress.samples, interface.progress.start_training) == (training.total_samples, 20)
+
+
+def test_what_it_lacks_stays_said_for_as_long_as_it_waits(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, start_training=8, sleep_between_buffer_retrieval_attempts=0.0)
+    lacks = []
+
+    def more(timeout_s: float) -> bool:
+        lacks.append([progress.lack for progress in interface.reports[1:]])
+        interface._rows = 5 if len(lacks) == 4 else 0
+        return True
+
+    interface.wait = more  # type: ignore[method-assign]
+    training.run_epoch(interface)
+    lack = "5 of trainer.start_training = 8 samples have arrived"
+    assert lacks[:4] == [[lack] * (1 + looks) for looks in range(4)]
+    assert interface.progress.lack == ""
+
+
+def test_workers_still_hear_what_it_lacks_after_it_gave_up(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, start_training=8, sleep_between_buffer_retrieval_attempts=0.0)
+
+    def starve(timeout_s: float) -> bool:
+        raise StarvedError("both wait")
+
+    interface.wait = starve  # type: ignore[method-assign]
+    with pytest.raises(StarvedError):
+        training.run_epoch(interface)
+    assert interface.progress.lack == "5 of trainer.start_training = 8 samples have arrived"
+
+
+def test_it_waits_while_there_is_no_complete_transition(make_rows: Any) -> None:
+    interface = Fed(make_rows, 1)
+    training = make(interface, sleep_between_buffer_retrieval_attempts=0.0)
+    lacks = []
+
+    def more(timeout_s: float) -> bool:
+        lacks.append(interface.progress.lack)
+        interface._rows = 3 if len(lacks) == 4 else 1
+        return True
+
+    interface.wait = more  # type: ignore[method-assign]
+    training.run_epoch(interface)
+    assert lacks == [f"{n} samples have arrived, but no complete transition" for n in (1, 2, 3, 4)]
+    assert training.agent.updates == 30
+
+
+def test_where_all_samples_are_refused_it_says_so_and_why(make_rows: Any) -> None:
+    interface = Fed(make_rows, 0)
+    training = make(interface, sleep_between_buffer_retrieval_attempts=0.0)
+    lacks = []
+
+    def more(timeout_s: float) -> bool:
+        lacks.append(interface.progress.lack)
+        if len(lacks) < 3:
+            interface.put_rows(replace(make_rows(1, len(lacks), 0, 4), reward=np.zeros((4, 2))))
+        else:
+            interface._rows = 5
+        return True
+
+    interface.wait = more  # type: ignore[method-assign]
+    training.run_epoch(interface)
+    assert lacks[0] == "no sample has arrived yet"
+    assert lacks[1].startswith("all 4 samples that have arrived were refused: the reward is float64[2] per sample")
+    assert lacks[2].startswith("all 8 samples that have arrived were refused: ")
+    assert interface.progress.lack == ""
+    assert training.agent.updates == 30
+
+
+def test_stopping_ends_an_epoch_and_it_goes_on_where_it_was(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface)
+    train = training.agent.train
+
+    def stop_at_14(batch: Any) -> Any:
+        if training.agent.updates == 13:
+            interface.stop()
+        return train(batch)
+
+    training.agent.train = stop_at_14
+    assert len(training.run_epoch(interface)) == 1
+    assert (training.total_updates, training.round, training.step, training.epoch) == (14, 1, 4, 0)
+    again = Fed(make_rows, 5)
+    again.agent = training.agent
+    assert len(training.run_epoch(again)) == 2
+    assert (training.total_updates, training.round, training.step, training.epoch) == (30, 0, 0, 1)
+
+
+def test_stopping_ends_a_wait(make_rows: Any) -> None:
+    interface = Fed(make_rows, 0)
+    training = make(interface, sleep_between_buffer_retrieval_attempts=600.0)
+    thread = threading.Thread(target=lambda: training.run_epoch(interface))
+    thread.start()
+    assert interface.waiting.wait(10)
+    interface.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert training.total_updates == 0
+
+
+def test_a_refused_chunk_is_named_to_the_interface_and_training_goes_on(
+    make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface)
+    interface.put_rows(make_rows(2, 0, 0, 5))
+    bad = make_rows(3, 0, 0, 4, dtype=np.int32)
+    interface.put_rows(bad)
+    training.run_epoch(interface)
+    assert training.total_updates == 30
+    ((chunk, reason),) = interface.refused
+    assert chunk.rows == 4
+    assert "int32" in reason
+    assert "samples refused" in caplog.text
+    assert training.total_samples == interface.samples_committed
+    assert training.total_samples == 5 * (len(interface.asked) + 1)
+
+
+def test_stale_samples_are_discarded_and_counted(make_rows: Any) -> None:
+    interface = Fed(make_rows, 0)
+    training = make(interface, max_policy_lag=1)
+    for _ in range(5):
+        interface.broadcast_model(0)
+    buffer = Buffer(maxlen=None)
+    buffer.extend(
+        [
+            make_rows(1, 0, 0, 6, version=(1, 5)),
+            make_rows(1, 0, 6, 4, version=(1, 3)),  # two behind: a gap
+            make_rows(1, 0, 10, 3, version=(1, 4)),
+        ]
+    )
+    interface.put(buffer)
+    training.update_buffer(interface)
+    assert training.samples_stale == 4
+    assert training.total_samples == 13
+    assert len(training.memory) == 5 + 2
+    assert training.statistics.lag_max == 2
+    assert training.statistics.row()["policy_lag_mean"] == (4 * 2 + 3) / 13
+
+
+def test_policy_lag_is_in_the_row(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5, version=(1, 1))
+    training = make(interface, update_buffer_interval=10, update_model_interval=10)
+    rows = training.run_epoch(interface)
+    assert [row["policy_lag_max"] for row in rows] == [0, 1, 2]
+
+
+def test_the_scheduler_is_called_at_each_epoch_s_start(make_rows: Any) -> None:
+    called = []
+    interface = Fed(make_rows, 5)
+    training = make(interface, agent_scheduler=lambda agent, epoch: called.append((agent.updates, epoch)))
+    training.run_epoch(interface)
+    training.run_epoch(interface)
+    assert called == [(0, 0), (30, 1)]
+
+
+def test_returns_are_those_of_the_latest_episodes(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface)
+    buffer = Buffer(maxlen=None)
+    buffer.extend(
+        [],
+        [EpisodeRecord("", -5.0, 9, "train", "truncated"), EpisodeRecord("", -2.0, 8, "test", "truncated")],
+    )
+    interface.put(buffer)
+    row = training.run_epoch(interface)[0]
+    assert (row["return_train"], row["episode_length_train"]) == (-5.0, 9)
+    assert (row["return_test"], row["episode_length_test"]) == (-2.0, 8)
+
+
+def test_without_a_test_episode_the_row_has_no_return_of_one(make_rows: Any) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface)
+    buffer = Buffer(maxlen=None)
+    buffer.extend([], [EpisodeRecord("", -5.0, 9, "train", "truncated")])
+    interface.put(buffer)
+    row = training.run_epoch(interface)[0]
+    assert (row["return_train"], row["episode_length_train"]) == (-5.0, 9)
+    assert np.isnan([row["return_test"], row["episode_length_test"]]).all()
+
+
+def test_profiling_is_logged(make_rows: Any, caplog: pytest.LogCaptureFixture) -> None:
+    interface = Fed(make_rows, 5)
+    training = make(interface, profiling=True)
+    with caplog.at_level(logging.INFO):
+        training.run_epoch(interface)
+    assert "update_buffer" in caplog.text
+
+
+def test_an_override_that_does_not_commit_is_safe(make_rows: Any) -> None:
+    class Mine(TrainingOffline):
+        def update_buffer(self, interface: Any) -> None:
+            buffer = interface.retrieve_buffer()
+            self.memory.append(buffer)
+            self.total_samples += len(buffer)
+
+    interface = Fed(make_rows, 5)
+    training = make(interface, Mine)
+    training.run_epoch(interface)
+    assert interface.samples_committed == training.total_samples - 5
+    interface.commit()
+    assert interface.samples_committed == training.total_samples
+
+
+def test_the_environment_is_asked_for_its_spaces_and_closed() -> None:
+    made = []
+
+    class Env(gym.Env[Any, Any]):
+        observation_space, action_space = SPACES
+
+        def __init__(self) -> None:
+            made.append(self)
+            self.closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    training = TrainingOffline(Env, lambda nb_steps, device: ReplayMemory(device, nb_steps), Listener)
+    assert training.agent.observation_space is SPACES[0]
+    assert [env.closed for env in made] == [True]
+
+
+def test_torch_training_picks_a_device() -> None:
+    assert make(cls=TorchTrainingOffline).device in ("cpu", "cuda")
+    assert make(cls=TorchTrainingOffline, device="meta").device == "meta"

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.training.batches import ENDS, PLACES
+from tmrl_core.training.loops.lockstep_round import Round
+from tmrl_core.training.loops.round_memory import RoundMemory
+
+A, B = (bytes([number]) * 16 for number in (1, 2))
+
+Rows = Callable[..., Chunk]
+
+
+@pytest.fixture
+def memory() -> RoundMemory:
+    memory = RoundMemory("cpu", clock=lambda: 0.0)
+    round_ = Round(1, (1, 2), amount=20, grace_s=5.0)
+    round_.poll([(B, "b"), (A, "a")], 0.0, lambda stream, what: False)
+    memory.begin(round_)
+    return memory
+
+
+def buffer(*chunks: Chunk, records: tuple[EpisodeRecord, ...] = ()) -> Buffer:
+    made = Buffer(maxlen=None)
+    made.extend(chunks, records)
+    return made
+
+
+def new(make_rows: Rows, *args: Any, **kwargs: Any) -> Chunk:
+    return make_rows(*args, **{"version": (1, 2), **kwargs})
+
+
+def test_each_transition_is_joined_to_the_row_before_it_in_whatever_pieces_they_came(
+    memory: RoundMemory, make_rows: Rows
+) -> None:
+    memory.append(buffer(new(make_rows, 2, 0, 0, 4)))
+    memory.append(buffer(make_rows(1, 0, 0, 3, version=(1, 1))))  # of the round before: only what it ends with counts
+    memory.append(buffer(new(make_rows, 1, 0, 3, 2), new(make_rows, 1, 0, 5, 2, end="terminated")))
+    memory.append(buffer(new(make_rows, 1, 1, 0, 2), new(make_rows, 2, 0, 4, 3)))
+    prev_obs, action, reward, new_obs, terminated, truncated, extras = memory.batch()
+    # (stream, episode, step): by name of the worker, then as they were made
+    expected = [(1, 0, 3), (1, 0, 4), (1, 0, 5), (1, 0, 6), (1, 1, 1), *[(2, 0, step) for step in range(1, 7)]]
+    assert new_obs.tolist() == [list(place) for place in expected]
+    assert prev_obs.tolist() == [[stream, episode, step - 1] for stream, episode, step in expected]
+    assert action.tolist() == [[step] for _, _, step in expected]
+    assert reward.tolist() == [step for _, _, step in expected]
+    assert reward.dtype == torch.float32
+    assert terminated.tolist() == [0, 0, 0, 1, *[0] * 7]
+    assert truncated.tolist() == [0] * 11
+    assert extras[ENDS].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1]
+    number = {stream: int.from_bytes(bytes([stream]) * 8, "little") for stream in (1, 2)}
+    assert extras[PLACES].tolist() == [[number[stream], episode, step] for stream, episode, step in expected]
+    assert len(memory) == 11
+    assert set(map(tuple, memory.versions().tolist())) == {(1, 2)}
+    assert len(memory.versions()) == 11
+
+
+def test_a_gap_ends_a_run(memory: RoundMemory, make_rows: Rows) -> None:
+    memory.append(buffer(new(make_rows, 1, 0, 0, 3), new(make_rows, 1, 0, 6, 3)))
+    _, _, _, new_obs, _, _, extras = memory.batch()
+    assert new_obs[:, 2].tolist() == [1, 2, 7, 8]
+    assert extras[ENDS].tolist() == [0, 1, 0, 1]
+
+
+def test_nested_observations_and_extras_come_as_they_are(memory: RoundMemory, make_rows: Rows) -> None:
+    def nested(rows: int) -> Any:
+        return {"b": np.arange(rows)[:, None].astype(np.float64), "a": (np.arange(rows, dtype=np.uint8),)}
+
+    chunk = new(make_rows, 1, 0, 0, 4, observation=nested)
+    chunk.extras = {"logp": np.arange(4, dtype=np.float32)}
+    memory.append(buffer(chunk))
+    prev_obs, _, _, new_obs, _, _, extras = memory.batch()
+    assert list(new_obs) == ["b", "a"]
+    assert new_obs["a"][0].dtype == torch.uint8
+    assert prev_obs["b"].dtype == torch.float32
+    assert prev_obs["b"].tolist() == [[0], [1], [2]]
+    assert extras["logp"].tolist() == [1, 2, 3]
+
+
+def test_episodes_of_the_round_are_those_that_its_version_has_ended(memory: RoundMemory) -> None:
+    def record(value: float, **kwargs: Any) -> EpisodeRecord:
+        return EpisodeRecord("", value, 3, **{"mode": "train", "end": "truncated", "version": (1, 2), **kwargs})
+
+    memory.append(
+        buffer(
+            records=(
+                record(1.0), record(2.0, mode="test"), record(3.0, end="aborted"), record(4.0, version=(1, 1)),
+                record(5.0, end="terminated"),
+            )
+        )
+    )  # fmt: skip
+    assert memory.episodes == [(1.0, 3), (5.0, 3)]
+    assert memory.stat_test_return == 2.0
+
+
+def test_samples_that_differ_from_those_before_are_refused_and_cost_the_others_nothing(
+    memory: RoundMemory, make_rows: Rows
+) -> None:
+    assert memory.append(buffer(new(make_rows, 1, 0, 0, 3))) == []
+    wrong = [
+        new(make_rows, 2, 0, 0, 3, observation=lambda rows: np.zeros((rows, 5), np.float32)),
+        new(make_rows, 1, 0, 3, 3, observation=lambda rows: np.zeros((rows, 3, 1), np.float32)),
+        new(make_rows, 2, 0, 0, 3, observation=lambda rows: ["x"] * rows),
+        dataclasses.replace(new(make_rows, 2, 0, 0, 3), action=np.zeros((3, 2), np.float32)),
+        dataclasses.replace(new(make_rows, 2, 0, 0, 3), extras={"logp": np.zeros(3, np.float32)}),
+        dataclasses.replace(new(make_rows, 2, 0, 0, 3), reward=np.zeros((3, 2))),
+    ]
+    good = new(make_rows, 2, 0, 0, 3)
+    refused = memory.append(buffer(*wrong, good))
+    assert [id(chunk) for chunk, _ in refused] == [id(chunk) for chunk in wrong]
+    reasons = [str(reason) for _, reason in refused]
+    assert "observation of a sample is float32[5], and others' is float32[3]" in reasons[0]
+    assert "see that they use the same environment" in reasons[0]
+    assert "observation is no array of numbers" in reasons[2]
+    assert "action of a sample is" in reasons[3]
+    assert "extras of a sample is logp" in reasons[4]
+    assert "reward of a sample is float64[2]" in reasons[5]
+    assert memory.batch()[0].shape == (4, 3)
+    assert memory.round is not None
+    assert memory.round.brought == 4
+
+
+def test_what_nothing_can_be_trained_on_ends_the_run_that_begins_with_it(memory: RoundMemory, make_rows: Rows) -> None:
+    with pytest.raises(SampleRefusedError, match="observation is no array of numbers"):
+        memory.append(buffer(new(make_rows, 1, 0, 0, 3, observation=lambda rows: ["x"] * rows)))
+    with pytest.raises(ValueError, match="no transition"):
+        memory.batch()
+
+
+def test_a_reset_alone_says_nothing_of_actions(memory: RoundMemory, make_rows: Rows) -> None:
+    alone = new(make_rows, 1, 0, 0, 1)
+    assert not alone.action_present.any()
+    strange = dataclasses.replace(alone, action=np.zeros((1, 9), np.int8))
+    assert memory.append(buffer(strange, new(make_rows, 1, 0, 1, 2), new(make_rows, 2, 0, 0, 3))) == []
+    assert memory.batch()[1].shape == (4, 1)
+
+
+@pytest.mark.parametrize("reward", [np.zeros((3, 2)), np.zeros(3, complex)])
+def test_a_reward_is_one_number(memory: RoundMemory, make_rows: Rows, reward: Any) -> None:
+    with pytest.raises(SampleRefusedError, match="the reward of a sample is"):
+        memory.append(buffer(dataclasses.replace(new(make_rows, 1, 0, 0, 3), reward=reward)))

@@ -1,0 +1,42 @@
+"""Samples of old policies leave a buffer; the rest is what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.samples import Buffer, Chunk, Segment
+from tmrl_core.training.loops.stale_samples import without_stale
+
+
+def chunk_of(make_rows: Any, counters: list[int]) -> Chunk:
+    """Two rows of each version."""
+    chunk: Chunk = make_rows(1, 0, 0, 2 * len(counters))
+    chunk.segments = tuple(Segment(2, 0, 2 * n, 1, counter) for n, counter in enumerate(counters))
+    return chunk
+
+
+def found(make_rows: Any, counters: list[int], max_lag: int | None) -> tuple[list[list[float]], list[Any], int, Any]:
+    buffer = Buffer(maxlen=None)
+    chunk = chunk_of(make_rows, counters)
+    buffer.extend([chunk])
+    lags: list[Any] = []
+    kept, originals, stale = without_stale(buffer, 10, max_lag, lambda lag, rows: lags.append((lag, rows)))
+    assert all(originals[id(part)] is chunk for part in kept.chunks if part is not chunk)
+    return [np.asarray(part.reward).tolist() for part in kept.chunks], lags, stale, kept is buffer
+
+
+def test_what_is_recent_stays_as_it_is(make_rows: Any) -> None:
+    assert found(make_rows, [9, 12], 1) == ([[0, 1, 2, 3]], [(1, 2), (0, 2)], 0, True)
+    assert found(make_rows, [1, 2], None) == ([[0, 1, 2, 3]], [(9, 2), (8, 2)], 0, True)
+
+
+def test_what_is_old_is_cut_out(make_rows: Any) -> None:
+    assert found(make_rows, [1, 9, 2, 10], 1)[:3:2] == ([[2, 3], [6, 7]], 4)
+    assert found(make_rows, [9, 2, 2, 10], 1)[:3:2] == ([[0, 1], [6, 7]], 4)
+    assert found(make_rows, [9, 9, 2], 1)[:3:2] == ([[0, 1, 2, 3]], 2)
+
+
+def test_of_a_chunk_that_is_old_nothing_is_left(make_rows: Any) -> None:
+    assert found(make_rows, [1, 2], 1)[:3:2] == ([], 4)

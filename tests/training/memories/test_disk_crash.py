@@ -1,0 +1,331 @@
+"""A replay memory on disk after a crash, after damage, and with two who want it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzzing.files import mend
+from tmrl_core.errors import ConfigError, FolderLockedError, StorageError
+from tmrl_core.training import ReplayMemory
+from tmrl_core.training.memories.row_files import rows_note
+
+SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+STREAM = bytes([1]) * 16
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file every few records."""
+    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MIN_SEGMENT_BYTES", 2000)
+    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MAX_SEGMENT_BYTES", 2000)
+
+
+def make(folder: Path, **kwargs: Any) -> ReplayMemory:
+    return ReplayMemory(**{"memory_size": 100, "batch_size": 8, "seed": 4, **kwargs}, storage="disk", folder=folder)
+
+
+def steps(memory: ReplayMemory) -> list[tuple[int, ...]]:
+    """(stream, episode, step) of every transition's end, oldest first; each must belong to what came before it."""
+    found = []
+    for item in range(len(memory)):
+        prev_obs, _, _, obs, _, _, _ = memory.get_transition(item)
+        assert prev_obs[:2].tolist() == obs[:2].tolist()
+        assert prev_obs[2] + 1 == obs[2]
+        found.append(tuple(obs.astype(int).tolist()))
+    return found
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.seg"))
+
+
+# --- after a crash ----------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_is_cut_anywhere_is_as_if_it_had_never_been(
+    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = make(tmp_path / "whole")
+    memory.deferred = True
+    for i in range(3):
+        memory.append_chunk(make_rows(1, 0, 3 * i, 3))
+        memory.commit({STREAM: (i + 1, 3 * i + 3)}, samples=3 * i + 3)
+        if i == 1:
+            good = segments(tmp_path / "whole")[-1].stat().st_size
+    memory.close()
+    last = segments(tmp_path / "whole")[-1]
+    for length in range(good, last.stat().st_size):
+        folder = tmp_path / "cut"
+        shutil.copytree(tmp_path / "whole", folder)
+        with (folder / last.name).open("r+b") as file:
+            file.truncate(length)
+        memory = make(folder)
+        assert memory.recorded == ({STREAM: (2, 6)}, {"samples": 6})
+        assert steps(memory) == [(1, 0, i) for i in range(1, 6)]
+        assert memory.disk is not None
+        assert memory.disk.torn_bytes == length - good
+        assert ("were cut off" in caplog.text) == (length > good)
+        assert memory.append_chunk(make_rows(1, 0, 6, 3)) == 3, "the worker sends the message again"
+        memory.close()
+        shutil.rmtree(folder)
+        caplog.clear()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import numpy as np
+from test_disk_memory_child import run
+run(Path(sys.argv[1]))
+"""
+
+CHILD = '''
+"""A trainer that says what it has acknowledged. Its rows are numbered."""
+import gymnasium as gym
+import numpy as np
+from tmrl_core.samples import Chunk, Segment
+from tmrl_core.training import CheckpointStore, ReplayMemory, TrainingOffline
+from tmrl_core.training.memories import disk_rows
+from tmrl_core.training.agent import TrainingAgent
+
+disk_rows.MIN_SEGMENT_BYTES = disk_rows.MAX_SEGMENT_BYTES = 20_000
+STREAM = bytes([1]) * 16
+SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+
+class Agent(TrainingAgent):
+    def train(self, batch): return {}
+    def get_actor(self): return None
+
+def rows(first, count):
+    steps = np.arange(first, first + count)
+    columns = np.stack([np.ones(count), np.zeros(count), steps], 1).astype(np.float32)
+    flags = np.zeros(count, bool)
+    return Chunk(rows=count, action=steps[:, None].astype(np.float32), action_present=steps > 0, observation=columns,
+                 reward=steps.astype(np.float64), terminated=flags, truncated=flags,
+                 segments=(Segment(count, 0, first, 1, 1),), stream=STREAM)
+
+def run(folder):
+    def memory(nb_steps, device):
+        return ReplayMemory(nb_steps=nb_steps, memory_size=1000, storage="disk", folder=folder / "memory")
+    def make():
+        return TrainingOffline(SPACES, memory, Agent)
+    store = CheckpointStore(folder / "checkpoint")
+    training = store.restore(make) or make()
+    marks = training.delivery["marks"]
+    number, position = marks.get(STREAM, (0, 0))
+    assert training.total_samples == position, (training.total_samples, position)
+    training.memory.deferred = True
+    print("open", number, flush=True)
+    while True:
+        count = 1 + number * 7 % 40
+        training.memory.append_chunk(rows(position, count))
+        number, position = number + 1, position + count
+        training.memory.commit({STREAM: (number, position)}, samples=position)
+        training.total_samples = position
+        training.delivery = {"incarnation": 0, "counter": 0, "marks": {STREAM: (number, position)}}
+        print(number, flush=True)
+        if number % 50 == 0:
+            store.save(training)
+'''
+
+
+def test_a_killed_trainer_has_lost_and_doubled_nothing_that_it_acknowledged(tmp_path: Path, full: bool) -> None:
+    (tmp_path / "test_disk_memory_child.py").write_text(CHILD)
+    generator = random.Random(0)
+    said = 0
+    for _ in range(20 if full else 3):
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "run"), str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            opened = child.stdout.readline().split()
+            assert opened, child.stderr and child.stderr.read()
+            assert int(opened[1]) >= said, "an acknowledged message is not there"
+            for _ in range(generator.randrange(20, 300)):
+                said = int(child.stdout.readline())
+            child.send_signal(signal.SIGKILL)
+            rest = child.stdout.read().splitlines(keepends=True)
+            said = max([said, *(int(line) for line in rest if line.endswith("\n"))])
+        memory = make(tmp_path / "run" / "memory", memory_size=1000)
+        assert memory.recorded is not None
+        (number, position) = memory.recorded[0][STREAM]
+        assert number in (said, said + 1)
+        assert memory.recorded[1]["samples"] == position == sum(1 + i * 7 % 40 for i in range(number))
+        # All that the marks speak of is there once, in order: the newest thousand of it, to be exact.
+        assert memory.written == position - 1
+        assert steps(memory) == [(1, 0, i) for i in range(position - len(memory), position)]
+        memory.close()
+
+
+def test_damage_in_an_older_file_costs_the_rows_up_to_it_and_is_said(
+    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = make(tmp_path / "whole", memory_size=1000)
+    memory.deferred = True
+    for i in range(20):
+        memory.append_chunk(make_rows(1, i, 0, 11, end="truncated"))
+        memory.commit({STREAM: (i + 1, 11 * (i + 1))})
+    whole = steps(memory)
+    memory.close()
+    files = segments(tmp_path / "whole")
+    assert len(files) > 3
+    for kind in ("flipped", "headless", "missing", "empty"):
+        folder = tmp_path / kind
+        shutil.copytree(tmp_path / "whole", folder)
+        damaged = folder / files[1].name
+        data = bytearray(damaged.read_bytes())
+        data[data.index(b"REC2", len(data) // 2) if kind == "flipped" else 0] ^= 1
+        if kind == "missing":
+            damaged.unlink()
+        else:
+            damaged.write_bytes(b"" if kind == "empty" else data)
+        memory = make(folder, memory_size=1000)
+        kept = steps(memory)
+        assert 0 < len(kept) < len(whole)
+        assert kept == whole[-len(kept) :]
+        assert memory.disk is not None
+        assert memory.disk.lost_rows == len(whole) - len(kept)
+        assert f"{len(whole) - len(kept)} fewer than before" in caplog.text
+        assert memory.recorded is not None
+        assert memory.recorded[0] == {STREAM: (20, 220)}
+        memory.sample()
+        memory.append_chunk(make_rows(1, 20, 0, 11))
+        assert steps(memory) == [*kept, *((1, 20, i) for i in range(1, 11))]
+        memory.close()
+        caplog.clear()
+
+
+def test_a_changed_row_in_an_older_file_is_found_by_verify(tmp_path: Path, make_rows: Any) -> None:
+    memory = make(tmp_path, memory_size=1000)
+    for i in range(20):
+        memory.append_chunk(make_rows(1, i, 0, 11, end="truncated"))
+    memory.close()
+    first = segments(tmp_path)[0]
+    data = bytearray(first.read_bytes())
+    data[-20] ^= 1
+    first.write_bytes(data)
+    memory = make(tmp_path, memory_size=1000)
+    assert len(memory) == 200
+    assert memory.disk is not None
+    (found,) = memory.disk.verify()
+    assert first.name in found
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_files_of_any_bytes_open_or_are_the_documented_error(
+    tmp_path_factory: pytest.TempPathFactory, make_rows: Any, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzzed")
+    memory = make(folder)
+    for i in range(12):
+        memory.append_chunk(make_rows(1, i, 0, 8))
+    memory.close()
+    for path in data.draw(st.lists(st.sampled_from(segments(folder)), max_size=3)):
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(content) - 1))
+            content[at : at + 2] = data.draw(st.binary(max_size=4))
+        path.write_bytes(content)
+    try:
+        memory = make(folder)
+    except StorageError:
+        return
+    if len(memory):
+        memory.sample()
+    memory.append_chunk(make_rows(1, 50, 0, 3))
+    memory.close()
+
+
+def one_file(folder: Path, make_rows: Any) -> Path:
+    """The only file of a memory that was closed with 20 transitions."""
+    memory = make(folder)
+    memory.append_chunk(make_rows(1, 0, 0, 21))
+    memory.commit({})
+    memory.close()
+    (path,) = segments(folder)
+    return path
+
+
+def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, make_rows: Any) -> None:
+    path = one_file(tmp_path, make_rows)
+    data = path.read_bytes()
+    assert data.count(rows_note(0, 20, b"")) == 1
+    path.write_bytes(mend(data.replace(rows_note(0, 20, b""), rows_note(1 << 61, 20, b""))))
+    with pytest.raises(StorageError, match=r"replay row 2305843009213693952, which no memory comes to"):
+        make(tmp_path)
+
+
+@pytest.mark.parametrize("steps", [b"\x81\x00", b"\x92\xc0"], ids=["a mapping", "no number"])
+def test_steps_that_no_memory_writes_are_the_documented_error(tmp_path: Path, make_rows: Any, steps: bytes) -> None:
+    path = one_file(tmp_path, make_rows)
+    data = path.read_bytes()
+    assert b"\xa5steps\x92\x01" in data
+    path.write_bytes(mend(data.replace(b"\xa5steps\x92\x01", b"\xa5steps" + steps)))
+    with pytest.raises(StorageError, match="transitions of impossible steps"):
+        make(tmp_path)
+
+
+def test_rows_that_nothing_describes_are_the_documented_error(tmp_path: Path) -> None:
+    memory = make(tmp_path)
+    memory.commit({b"s" * 16: (1, 20)})
+    memory.close()
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    assert data.count(rows_note(0, 0, b"")) >= 1
+    at = data.rindex(rows_note(0, 0, b""))
+    path.write_bytes(mend(data[:at] + rows_note(0, 7, b"") + data[at + 12 :]))
+    with pytest.raises(StorageError, match="holds 7 rows, and its head does not say what they look like"):
+        make(tmp_path)
+
+
+def test_older_files_are_checked_with_the_appends_that_follow_and_damaged_rows_let_go(
+    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = make(tmp_path, memory_size=1000)
+    for i in range(20):
+        memory.append_chunk(make_rows(1, i, 0, 11, end="truncated"))
+    whole = steps(memory)
+    memory.close()
+    second = segments(tmp_path)[1]
+    data = bytearray(second.read_bytes())
+    data[-20] ^= 1
+    second.write_bytes(data)
+    memory = make(tmp_path, memory_size=1000)
+    for i in range(20, 23):
+        memory.append_chunk(make_rows(1, i, 0, 2, end="truncated"))
+    kept = steps(memory)
+    assert kept[-3:] == [(1, i, 1) for i in range(20, 23)]
+    assert kept[:-3] == whole[-len(kept[:-3]) :]
+    assert 0 < len(kept) - 3 < 180
+    assert f"{second} is damaged" in caplog.text
+    assert memory.disk is not None
+    assert memory.disk.lost_rows == 203 - len(kept)
+    assert caplog.text.count("is damaged") == 1
+
+
+def test_a_folder_has_one_trainer(tmp_path: Path) -> None:
+    memory = make(tmp_path)
+    with pytest.raises(FolderLockedError, match=r"the replay memory.* is in use by process"):
+        make(tmp_path)
+    memory.close()
+    with pytest.raises(StorageError, match="closed"):
+        memory.commit({STREAM: (1, 1)})
+    make(tmp_path).close()
+
+
+def test_disk_needs_a_folder() -> None:
+    with pytest.raises(ConfigError, match=r"memory\.folder"):
+        ReplayMemory(storage="disk")

@@ -1,0 +1,138 @@
+"""Samples that are not finite: refused before they are stored, and not sampled where they were stored before."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training import ReplayMemory
+from tmrl_core.training.loops.round_memory import RoundMemory
+from tmrl_core.training.memories.finite_samples import check_finite_samples
+from tmrl_core.training.memories.sample_schema import DeclaredSamples
+
+BAD = (math.nan, math.inf, -math.inf)
+
+
+def buffer(*chunks: Chunk) -> Buffer:
+    made = Buffer(maxlen=None)
+    made.extend(list(chunks), [])
+    return made
+
+
+def declared(chunk: Chunk) -> DeclaredSamples:
+    def space(column: Any) -> spaces.Box:
+        return spaces.Box(-1e9, 1e9, column.shape[1:], column.dtype)
+
+    return DeclaredSamples(space(chunk.observation), space(chunk.action), {"observation", "action"})
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("where", ["observation", "action", "reward", "extra logp"])
+def test_the_field_that_is_not_finite_is_named(make_rows: Any, where: str, bad: float) -> None:
+    chunk = dataclasses.replace(make_rows(1, 0, 0, 40), extras={"logp": np.zeros(40, np.float32)})
+    check_finite_samples(chunk)
+    column = chunk.extras["logp"] if where == "extra logp" else getattr(chunk, where)
+    column[3] = column[7] = bad
+    with pytest.raises(SampleRefusedError, match=rf"the {where} holds NaN or an infinite number in 2 of 40 samples"):
+        check_finite_samples(chunk)
+
+
+def test_large_numbers_are_finite_unless_they_are_stored_as_less(make_rows: Any) -> None:
+    chunk = dataclasses.replace(make_rows(1, 0, 0, 4), reward=np.full(4, 3e38, np.float32))
+    check_finite_samples(chunk)
+    nested = {"a": np.full((4, 2), 1e300), "b": (np.zeros(4, np.uint8),)}
+    chunk = dataclasses.replace(make_rows(1, 0, 0, 4), observation=nested)
+    check_finite_samples(chunk)
+    with pytest.raises(SampleRefusedError, match="the observation/a holds"):
+        check_finite_samples(chunk, as_float32=True)
+
+
+def test_rewards_and_extras_that_float32_cannot_hold_are_refused(make_rows: Any) -> None:
+    chunk = make_rows(1, 0, 0, 4)
+    for name, changed in (
+        ("reward", dataclasses.replace(chunk, reward=np.full(4, 1e300))),
+        ("extra logp", dataclasses.replace(chunk, extras={"logp": np.full(4, -1e300)})),
+    ):
+        with pytest.raises(SampleRefusedError, match=f"the {name} holds"):
+            check_finite_samples(changed)
+
+
+@pytest.mark.parametrize("storage", ["disk", "declared", "lockstep"])
+def test_rows_that_are_not_finite_never_reach_the_store(make_rows: Any, tmp_path: Path, storage: str) -> None:
+    memory: Any
+    if storage == "lockstep":
+        memory = RoundMemory()
+    elif storage == "disk":
+        memory = ReplayMemory(memory_size=100, batch_size=8, seed=0, storage="disk", folder=tmp_path)
+    else:
+        memory = ReplayMemory(memory_size=100, batch_size=8, seed=0)
+    good, bad = make_rows(1, 0, 0, 20), make_rows(2, 0, 0, 20)
+    if storage != "disk":
+        memory.declared = declared(good)
+    bad.reward[5] = math.nan
+    assert memory.append(buffer(good)) == []
+    ((refused, why),) = memory.append(buffer(bad))
+    assert refused is bad
+    assert "the reward holds NaN" in str(why)
+    if storage != "lockstep":
+        assert len(memory) == 19
+        assert memory.append(buffer(make_rows(2, 0, 20, 5))) == []
+        assert len(memory) == 23, "not joined across what was refused"
+        memory.close()
+
+
+@pytest.mark.parametrize("priority", [None, {}])
+@pytest.mark.parametrize("preprocessed", [False, True])
+def test_rows_of_an_earlier_version_that_are_not_finite_are_not_sampled(
+    make_rows: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    priority: Any,
+    preprocessed: bool,
+) -> None:
+    settings: dict[str, Any] = {"memory_size": 100, "batch_size": 16, "storage": "disk", "folder": tmp_path}
+    poisoned = make_rows(1, 0, 0, 40)
+    poisoned.reward[10:30] = math.nan
+    with monkeypatch.context() as earlier:
+        earlier.setattr("tmrl_core.training.memories.insertion.check_finite_samples", lambda chunk, **_: None)
+        memory = ReplayMemory(seed=0, **settings)
+        memory.append(buffer(poisoned))
+        memory.close()
+    again = ReplayMemory(
+        seed=1,
+        priority=priority,
+        sample_preprocessor=(lambda *transition: transition) if preprocessed else None,
+        **settings,
+    )
+    for _ in range(20):
+        batch = again.sample()
+        assert all(part.isfinite().all() for part in batch[:6] if isinstance(part, torch.Tensor))
+        indices = again.indices_of(batch)
+        assert indices is not None
+        assert not ((indices >= 9) & (indices < 29)).any()
+    assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
+    again.append(buffer(make_rows(2, 0, 0, 40), make_rows(3, 0, 0, 80)))
+    again.sample()
+    again.close()
+
+
+def test_the_rows_of_a_ram_memorys_checkpoint_are_looked_at_too(make_rows: Any) -> None:
+    memory, again = (ReplayMemory(memory_size=100, batch_size=16, seed=seed) for seed in (0, 1))
+    poisoned = make_rows(1, 0, 0, 40)
+    poisoned.observation[20:] = math.nan
+    memory.append(buffer(poisoned))
+    again.load_state_dict(memory.state_dict(), [array[: len(memory)].copy() for array in memory.row_arrays])
+    again.append(buffer(make_rows(1, 0, 40, 5)))
+    for _ in range(20):
+        assert all(part.isfinite().all() for part in again.sample()[:6])

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training import ReplayMemory
+from tmrl_core.training.memories.prioritized import Priorities, Prioritization
+
+
+class Slow:
+    """The paper's algorithm 1 in lists and loops, over absolute indices."""
+
+    def __init__(self, capacity: int, settings: Prioritization) -> None:
+        self.capacity, self.settings = capacity, settings
+        self.priorities: dict[int, float] = {}
+        self.highest = 1.0
+        self.batches = 0
+
+    def add(self, start: int, stop: int) -> None:
+        for index in range(start, stop):
+            self.priorities[index] = self.highest
+            self.priorities.pop(index - self.capacity, None)
+
+    def update(self, indices: list[int], errors: list[float]) -> None:
+        for index, error in zip(indices, errors, strict=True):
+            if index in self.priorities:
+                self.priorities[index] = abs(error) + self.settings.epsilon
+                self.highest = max(self.highest, self.priorities[index])
+
+    def draw(self, generator: np.random.Generator, size: int) -> tuple[list[int], list[float]]:
+        # Equal shares of the sum, walked through in the order of the ring.
+        places = sorted(self.priorities, key=lambda index: index % self.capacity)
+        shares = [self.priorities[index] ** self.settings.alpha for index in places]
+        total = sum(shares)
+        indices, weights = [], []
+        beta = self.settings.beta + min(1.0, self.batches / self.settings.beta_batches) * (
+            self.settings.beta_final - self.settings.beta
+        )
+        for k, noise in enumerate(generator.random(size)):
+            value, running = (k + noise) * total / size, 0.0
+            for index, share in zip(places, shares, strict=True):
+                running += share
+                if running > value:
+                    indices.append(index)
+                    weights.append((len(places) * share / total) ** -beta)
+                    break
+        self.batches += 1
+        return indices, [weight / max(weights) for weight in weights]
+
+
+def test_it_does_what_the_slow_implementation_does() -> None:
+    settings = Prioritization(alpha=0.7, beta=0.3, beta_batches=20)
+    fast, slow = Priorities(50, settings), Slow(50, settings)
+    generator = np.random.default_rng(0)
+    drawn = np.random.default_rng(1), np.random.default_rng(1)
+    stop = 0
+    for _ in range(40):
+        new = int(generator.integers(1, 9))
+        fast.add(stop, stop + new)
+        slow.add(stop, stop + new)
+        stop += new
+        indices, weights = fast.draw(drawn[0], 16)
+        expected, expected_weights = slow.draw(drawn[1], 16)
+        assert indices.tolist() == expected
+        np.testing.assert_allclose(weights, expected_weights, rtol=1e-5)
+        _, first = np.unique(indices, return_index=True)
+        errors = generator.standard_normal(len(first)) * 3
+        fast.update(indices[first], errors)
+        slow.update(indices[first].tolist(), errors.tolist())
+    assert fast.highest == pytest.approx(slow.highest)
+    assert fast.beta == settings.beta_final
+
+
+def test_draws_are_in_proportion_to_priorities() -> None:
+    fast = Priorities(8, Prioritization(alpha=1.0, epsilon=1e-12))
+    fast.add(0, 8)
+    fast.update(np.arange(8), np.arange(8.0))
+    generator = np.random.default_rng(0)
+    counts = np.zeros(8)
+    for _ in range(4000):
+        np.add.at(counts, fast.draw(generator, 4)[0], 1)
+    np.testing.assert_allclose(counts / counts.sum(), np.arange(8) / 28, atol=0.01)
+
+
+def test_what_has_left_meanwhile_and_what_is_not_finite_changes_nothing() -> None:
+    fast = Priorities(4, Prioritization(alpha=1.0))
+    fast.add(0, 6)
+    before = fast.of(np.arange(2, 6)).copy()
+    fast.update(np.array([0, 1]), np.array([5.0, 6.0]))
+    fast.update(np.array([3, 4]), np.array([np.nan, np.inf]))
+    np.testing.assert_array_equal(fast.of(np.arange(2, 6)), before)
+    assert fast.highest == 1.0
+
+
+def test_what_was_removed_stays_out_whatever_is_heard_of_it_later() -> None:
+    fast = Priorities(8, Prioritization())
+    fast.add(0, 8)
+    fast.remove(2, 4)
+    again = Priorities(8, Prioritization())
+    again.load_state_dict(fast.state_dict())
+    for priorities in (fast, again):
+        priorities.update(np.arange(8), np.full(8, 5.0))
+        assert (priorities.of(np.arange(8)) > 0).tolist() == [True] * 2 + [False] * 2 + [True] * 4
+        assert not {2, 3} & set(priorities.draw(np.random.default_rng(0), 64)[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", -0.1),
+        ("beta", 1.5),
+        ("beta_final", 2.0),
+        ("beta_batches", 0),
+        ("epsilon", 0.0),
+        ("batches_at_once", 0),
+    ],
+)
+def test_a_setting_out_of_its_range_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"memory\.priority\.{name} must be"):
+        Prioritization(**{name: value})
+
+
+@pytest.fixture(params=["ram", "disk"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    def made(name: str = "memory", **kwargs: Any) -> Any:
+        on_disk: Any = {"storage": "disk", "folder": tmp_path / name} if request.param == "disk" else {}
+        settings = {"memory_size": 40, "batch_size": 16, "seed": 3, "priority": {"alpha": 1.0}, **kwargs}
+        return ReplayMemory(**settings, **on_disk)
+
+    return made
+
+
+def test_a_batch_says_what_it_holds_and_how_much_each_counts(make: Any, make_rows: Any) -> None:
+    memory = make()
+    for episode in range(5):
+        memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
+    for _ in range(5):
+        batch = memory.sample()
+        extras = batch[6]
+        assert (extras["indices"].dtype, extras["weights"].dtype) == (torch.int64, torch.float32)
+        for row, index in enumerate(extras["indices"].tolist()):
+            assert batch[3][row].tolist() == memory.get_transition(index - (memory.written - len(memory)))[3].tolist()
+        memory.update_priorities(extras["indices"], batch[2] * 0)
+    surprising = memory.written - 1
+    memory.update_priorities(torch.tensor([surprising]), torch.tensor([1e6]))
+    assert (memory.sample()[6]["indices"] == surprising).sum() >= 15, "the next batch follows the priorities at once"
+    memory.close()
+
+
+def test_a_restored_memory_draws_on_identically(make: Any, make_rows: Any) -> None:
+    memory = make("one", n_step=2)
+    for episode in range(5):
+        memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
+    for _ in range(4):
+        batch = memory.sample()
+        memory.update_priorities(batch[6]["indices"], batch[2])
+    state = memory.state_dict()
+    order = [np.roll(ring, -(memory.written % 40), axis=0).copy() for ring in memory.row_arrays]
+    after = [memory.sample() for _ in range(3)]
+    memory.close()
+    other = make("one", n_step=2)
+    other.load_state_dict(state, order)
+    for expected in after:
+        batch = other.sample()
+        assert all(torch.equal(left, right) for left, right in zip(batch[:6], expected[:6], strict=True))
+        assert all(torch.equal(batch[6][name], expected[6][name]) for name in expected[6])
+    other.close()
+
+
+def test_batches_drawn_at_once_are_each_as_one_drawn_alone() -> None:
+    settings = Prioritization(alpha=0.7, beta_batches=10**9)
+    together, alone = Priorities(50, settings), Priorities(50, settings)
+    errors = np.random.default_rng(0).random(50)
+    for priorities in (together, alone):
+        priorities.add(0, 50)
+        priorities.update(np.arange(50), errors)
+    one, other = np.random.default_rng(1), np.random.default_rng(1)
+    indices, weights = together.draw(one, 16, 3)
+    expected = [alone.draw(other, 16) for _ in range(3)]
+    np.testing.assert_array_equal(indices, np.concatenate([found for found, _ in expected]))
+    np.testing.assert_allclose(weights, np.concatenate([found for _, found in expected]), rtol=1e-6)
+    assert together.batches == alone.batches == 3
+
+
+def test_of_batches_drawn_at_once_a_checkpoint_holds_those_that_are_left(make: Any, make_rows: Any) -> None:
+    settings = {"priority": {"alpha": 1.0, "batches_at_once": 4}, "n_step": 2}
+    memory = make("one", **settings)
+    for episode in range(5):
+        memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
+    for _ in range(5):  # one, two, and two of four
+        batch = memory.sample()
+        memory.update_priorities(batch[6]["indices"], batch[2])
+    state = memory.state_dict()
+    newest = np.arange(memory.written - len(memory), memory.written) % 40
+    rows = [ring[newest].copy() for ring in memory.row_arrays]
+    after = [memory.sample() for _ in range(7)]
+    memory.close()
+    other = make("one", **settings)
+    other.load_state_dict(state, rows)
+    for expected in after:
+        batch = other.sample()
+        assert all(torch.equal(left, right) for left, right in zip(batch[:6], expected[:6], strict=True))
+        assert all(torch.equal(batch[6][name], expected[6][name]) for name in expected[6])
+    surprising = other.written - 1
+    other.update_priorities(torch.tensor([surprising]), torch.tensor([1e6]))
+    other.append_chunk(make_rows(1, 9, 0, 3))
+    # What is appended, with the highest priority so far, begins a new block.
+    assert set(other.sample()[6]["indices"].tolist()) == {surprising, surprising + 1}
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"indices": np.arange(16)},
+        {"indices": np.full(16, -1)},
+        {"indices": np.full(16, 12)},
+        {"indices": np.zeros((2, 8), np.int64)},
+        {"indices": np.zeros(16)},
+        {"indices": np.zeros(15, np.int64), "weights": np.ones(15, np.float32)},
+        {"indices": np.zeros(0, np.int64), "weights": np.ones(0, np.float32)},
+    ],
+)
+def test_a_checkpoint_that_has_drawn_what_is_not_there_is_refused(make: Any, make_rows: Any, wrong: Any) -> None:
+    memory = make(priority={"batches_at_once": 4})
+    memory.append_chunk(make_rows(1, 0, 0, 13, end="terminated"))
+    right = {"indices": np.zeros(16, np.int64), "weights": np.ones(16, np.float32)}
+    memory._left_over_block(right)
+    with pytest.raises(ValueError, match="not among those held"):
+        memory._left_over_block({**right, **wrong})
+    memory.close()
+
+
+def test_uniform_batches_have_no_extras_and_take_no_priorities(make: Any, make_rows: Any) -> None:
+    memory = make(priority=None)
+    memory.append_chunk(make_rows(1, 0, 0, 5))
+    assert len(memory.sample()) == 6
+    memory.update_priorities(torch.tensor([0]), torch.tensor([1.0]))
+    memory.close()
+
+
+def test_the_preprocessor_s_batches_have_extras_too(make: Any, make_rows: Any) -> None:
+    memory = make(n_step=2, sample_preprocessor=lambda *values: values)
+    memory.append_chunk(make_rows(1, 0, 0, 5, end="terminated"))
+    assert set(memory.sample()[6]) == {"discount", "indices", "weights"}
+    memory.close()
+
+
+def test_priorities_of_transitions_that_the_disk_has_lost_are_let_go(tmp_path: Path, make_rows: Any) -> None:
+    """After the machine has gone down, a checkpoint may know of more than the disk holds."""
+
+    def make(name: str) -> ReplayMemory:
+        return ReplayMemory(
+            memory_size=50, batch_size=8, seed=1, priority={}, storage="disk", folder=tmp_path / name
+        )  # fmt: skip
+
+    memory = make("whole")
+    memory.append_chunk(make_rows(1, 0, 0, 11))
+    memory.update_priorities(np.arange(10), np.arange(1.0, 11.0))
+    memory.close()
+    shutil.copytree(tmp_path / "whole", tmp_path / "lost")
+    memory = make("whole")
+    memory.append_chunk(make_rows(1, 0, 11, 9))
+    state = memory.state_dict()
+    memory.close()
+    memory = make("lost")
+    memory.load_state_dict(state)
+    for rows in (0, 5):
+        if rows:
+            assert memory.append_chunk(make_rows(1, 0, 11, rows)) == rows
+        for _ in range(20):
+            batch = memory.sample()
+            assert batch[6]["indices"].max() < 10 + rows
+            assert (batch[3][:, 2] == batch[6]["indices"] + 1).all()
+    memory.close()

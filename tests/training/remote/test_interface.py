@@ -1,0 +1,119 @@
+"""What the training interface says over a link."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.actor import ActorModule
+from tmrl_core.metrics import MemorySink, Recorder
+from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.protocol.messages import PolicyUpdate, decode_body
+from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.training.loops.evaluation import Evaluator
+from tmrl_core.training.remote.interface import RemoteInterface
+
+
+class Noisy(ActorModule):
+    """A policy that workers are to explore with."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return 0
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(b"weights")
+
+    def exploration(self) -> dict[str, float]:
+        return {"noise": 0.25}
+
+
+class Bare:
+    """An actor of the fewest methods."""
+
+    def to_blob(self) -> tuple[str, bytes]:
+        return "file", b"weights"
+
+
+def published(actor: Any) -> PolicyUpdate:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    RemoteInterface(link).broadcast_model(actor)
+    assert link._trainer.policy is not None
+    update: PolicyUpdate = decode_body(link._trainer.policy[1], PolicyUpdate)
+    return update
+
+
+def test_a_policy_travels_with_what_workers_explore_with() -> None:
+    update = published(Noisy(None, None))
+    assert update.exploration == {"noise": 0.25}
+    assert update.policies["policy"].data == b"weights"
+
+
+def test_most_policies_say_nothing_of_exploration() -> None:
+    assert published(Bare()).exploration == {}
+
+
+def episode(value: float, mode: Any = "train", end: Any = "truncated", **kwargs: Any) -> EpisodeRecord:
+    return EpisodeRecord("", value, 10, mode, end, worker="robot", **kwargs)
+
+
+def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() -> None:
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"), recorder=recorder)
+    interface.record_round({"return_train": math.nan, "samples_received": 0, "updates": 1})
+    played = Buffer(maxlen=None)
+    played.extend(
+        [], [*(episode(float(n)) for n in range(150)), episode(1e9, mode="test"), episode(1e9, end="aborted")]
+    )
+    interface._note_episodes(played)
+    interface.record_round({"return_train": 149.0, "samples_received": 1500, "updates": 2})
+    recorder.close()
+    first, *_, last = [record for record in sink.records if record.kind == "round"]
+    assert set(first.values) == {"time/total_timesteps", "train/n_updates"}
+    assert last.env_steps == 1500
+    assert [first.step, last.step] == [1, 2]  # the row's, whatever was reported last
+    assert last.number("rollout/ep_rew_mean") == 99.5  # of the latest hundred
+    assert last.number("rollout/ep_len_mean") == 10.0
+    assert last.number("rollout/ep_rew") == 149.0
+
+
+def test_a_target_is_not_confirmed_by_the_evaluation_that_reached_it() -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    evaluator = Evaluator(1, 7, 0, ask=lambda evaluation, stream: None)
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(link, evaluator=evaluator, recorder=recorder, target_return=-200.0)
+
+    def play(value: float) -> None:
+        evaluator.start(1, (1, 1), [b"robot"])
+        played = Buffer(maxlen=None)
+        played.extend([], [episode(value, mode="test", seed=7, evaluation=evaluator.next_id - 1)])
+        interface._note_episodes(played)
+
+    play(-100.0)
+    assert not interface.confirm_target()  # the workers left: no second one was finished
+    assert not interface.reached_target
+    play(-120.0)
+    interface.evaluate_now()
+    play(-110.0)
+    assert interface.confirm_target()
+    recorder.close()
+    said = [str(record.values["message"]) for record in sink.records if record.values.get("event") == "target"]
+    assert any("no second evaluation was finished" in message for message in said)
+
+
+def test_an_episode_is_recorded_with_the_numbers_of_its_infos() -> None:
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"), recorder=recorder)
+    played = Buffer(maxlen=None)
+    metrics = {"is_success": 1.0, "arm/angle": 0.5, "line\nbreak": 2.0}
+    played.extend([], [episode(1.0, metrics=metrics), episode(1.0, mode="test", evaluation=3, metrics=metrics)])
+    interface._note_episodes(played)
+    recorder.close()
+    training, evaluated = [record for record in sink.records if record.kind == "episode"]
+    assert training.number("rollout/ep_info/is_success") == 1.0
+    assert training.number("rollout/ep_info/arm/angle") == 0.5
+    assert evaluated.number("eval/ep_info/arm/angle") == 0.5
+    assert not any("\n" in name for name in training.values)

@@ -1,0 +1,318 @@
+"""Compiled updates against plain ones. What the graph computes is tested without a compiler, which takes a minute."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tmrl_core import training
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents import off_policy
+from tmrl_core.training.agents.optimizers import optimizer_metrics
+from tmrl_core.training.batches import transitions_of
+from tmrl_core.training.updates import compiled
+from tmrl_core.training.updates.decompositions import product
+from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.skipped_updates import SKIPPED
+from tmrl_core.training.updates.update_graph import Backend, Graph
+
+OBSERVATIONS = gym.spaces.Box(-8, 8, (3,), np.float32)
+ACTIONS = gym.spaces.Box(-2, 2, (1,), np.float32)
+CHOICES = gym.spaces.Discrete(4, start=1)
+SMALL: dict[str, Any] = {"hidden_sizes": (8, 8)}
+
+AGENTS: dict[str, Callable[[], Any]] = {
+    "sac": lambda: training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
+    "sac, fixed temperature": lambda: training.SacAgent(
+        OBSERVATIONS, ACTIONS, "cpu", learn_entropy_coef=False, optimizer_actor="adamw", l2_critic=0.01, **SMALL
+    ),
+    "sac, plain descent": lambda: training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", optimizer_actor="sgd", **SMALL),
+    "redq": lambda: training.REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", q_updates_per_policy_update=3, n=4, **SMALL),
+    "td3": lambda: training.TD3Agent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
+    "dqn": lambda: training.DQNAgent(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **SMALL),
+    "discrete sac": lambda: training.DiscreteSacAgent(OBSERVATIONS, CHOICES, "cpu", **SMALL),
+}
+
+
+def interpreted(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """A backend that runs the graph as it is, operation by operation."""
+    return graph
+
+
+def batch(generator: torch.Generator, discrete: bool, size: int = 16, extras: bool = False) -> tuple[Any, ...]:
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    action = torch.randint(1, 5, (size,), generator=generator) if discrete else normal(size, 1).clamp(-2, 2)
+    terminated = (normal(size) > 1).float()
+    rows: tuple[Any, ...] = (normal(size, 3), action, normal(size), normal(size, 3), terminated, torch.zeros(size))
+    return (*rows, {"weights": normal(size).abs(), "discount": torch.full((size,), 0.9)}) if extras else rows
+
+
+def train(agent: Any, discrete: bool, updates: int, *, seed: int = 0, extras: bool = False) -> list[dict[str, Any]]:
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    return [agent.train(batch(generator, discrete, extras=extras)) for _ in range(updates)]
+
+
+def make(name: str, wanted: bool, backend: Backend = interpreted) -> Any:
+    torch.manual_seed(1)
+    agent = AGENTS[name]()
+    agent.compute_with(wanted)
+    agent.compiler = compiled.Compiler(agent, backend)
+    return agent
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Equal but for rounding: what was compiled adds in another order."""
+    for a, b in zip(kept_tensors(one), kept_tensors(other), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("extras", [False, True], ids=["uniform", "weighted"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_compiled_update_learns_what_a_plain_one_does(name: str, extras: bool) -> None:
+    plain, fast = make(name, False), make(name, True)
+    discrete = name in ("dqn", "discrete sac")
+    expected = train(plain, discrete, 7, extras=extras)
+    found = train(fast, discrete, 7, extras=extras)
+    assert not fast.compiler.gave_up
+    assert fast.compiler._graphs
+    assert_alike(fast, plain)
+    assert getattr(fast, "updates", 0) == getattr(plain, "updates", 0)
+    for a, b in zip(found, expected, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert float(a[key]) == pytest.approx(float(b[key]), rel=1e-3, abs=1e-4)
+    if extras:
+        torch.testing.assert_close(fast.td_error_B, plain.td_error_B, rtol=1e-3, atol=1e-4)
+
+
+def test_a_graph_serves_any_number_of_threads() -> None:
+    agent = make("sac", True)
+    for threads in (1, 2, 1, 3):
+        torch.set_num_threads(threads)
+        train(agent, False, 2)
+    torch.set_num_threads(1)
+    assert len(agent.compiler._graphs) == 1
+
+
+def test_now_and_then_an_update_leaves_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(off_policy, "GRADIENTS_EVERY", 4)
+    found = []
+    for together in (1, 3):
+        agent = make("sac", True)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(6 // together):
+            agent.train_steps([batch(generator, discrete=False) for _ in range(together)])
+        found.append(optimizer_metrics(agent))
+    assert found[0] == found[1]  # the fourth's, whatever was asked for at once
+    assert {"grad_norm_actor", "grad_norm_critic"} <= found[0].keys()
+
+
+def test_random_numbers_are_drawn_in_the_same_order() -> None:
+    states = []
+    for wanted in (False, True):
+        train(make("sac", wanted), False, 4)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_noting_an_update_changes_nothing() -> None:
+    agent = make("redq", True)
+    train(agent, False, 1)
+    before = [tensor.clone() for tensor in kept_tensors(agent)]
+    random, count = torch.get_rng_state(), agent.updates
+
+    def update(*tensors: Tensor) -> list[Tensor]:
+        return list(agent.update_here(transitions_of(tensors, 0.99)).values())
+
+    assert Graph(agent, update, batch(torch.Generator(), False), interpreted)
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert agent.updates == count
+    assert all(p.grad is None and p.requires_grad for p in agent.model.parameters())
+
+
+def test_what_is_compiled_is_given_each_tensor_once() -> None:
+    given: list[tuple[torch.fx.GraphModule, list[Tensor]]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        given.append((graph, list(inputs)))
+        return graph
+
+    agent = make("sac", True, backend)
+    train(agent, False, 2)
+    ((graph, inputs),) = given
+    held = [*graph.parameters(), *graph.buffers(), *(v for v in vars(graph).values() if isinstance(v, Tensor))]
+    assert held == []
+    kept = [tensor.untyped_storage().data_ptr() for tensor in kept_tensors(agent)]
+    places = [tensor.untyped_storage().data_ptr() for tensor in inputs]
+    assert all(places.count(place) == 1 for place in kept if place in places)
+
+
+@pytest.mark.parametrize("shape", [(20, 3, 20), (20, 3, 2), (20, 20, 2), (2, 20, 20), (5, 1, 20)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_small_product_is_written_out(shape: tuple[int, int, int], transposed: bool) -> None:
+    m, k, n = shape
+    a, b = torch.randn(m, k), torch.randn(n, k).t() if transposed else torch.randn(k, n)
+    torch.testing.assert_close(product(a, b), a @ b)
+    a, b = torch.stack([a, a + 1.0]), torch.stack([b.t(), b.t() + 1.0]).transpose(1, 2)
+    torch.testing.assert_close(product(a, b), torch.bmm(a, b))
+
+
+def test_a_new_learning_rate_is_learned_with() -> None:
+    plain, fast = make("sac", False), make("sac", True)
+    for agent in (plain, fast):
+        train(agent, False, 3)
+        agent.optimizer_critic.param_groups[0]["lr"] = 0.1
+        train(agent, False, 3, seed=1)
+    assert_alike(fast, plain)
+
+
+def test_a_rate_that_always_changes_is_not_compiled_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "MAX_GRAPHS", 2)  # each takes seconds to note
+    plain, fast = make("sac", False), make("sac", True)
+    for agent in (plain, fast):
+        for number in range(compiled.MAX_GRAPHS + 2):
+            agent.optimizer_critic.param_groups[0]["lr"] = 0.001 * (number + 1)
+            train(agent, False, 1, seed=number)
+    assert fast.compiler.gave_up
+    assert "learning rates" in caplog.text
+    assert_alike(fast, plain)
+
+
+def test_optimizers_that_were_loaded_are_those_that_move() -> None:
+    fast, plain = make("sac", True), make("sac", False)
+    for agent in (plain, fast):
+        train(agent, False, 3)
+        saved = {
+            name: {
+                "state": {k: {n: v.clone() for n, v in s.items()} for k, s in d["state"].items()},
+                **{"param_groups": d["param_groups"]},
+            }
+            for name, d in ((n, getattr(agent, n).state_dict()) for n in ("optimizer_actor", "optimizer_critic"))
+        }
+        train(agent, False, 3, seed=1)
+        for name, state in saved.items():
+            getattr(agent, name).load_state_dict(state)
+        train(agent, False, 3, seed=2)
+    assert_alike(fast, plain)
+
+
+def test_without_a_compiler_one_line_says_so_and_the_results_are_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def no_compiler(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
+        raise RuntimeError("No working C++ compiler found\nand more")
+
+    plain, fast = make("sac", False), make("sac", True, no_compiler)
+    caplog.set_level(logging.WARNING)
+    train(plain, False, 5)
+    train(fast, False, 5)
+    assert [record.message for record in caplog.records] == [
+        "updates are not compiled, which changes nothing but their speed: RuntimeError: No working C++ compiler found"
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(kept_tensors(fast), kept_tensors(plain), strict=True))
+
+
+def test_a_subclass_that_says_nothing_of_its_kinds_is_not_compiled() -> None:
+    class Own(training.SacAgent):  # type: ignore[misc]
+        pass
+
+    agent = Own(OBSERVATIONS, ACTIONS, "cpu", compile=True, **SMALL)
+    agent.compiler = compiled.Compiler(agent, interpreted)
+    train(agent, False, 3)
+    assert not agent.compiler._graphs
+
+
+def test_short_runs_are_not_compiled_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmrl_core.training.agents.off_policy.COMPILE_AFTER", 5)
+    agent = make("sac", True)
+    agent.compute_with("auto")
+    train(agent, False, 5)
+    assert not agent.compiler._graphs
+    train(agent, False, 1)
+    assert agent.compiler._graphs
+
+
+def test_code_is_not_loaded_from_where_others_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write"):
+        compiled._check_cache()
+    tmp_path.chmod(0o700)
+    compiled._check_cache()
+
+
+@pytest.mark.parametrize("setting", [{"compile": "yes"}, {"precision": "float16"}])
+def test_an_unknown_way_to_compute_is_refused(setting: Any) -> None:
+    with pytest.raises(ConfigError, match="allowed"):
+        training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", **setting)
+
+
+def test_in_bfloat16_products_are_coarse_and_what_is_kept_is_not() -> None:
+    agent = make("sac", False)
+    agent.compute_with(False, "bfloat16")
+    metrics = train(agent, False, 3)
+    assert all(tensor.dtype == torch.float32 for tensor in kept_tensors(agent))
+    assert all(value.dtype == torch.float32 for value in metrics[-1].values())
+    exact = make("sac", False)
+    train(exact, False, 3)
+    assert not torch.equal(agent.critics.net[0].weight, exact.critics.net[0].weight)
+    torch.testing.assert_close(agent.critics.net[0].weight, exact.critics.net[0].weight, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [*(("sac", column) for column in range(5)), *((name, 2) for name in AGENTS if name != "sac")]
+)
+def test_a_poisoned_batch_changes_no_bit_of_a_compiled_agent(name: str, column: int) -> None:
+    discrete = name in ("dqn", "discrete sac")
+    agent = make(name, True)
+    train(agent, discrete, 7)
+    before = [tensor.detach().clone() for tensor in kept_tensors(agent)]
+    for update in range(3):  # TD3 has two kinds of update, REDQ three in a row
+        poisoned = batch(torch.Generator().manual_seed(update), discrete)
+        poisoned[column][2] = math.nan if update else math.inf
+        assert agent.train(poisoned) == {SKIPPED: True}
+    assert not agent.compiler.gave_up
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert SKIPPED not in train(agent, discrete, 1, seed=3)[0]
+    assert not all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+
+
+def test_a_loss_that_overflows_changes_no_bit_of_a_compiled_agent() -> None:
+    agent = make("sac", True)
+    train(agent, False, 3)
+    before = [tensor.detach().clone() for tensor in kept_tensors(agent)]
+    huge = batch(torch.Generator().manual_seed(1), False)
+    huge[2][:] = 1e30  # finite, but not its square
+    assert agent.train(huge) == {SKIPPED: True}
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["sac", "redq"])
+def test_compiled_for_real_it_learns_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain, fast = make(name, False), make(name, True, compiled.inductor)
+    train(plain, False, 50)
+    train(fast, False, 50)
+    assert not fast.compiler.gave_up
+    assert_alike(fast, plain)
+    before = [tensor.detach().clone() for tensor in kept_tensors(fast)]
+    for poison in (math.nan, math.inf, 1e30):
+        bad = batch(torch.Generator().manual_seed(1), False)
+        bad[2][2] = poison
+        assert fast.train(bad) == {SKIPPED: True}
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(fast), strict=True))

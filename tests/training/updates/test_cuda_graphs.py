@@ -1,0 +1,169 @@
+"""Replaying updates, with recordings of what a CPU does: these tests know all of it but the calls of CUDA."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.updates.test_compiled import assert_alike, batch, interpreted, make, train
+from tmrl_core.training.updates import compiled
+from tmrl_core.training.updates.cuda_graphs import Replayed, Work
+from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.skipped_updates import SKIPPED
+
+
+def record_here(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
+    """What a CUDA graph does, by doing the work again: results lie where they lay when it was recorded."""
+    results = [result.clone() for result in work()]
+
+    def replay() -> None:
+        for result, now in zip(results, work(), strict=True):
+            result.copy_(now)
+
+    return replay, results
+
+
+def make_replayed(name: str, record: Any = record_here) -> Any:
+    agent = make(name, True)
+    agent.compiler = compiled.Compiler(agent, interpreted, record=record)
+    return agent
+
+
+def recordings(agent: Any) -> list[Replayed | None]:
+    return [graph.replayed for graph, _ in agent.compiler._graphs.values()]
+
+
+@pytest.mark.parametrize("name", ["sac", "redq", "td3", "dqn"])
+def test_a_replayed_update_learns_what_a_plain_one_does(name: str) -> None:
+    plain, fast = make(name, False), make_replayed(name)
+    expected = train(plain, name == "dqn", 7, extras=True)
+    drawn = torch.get_rng_state()
+    found = train(fast, name == "dqn", 7, extras=True)
+    assert recordings(fast)
+    assert all(recordings(fast))
+    assert torch.equal(torch.get_rng_state(), drawn), "the same random numbers were drawn"
+    assert_alike(fast, plain)
+    # Looked at only now: a later replay has not written over what an earlier one returned.
+    for a, b in zip(found, expected, strict=True):
+        assert {key: float(a[key]) for key in a} == pytest.approx({key: float(b[key]) for key in b}, rel=1e-3, abs=1e-4)
+    torch.testing.assert_close(fast.td_error_B, plain.td_error_B, rtol=1e-3, atol=1e-4)
+
+
+def test_recording_changes_nothing() -> None:
+    kept = [torch.arange(3.0), torch.zeros(())]
+    leaves = [torch.ones(3)]
+    random = torch.get_rng_state()
+
+    def run(leaf: Tensor, total: Tensor, count: Tensor) -> list[Tensor]:
+        total += leaf * torch.rand(3)
+        count += 1
+        return [total.sum(), count.clone(), total * 2]
+
+    replayed = Replayed(run, leaves, kept, record_here)
+    assert kept[0].tolist() == [0.0, 1.0, 2.0]
+    assert kept[1] == 0
+    assert torch.equal(torch.get_rng_state(), random)
+    first, second = replayed([torch.ones(3)]), replayed([torch.zeros(3)])
+    assert [first[1].item(), second[1].item()] == [1.0, 2.0]
+    assert torch.equal(first[2], second[2])
+    assert torch.equal(kept[0] * 2, second[2])
+
+
+def stale(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
+    """Takes numbers for constants that are none: its results are those of when it was recorded."""
+    results = [result.clone() for result in work()]
+    return lambda: None, results
+
+
+def other_numbers(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
+    """Draws the right random numbers, and then some more."""
+    replay, results = record_here(work, device)
+
+    def replay_and_draw() -> None:
+        replay()
+        torch.rand(1)
+
+    return replay_and_draw, results
+
+
+def impossible(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
+    work()
+    raise RuntimeError("operation not permitted when stream is capturing\nand so on")
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (stale, "does something else"),
+        (other_numbers, "draws other random numbers"),
+        (impossible, "operation not permitted when stream is capturing"),
+    ],
+)
+def test_a_recording_that_is_none_is_not_used(record: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain, agent = make("sac", False), make_replayed("sac", record)
+    with caplog.at_level(logging.WARNING):
+        train(agent, False, 5)
+    train(plain, False, 5)
+    assert [why in line and "\n" not in line for line in caplog.messages] == [True]
+    assert not agent.compiler.gave_up
+    assert recordings(agent) == [None]
+    assert_alike(agent, plain)
+
+
+def test_what_is_not_finite_is_not_replayed_into_what_is_kept() -> None:
+    agent = make_replayed("sac")
+    train(agent, False, 3)
+    before = [tensor.clone() for tensor in kept_tensors(agent)]
+    bad = list(batch(torch.Generator().manual_seed(0), False))
+    bad[2] = bad[2] * torch.inf
+    assert agent.train(tuple(bad))[SKIPPED]
+    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+
+
+def test_on_a_cpu_nothing_is_recorded() -> None:
+    agent = make("sac", True)
+    train(agent, False, 3)
+    assert recordings(agent) == [None]
+
+
+def test_a_recording_reads_batches_whose_columns_lie_in_wider_rows() -> None:
+    rows = torch.arange(12.0).view(3, 4)
+    leaves = [rows[:, 1:3], rows[:, 3]]
+    strides = []
+
+    def run(pair: Tensor, single: Tensor, total: Tensor) -> list[Tensor]:
+        strides.append((pair.stride(), single.stride()))
+        total += pair.sum() + single.sum()
+        return [total.clone()]
+
+    replayed = Replayed(run, leaves, [torch.zeros(())], record_here)
+    assert set(strides) == {((4, 1), (4,))}  # what compiled code was made for
+    assert replayed([2 * leaf for leaf in leaves])[0] == 2 * (66 - 12)
+
+
+def test_where_adam_steps_by_rounding_alone_a_recording_is_used() -> None:
+    """Beside steps of 1e-3 that mean something, one parameter of ten thousand goes the other way."""
+    moved = torch.full((10_000,), 1e-3)
+    runs: list[int] = []
+
+    def run(leaf: Tensor, kept: Tensor) -> list[Tensor]:
+        runs.append(1)
+        step = moved.clone()
+        step[len(runs)] *= -1.0
+        kept += step * leaf
+        return [leaf.sum()]
+
+    assert Replayed(run, [torch.ones(1)], [torch.zeros(10_000)], record_here)
+
+    def other(leaf: Tensor, kept: Tensor) -> list[Tensor]:
+        runs.append(1)
+        kept += moved * leaf * (1.0 if len(runs) % 2 else 1.2)
+        return [leaf.sum()]
+
+    with pytest.raises(RuntimeError, match="something else"):
+        Replayed(other, [torch.ones(1)], [torch.zeros(10_000)], record_here)

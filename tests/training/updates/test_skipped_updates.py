@@ -1,0 +1,214 @@
+"""Numbers that are not finite: nothing is learned from them, it is counted and said, and too many end training."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from tmrl_core import training
+from tmrl_core.errors import BadUpdatesError
+from tmrl_core.samples import Buffer
+from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.updates import skipped_updates as bad_updates
+from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates, bad_columns
+
+OBSERVATIONS = gym.spaces.Box(-10, 10, (3,), np.float32)
+ACTIONS = gym.spaces.Box(-1, 1, (1,), np.float32)
+SMALL: dict[str, Any] = {"hidden_sizes": (8, 8), "compile": False}
+
+
+def sac(**settings: Any) -> Any:
+    torch.manual_seed(0)
+    return training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", **{**SMALL, **settings})
+
+
+def batch(size: int = 4) -> list[Any]:
+    zeros = torch.zeros(size)
+    return [torch.randn(size, 3), torch.rand(size, 1), torch.randn(size), torch.randn(size, 3), zeros, zeros.clone()]
+
+
+def copies(agent: Any) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in kept_tensors(agent)]
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("column", range(5), ids=["obs", "action", "reward", "next_obs", "terminated"])
+def test_a_poisoned_batch_changes_no_bit(column: int, poison: float) -> None:
+    agent = sac()
+    agent.train(tuple(batch()))
+    before = copies(agent)
+    poisoned = batch()
+    poisoned[column][2] = poison
+    assert agent.train(tuple(poisoned)) == {SKIPPED: True}
+    assert all(torch.equal(a, b) for a, b in zip(before, copies(agent), strict=True))
+    assert SKIPPED not in agent.train(tuple(batch()))
+    assert not all(torch.equal(a, b) for a, b in zip(before, copies(agent), strict=True))
+
+
+def test_a_loss_that_overflows_changes_no_bit_either() -> None:
+    agent = sac()
+    agent.train(tuple(batch()))
+    before = copies(agent)
+    huge = batch()
+    huge[2][:] = 1e30  # finite, but not its square
+    assert agent.train(tuple(huge)) == {SKIPPED: True}
+    assert all(torch.equal(a, b) for a, b in zip(before, copies(agent), strict=True))
+
+
+def test_the_first_update_may_be_bad_and_is_as_if_it_had_not_been() -> None:
+    spoiled, clean = sac(), sac()
+    poisoned = batch()
+    poisoned[2][0] = math.nan
+    spoiled.train(tuple(poisoned))
+    good = [tuple(batch()) for _ in range(3)]
+    for agent in (spoiled, clean):
+        torch.manual_seed(1)
+        for rows in good:
+            agent.train(rows)
+    assert all(torch.equal(a, b) for a, b in zip(copies(spoiled), copies(clean), strict=True))
+
+
+@pytest.mark.parametrize("name", ["TD3Agent", "REDQSACAgent"])
+def test_other_agents_keep_out_of_it_too(name: str) -> None:
+    torch.manual_seed(0)
+    agent = getattr(training, name)(OBSERVATIONS, ACTIONS, "cpu", **SMALL)
+    for _ in range(3):  # all optimizers have made a step
+        agent.train(tuple(batch()))
+    before = copies(agent)
+    poisoned = batch()
+    poisoned[3][0, 1] = math.nan
+    assert agent.train(tuple(poisoned)) == {SKIPPED: True}
+    assert all(torch.equal(a, b) for a, b in zip(before, copies(agent), strict=True))
+
+
+def test_what_is_bad_in_a_batch_is_named() -> None:
+    rows = torch.zeros(3, 2)
+    rows[1, 0] = math.nan
+    nested = ({"a": rows, "b": (torch.zeros(3), rows)}, torch.tensor([1, 2, 3]), torch.tensor([0.0, 1.0, math.inf]))
+    assert bad_columns(nested) == {"prev_obs.a": [1], "prev_obs.b.1": [1], "rew": [2]}
+
+
+class Fixed:
+    """A memory of one batch."""
+
+    def indices_of(self, batch: Any) -> list[int]:
+        return [7, 8, 9, 10]
+
+
+def test_skipped_updates_are_counted_described_and_end_training(tmp_path: Path) -> None:
+    bad = BadUpdates(3, tmp_path / "bad")
+    rows = batch()
+    rows[2][1] = math.nan
+    assert bad.note(5, {SKIPPED: True}, tuple(rows), Fixed()) == 1
+    assert json.loads((tmp_path / "bad" / "update_5.json").read_text()) == {
+        "update": 5,
+        "transitions": [7, 8, 9, 10],
+        "not_finite": {"rew": [1]},
+    }
+    assert bad.note(6, {SKIPPED: True}, tuple(rows), Fixed()) == 1
+    assert bad.note(7, {}, tuple(rows), Fixed()) == 0  # one that was made: not in a row any more
+    assert bad.note(8, {SKIPPED: True}, tuple(rows), Fixed()) == 1
+    assert bad.note(9, {SKIPPED: True}, tuple(rows), Fixed()) == 1
+    with pytest.raises(BadUpdatesError, match=r"3 updates in a row.*max_bad_updates: 3.*bad"):
+        bad.note(10, {SKIPPED: True}, tuple(rows), Fixed())
+
+
+def test_what_another_device_has_found_is_read_later(tmp_path: Path) -> None:
+    class Found:
+        """A flag on a device."""
+
+        device = torch.device("meta")
+
+        def __init__(self, value: bool) -> None:
+            self.value = value
+            self.read = False
+
+        def __bool__(self) -> bool:
+            self.read = True
+            return self.value
+
+    bad = BadUpdates(3, tmp_path)
+    flags = [Found(False), Found(True), Found(True)]
+    for update, flag in enumerate(flags):
+        assert bad.note(update, {SKIPPED: flag}, tuple(batch()), Fixed()) == 0
+    assert not any(flag.read for flag in flags)
+    assert bad.look() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update_1.json", "update_2.json"]
+
+
+def test_a_run_with_poisoned_samples_stops_and_says_where_to_look(make_rows: Any, tmp_path: Path) -> None:
+    chunk = make_rows(1, 0, 0, 40)
+    chunk.reward[:] = math.nan
+    rows = Buffer(maxlen=None)
+    rows.extend([chunk])
+    interface = LocalInterface()
+    interface.put(rows)
+    loop = TrainingOffline(
+        (OBSERVATIONS, ACTIONS),
+        lambda nb_steps, device: training.ReplayMemory(device, nb_steps, memory_size=100, batch_size=4),
+        lambda **given: training.SacAgent(**given, **SMALL),
+        steps=50,
+        max_training_steps_per_env_step=1e9,
+        device="cpu",
+        max_bad_updates=4,
+        bad_updates_folder=tmp_path,
+    )
+    before = copies(loop.agent)
+    with pytest.raises(BadUpdatesError, match="4 updates in a row"):
+        loop.run_epoch(interface)
+    assert all(torch.equal(a, b) for a, b in zip(before, copies(loop.agent)[: len(before)], strict=True))
+    assert loop.updates_skipped == 3  # the fourth ended it
+    described = json.loads((tmp_path / "update_2.json").read_text())
+    assert described["not_finite"] == {"rew": [0, 1, 2, 3]}
+    assert len(described["transitions"]) == 4
+
+
+def test_a_run_goes_on_after_a_few(make_rows: Any, tmp_path: Path) -> None:
+    chunk = make_rows(1, 0, 0, 400)
+    chunk.reward[100] = math.nan
+    rows = Buffer(maxlen=None)
+    rows.extend([chunk])
+    interface = LocalInterface()
+    interface.put(rows)
+    torch.manual_seed(0)
+    loop = TrainingOffline(
+        (OBSERVATIONS, ACTIONS),
+        lambda nb_steps, device: training.ReplayMemory(device, nb_steps, memory_size=400, batch_size=16),
+        lambda **given: training.SacAgent(**given, **SMALL),
+        rounds=1,
+        steps=60,
+        max_training_steps_per_env_step=1e9,
+        device="cpu",
+    )
+    (row,) = loop.run_epoch(interface)
+    assert 0 < row["updates_skipped"] < 20
+    assert row["updates"] == 60
+    assert all(math.isfinite(row[name]) for name in ("loss_critic", "loss_actor"))
+
+
+def test_large_batches_do_not_wait_long_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Good:
+        """A flag on a device: nothing is wrong."""
+
+        device = torch.device("meta")
+        reads = 0
+
+        def __bool__(self) -> bool:
+            Good.reads += 1
+            return False
+
+    rows = tuple(batch())
+    monkeypatch.setattr(bad_updates, "MAX_HELD_BYTES", 3 * sum(column.nbytes for column in rows) - 1)
+    bad = BadUpdates(3, None)
+    for update in range(7):
+        bad.note(update, {SKIPPED: Good()}, (*rows, {"weights": torch.zeros(0)}), Fixed())
+    assert Good.reads == 6

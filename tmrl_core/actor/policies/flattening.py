@@ -1,0 +1,174 @@
+"""How an observation of any supported space becomes one float32 vector, in the same order with NumPy and torch.
+
+Order of the elements: a Dict's entries in the space's own order (Gymnasium sorts the keys of a plain dict), a Tuple's
+entries by index, each nested space in place; a Box in C order; a Discrete as a one-hot vector of its n values; a
+MultiDiscrete as one one-hot vector per entry; a MultiBinary as zeros and ones. Values are taken as they are, without
+scaling. Images (uint8 Boxes of two dimensions or more) are refused: a multi-layer perceptron is not made for them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from tmrl_core.actor.policies.spaces import is_box_of_floats, refusal
+from tmrl_core.errors import ConfigError
+
+Kind = Literal["values", "one_hot", "one_hots"]
+Key = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of an observation and its place in the vector.
+
+    Args:
+        path: keys and indices that lead to it from the observation.
+        kind: `values` copies elements, `one_hot` codes one integer, `one_hots` codes several.
+        start: first element of the vector.
+        size: number of elements of the vector.
+        shape: of one observation's array.
+        counts: for the one-hot kinds, how many values each integer takes.
+        first: for the one-hot kinds, the lowest value of each integer.
+    """
+
+    path: tuple[Key, ...]
+    kind: Kind
+    start: int
+    size: int
+    shape: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+
+    def of(self, obs: Any) -> Any:
+        """This leaf's array (or batch of arrays) in an observation."""
+        for key in self.path:
+            obs = obs[key]
+        return obs
+
+
+def layout_of(space: Any) -> tuple[Leaf, ...]:
+    """The leaves of an observation space, in order.
+
+    Raises:
+        ConfigError: the space, or one in it, cannot become a vector of numbers.
+    """
+    leaves: list[Leaf] = []
+    _collect(space, (), leaves)
+    if not leaves:
+        raise ConfigError(f"the observation space {space} has no elements, a policy needs at least one.")
+    return tuple(leaves)
+
+
+def vector_size(layout: tuple[Leaf, ...]) -> int:
+    """Length of the vector that a layout describes."""
+    return layout[-1].start + layout[-1].size
+
+
+def _collect(space: Any, path: tuple[Key, ...], leaves: list[Leaf]) -> None:
+    start = vector_size(tuple(leaves)) if leaves else 0
+    if isinstance(space, spaces.Dict):
+        for key, entry in space.spaces.items():
+            _collect(entry, (*path, key), leaves)
+    elif isinstance(space, spaces.Tuple):
+        for index, entry in enumerate(space.spaces):
+            _collect(entry, (*path, index), leaves)
+    elif isinstance(space, spaces.Box):
+        if space.dtype == np.uint8 and len(space.shape) >= 2:
+            raise ConfigError(
+                f"the observation {_name(path)} is an image of shape {space.shape}. A multi-layer perceptron is not "
+                "made for images: name a policy with convolutions of your own in actor.cls (and agent.kwargs), or make "
+                "numbers of the image in the environment (gymnasium.wrappers.TransformObservation, with an "
+                "observation_space of floats), in a callable that environment.cls names."
+            )
+        leaves.append(Leaf(path, "values", start, math.prod(space.shape), space.shape))
+    elif isinstance(space, spaces.MultiBinary):
+        shape = tuple(np.atleast_1d(space.shape).tolist())
+        leaves.append(Leaf(path, "values", start, math.prod(shape), shape))
+    elif isinstance(space, spaces.Discrete):
+        count = int(space.n)
+        leaves.append(Leaf(path, "one_hot", start, count, (), (count,), (int(space.start),)))
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts = tuple(int(n) for n in space.nvec.ravel())
+        first = tuple(int(n) for n in np.broadcast_to(space.start, space.nvec.shape).ravel())
+        leaves.append(Leaf(path, "one_hots", start, sum(counts), space.nvec.shape, counts, first))
+    else:
+        raise ConfigError(
+            f"the observation {_name(path)} is of the space {space}, which cannot become a vector of numbers. "
+            "Allowed: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these."
+        )
+
+
+def _name(path: tuple[Key, ...]) -> str:
+    return "".join(f"[{key!r}]" for key in path) or "itself"
+
+
+def flatten_into(layout: tuple[Leaf, ...], obs: Any, vector: np.ndarray) -> None:
+    """Write one observation into `vector` ([size] float32).
+
+    Raises:
+        ValueError: an array has another shape than the space, or an integer is not one of its values.
+    """
+    for leaf in layout:
+        part = vector[leaf.start : leaf.start + leaf.size]
+        value = leaf.of(obs)
+        if leaf.kind == "values":
+            array = np.asarray(value)
+            if array.shape != leaf.shape:
+                raise ValueError(f"observation {_name(leaf.path)} has the shape {array.shape}, not {leaf.shape}")
+            part[:] = array.ravel()
+            continue
+        part[:] = 0.0
+        offset = 0
+        for number, count, first in zip(np.asarray(value).ravel().tolist(), leaf.counts, leaf.first, strict=True):
+            index = int(number) - first
+            if not 0 <= index < count:
+                raise ValueError(f"observation {_name(leaf.path)} is {number}, not in {first}..{first + count - 1}")
+            part[offset + index] = 1.0
+            offset += count
+
+
+@dataclass(frozen=True)
+class ActionBounds:
+    """The bounds of a Box of actions, per element, flat.
+
+    Args:
+        low, high: [size] float64.
+        shape: of one action.
+        dtype: of one action.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of one action."""
+        return int(self.low.size)
+
+
+def action_bounds(owner: str, space: Any) -> ActionBounds:
+    """The bounds of an action space that a squashed Gaussian can fill.
+
+    Raises:
+        ConfigError: it is no Box of floats with finite bounds, low below high.
+    """
+    if not is_box_of_floats(space):
+        raise refusal(owner, "acts in a Box of floats", space)
+    low = space.low.astype(np.float64).ravel()
+    high = space.high.astype(np.float64).ravel()
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ConfigError(
+            f"{owner} needs finite bounds for each element of the action, the action space is {space}. "
+            "Bound it in the environment: gymnasium.wrappers.TransformAction(env, lambda action: action, a Box of "
+            "finite bounds), in a callable that environment.cls names."
+        )
+    if not (low < high).all():
+        raise ConfigError(f"{owner} needs low < high for each element of the action, the action space is {space}.")
+    return ActionBounds(low, high, space.shape, np.dtype(space.dtype))

@@ -1,0 +1,1 @@
+"""Policies that run with NumPy alone."""

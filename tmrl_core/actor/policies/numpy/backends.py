@@ -1,0 +1,129 @@
+"""Which policies have a twin that needs no torch; found by name, so that looking does not import torch either."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor, NumpyQValueMLPActor
+from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor, NumpyGaussianMLPActor
+from tmrl_core.actor.policies.numpy.squashed_gaussian import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
+from tmrl_core.config import resolve_with
+from tmrl_core.config.references import check_kwargs
+from tmrl_core.errors import ConfigError, MissingExtraError
+
+_POLICIES: list[tuple[str, str, type[ActorModule]]] = [
+    ("CategoricalMLPActor", "policies.torch.on_policy", NumpyCategoricalMLPActor),
+    ("DeterministicMLPActor", "policies.torch.off_policy", NumpyDeterministicMLPActor),
+    ("GaussianMLPActor", "policies.torch.on_policy", NumpyGaussianMLPActor),
+    ("QValueMLPActor", "policies.torch.off_policy", NumpyQValueMLPActor),
+    ("SquashedGaussianMLPActor", "policies.torch.squashed_gaussian", NumpySquashedGaussianMLPActor),
+]
+"""Name, module and twin of each."""
+
+_TWINS = {
+    f"tmrl_core.actor{place}:{name}": twin for name, module, twin in _POLICIES for place in ("", f".{module}")
+} | {"tmrl_core:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor}
+
+_NUMPY_CLASSES = tuple(twin for _, _, twin in _POLICIES)
+
+_NUMPY_POLICIES = frozenset(
+    f"{place}:{twin.__name__}" for twin in _NUMPY_CLASSES for place in ("tmrl_core.actor", twin.__module__)
+)
+
+_NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
+"""Parameters of a twin that are no keyword arguments of the policy."""
+
+
+def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[..., Any] | None:
+    """What makes the same policy without torch, or None where there is no such twin.
+
+    Args:
+        actor: the policy's class, a functools.partial of it, or its reference "package.module:Name".
+        kwargs: keyword arguments that the policy is made with, besides the two spaces.
+
+    Returns:
+        A callable `(observation_space=, action_space=)`. None: a policy of the user's own (a subclass included), or a
+        keyword argument, such as another activation, that the twin does not know.
+    """
+    twin, keywords = _twin_of(actor, kwargs)
+    if twin is None or not (inspect.signature(twin).parameters.keys() - _NO_KEYWORDS).issuperset(keywords):
+        return None
+    if activation_name(keywords.get("activation", "relu")) not in SUPPORTED_ACTIVATIONS:
+        return None
+    return functools.partial(twin, **keywords) if keywords else twin
+
+
+def _twin_of(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorModule] | None, dict[str, Any]]:
+    """The twin's class, if there is one, and all keyword arguments of the policy."""
+    keywords = dict(kwargs or {})
+    while isinstance(actor, functools.partial):
+        if actor.args:
+            return None, keywords
+        keywords = {**actor.keywords, **keywords}
+        actor = actor.func
+    if inspect.isclass(actor):
+        actor = f"{actor.__module__}:{actor.__qualname__}"
+    return _TWINS.get(actor) if isinstance(actor, str) else None, keywords
+
+
+def choose_actor(
+    actor: Any, kwargs: Mapping[str, Any] | None = None, *, device: Any = "cpu", backend: str = "auto"
+) -> Callable[..., Any]:
+    """What makes the policy that a worker acts with.
+
+    Args:
+        actor: as for `numpy_twin`.
+        kwargs: as for `numpy_twin`.
+        device: where the policy is to run.
+        backend: `auto`: the twin without torch where there is one and the device is the CPU; `numpy`: the twin;
+            `torch`: the policy as it is.
+
+    Raises:
+        ConfigError: `numpy` is asked for where it cannot be; or the reference names nothing; or the twin's keyword
+            arguments are of another type than it names.
+    """
+    if backend not in ("auto", "numpy", "torch"):
+        raise ConfigError(f"worker.backend: found {backend!r}, allowed: auto, numpy, torch")
+    on_cpu = str(device) == "cpu"
+    if backend == "numpy" and not on_cpu:
+        raise ConfigError(f"worker.backend: numpy runs on the CPU, worker.device is {device}")
+    twin = numpy_twin(actor, kwargs) if backend != "torch" and on_cpu else None
+    if twin is not None:
+        if isinstance(twin, functools.partial):
+            check_kwargs(twin.func, twin.keywords, "actor.kwargs")
+        return twin
+    if backend == "numpy" and not _acts_without_torch(actor):
+        raise ConfigError(
+            f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy twin; use auto or torch, or one of the "
+            f"policies {', '.join(name for name, _, _ in _POLICIES)} of tmrl_core.actor with relu or tanh"
+        )
+    same, keywords = _twin_of(actor, kwargs)
+    if same is NumpySquashedGaussianMLPActor and "random" not in keywords:
+        # As its twin begins. Of itself it does not, since the one that is trained is never sent any weights.
+        kwargs = {**(kwargs or {}), "random": None}
+    torch_only = same is not None or (backend == "torch" and _acts_without_torch(actor))
+    if torch_only and importlib.util.find_spec("torch") is None:
+        missing = MissingExtraError("torch", "trainer", f"the policy {actor}")
+        accepted = [] if same is None else list(inspect.signature(same).parameters.keys() - _NO_KEYWORDS)
+        unknown = sorted(keywords.keys() - accepted) if accepted else []
+        if unknown:
+            raise ConfigError(
+                f"actor.kwargs: {actor} without torch knows {', '.join(sorted(accepted))}, not {', '.join(unknown)}. "
+                f"{missing}"
+            )
+        raise missing
+    if isinstance(actor, str):
+        return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
+    return functools.partial(actor, **kwargs) if kwargs else cast(Callable[..., Any], actor)
+
+
+def _acts_without_torch(actor: Any) -> bool:
+    while isinstance(actor, functools.partial):
+        actor = actor.func
+    return actor in _NUMPY_CLASSES or (isinstance(actor, str) and actor in _NUMPY_POLICIES)

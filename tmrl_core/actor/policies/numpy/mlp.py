@@ -1,0 +1,199 @@
+"""A multi-layer perceptron's weights and its forward pass for one observation, without torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.flattening import flatten_into, layout_of, vector_size
+from tmrl_core.actor.policies.weights import (
+    ADVICE,
+    SAFETENSORS_FORMAT,
+    check_finite,
+    check_shapes,
+    decode_arrays,
+    describe,
+    encode_arrays,
+)
+from tmrl_core.errors import ConfigError, WeightsError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SUPPORTED_ACTIVATIONS = ("relu", "tanh")
+
+
+class NumpyMLPActor(ActorModule):
+    """A policy that acts on safetensors of `net.<i>.weight`, `net.<i>.bias` and of one linear layer for each head.
+
+    A layer's bias is kept as the last row of its matrix and meets a constant 1 at the end of the layer's input, which
+    spares a call per layer; all heads are one matrix. All intermediate results live in arrays made once; a policy is
+    therefore for one thread. A subclass implements `act` with `_forward`.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: of the environment.
+        heads: outputs of each head, by its name; they stand beside each other in this order.
+        hidden_sizes: width of each hidden layer.
+        activation: `relu` or `tanh`, or torch's class of that name.
+        seed: of the initial weights and of exploration; None: from the operating system.
+
+    Raises:
+        ConfigError: a space or an activation that this policy cannot take.
+    """
+
+    weights_format: ClassVar[str] = SAFETENSORS_FORMAT
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        heads: Mapping[str, int],
+        hidden_sizes: Sequence[int],
+        activation: Any,
+        seed: int | None,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self._layout = layout_of(observation_space)
+        self._activation = activation_name(activation)
+        if self._activation not in SUPPORTED_ACTIVATIONS:
+            raise ConfigError(
+                f"activation is {self._activation!r}; without torch the policy knows "
+                f"{' and '.join(SUPPORTED_ACTIVATIONS)}. Set worker.backend to torch for others."
+            )
+        self._rng = np.random.default_rng(seed)
+        widths = (vector_size(self._layout), *(int(width) for width in hidden_sizes))
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for index, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
+            self._shapes[f"net.{2 * index}.weight"] = (fan_out, fan_in)
+            self._shapes[f"net.{2 * index}.bias"] = (fan_out,)
+        self._columns: dict[str, slice] = {}
+        outputs = 0
+        for head, size in heads.items():
+            self._shapes[f"{head}.weight"] = (size, widths[-1])
+            self._shapes[f"{head}.bias"] = (size,)
+            self._columns[head] = slice(outputs, outputs + size)
+            outputs += size
+        # Matrices [in + 1, out].
+        self._matrices = [np.empty((fan_in + 1, fan_out), np.float32) for fan_in, fan_out in itertools.pairwise(widths)]
+        self._matrices.append(np.empty((widths[-1] + 1, outputs), np.float32))
+        # Inputs of each matrix: the values, then the 1 that meets the bias.
+        self._inputs = [np.ones(width + 1, np.float32) for width in widths]
+        self._heads = np.empty(outputs, np.float32)
+        self._take_over(self._initial_weights())
+        self._forward = self._make_forward()
+
+    def _initial_weights(self) -> dict[str, np.ndarray]:
+        """Uniform within 1/sqrt(inputs), as torch.nn.Linear begins, to explore with until a policy arrives."""
+        weights: dict[str, np.ndarray] = {}
+        for name, shape in self._shapes.items():
+            fan_in = self._shapes[name.replace(".bias", ".weight")][1]
+            bound = 1.0 / math.sqrt(fan_in)
+            weights[name] = self._rng.uniform(-bound, bound, shape).astype(np.float32)
+        return weights
+
+    def _take_over(self, weights: Mapping[str, np.ndarray]) -> None:
+        for index, matrix in enumerate(self._matrices[:-1]):
+            matrix[:-1] = weights[f"net.{2 * index}.weight"].T
+            matrix[-1] = weights[f"net.{2 * index}.bias"]
+        for head, columns in self._columns.items():
+            self._matrices[-1][:-1, columns] = weights[f"{head}.weight"].T
+            self._matrices[-1][-1, columns] = weights[f"{head}.bias"]
+
+    def architecture(self) -> dict[str, Any]:
+        """Return names and shapes of the weights, and the activation."""
+        return describe(self._shapes, {"activation": self._activation})
+
+    def to_bytes(self) -> bytes:
+        """The weights as the content of a safetensors file, which the torch policy reads."""
+        weights: dict[str, np.ndarray] = {}
+        for index, matrix in enumerate(self._matrices[:-1]):
+            weights[f"net.{2 * index}.weight"] = matrix[:-1].T
+            weights[f"net.{2 * index}.bias"] = matrix[-1]
+        for head, columns in self._columns.items():
+            weights[f"{head}.weight"] = self._matrices[-1][:-1, columns].T
+            weights[f"{head}.bias"] = self._matrices[-1][-1, columns]
+        return encode_arrays(weights, {"activation": self._activation})
+
+    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
+        """Take the weights over, in place, and return self. After an error nothing has changed.
+
+        Raises:
+            WeightsError: names what does not fit.
+        """
+        arrays, metadata = decode_arrays(data)
+        owner = self.owner or type(self).__name__
+        check_shapes(owner, self._shapes, {name: array.shape for name, array in arrays.items()}, ADVICE)
+        check_finite(owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
+        activation = metadata.get("activation", self._activation)
+        if activation != self._activation:
+            raise WeightsError(
+                f"the weights are not for {owner}: their activation is {activation}, not {self._activation}. {ADVICE}"
+            )
+        self._take_over(arrays)
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write the weights to a safetensors file."""
+        Path(path).write_bytes(self.to_bytes())
+
+    def load(self, path: str | Path, device: Any = "cpu") -> Self:
+        """Take the weights of a safetensors file over, in place, and return self.
+
+        Raises:
+            WeightsError: names what does not fit.
+        """
+        return self.from_bytes(Path(path).read_bytes(), device)
+
+    def _make_forward(self) -> Callable[[Any], np.ndarray]:
+        """What computes the heads' outputs [sum of their sizes] of one observation, into the same array each time.
+
+        Everything that it touches is in local variables.
+        """
+        dot = np.dot
+        layout, vector, heads = self._layout, self._inputs[0][:-1], self._heads
+        first_matrix, first_input = self._matrices[0], self._inputs[0]
+        first_output = self._inputs[1][:-1] if len(self._matrices) > 1 else heads
+        layers = [
+            (self._inputs[index], self._matrices[index], self._inputs[index + 1][:-1])
+            for index in range(1, len(self._matrices) - 1)
+        ]
+        last_input, last_matrix = self._inputs[-1], self._matrices[-1]
+        hidden = len(self._matrices) > 1
+        relu = self._activation == "relu"
+        maximum, tanh_ufunc = np.maximum, np.tanh
+        first_zeros = np.zeros_like(first_output)
+        rows = [(*layer, np.zeros_like(layer[2])) for layer in layers]
+        direct = len(layout) == 1 and layout[0].kind == "values" and not layout[0].path
+        direct_shape = layout[0].shape
+        flat = direct and len(direct_shape) == 1
+
+        def forward(obs: Any) -> np.ndarray:
+            if flat and isinstance(obs, np.ndarray) and obs.shape == direct_shape:
+                vector[:] = obs
+            else:
+                flatten_into(layout, obs, vector)
+            dot(first_input, first_matrix, out=first_output)
+            if not hidden:
+                return heads
+            if relu:
+                maximum(first_output, first_zeros, out=first_output)
+                for layer_input, matrix, output, zero in rows:
+                    dot(layer_input, matrix, out=output)
+                    maximum(output, zero, out=output)
+            else:
+                tanh_ufunc(first_output, out=first_output)
+                for layer_input, matrix, output, _ in rows:
+                    dot(layer_input, matrix, out=output)
+                    tanh_ufunc(output, out=output)
+            dot(last_input, last_matrix, out=heads)
+            return heads
+
+        return forward

@@ -1,0 +1,148 @@
+"""The project's own policy without torch: the same weights, a third of the time per action."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tmrl_core.actor.policies.flattening import action_bounds
+from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS as SUPPORTED_ACTIVATIONS
+from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LOG_STD_MIN = -20.0
+LOG_STD_MAX = 2.0
+
+_NOISE_BLOCK = 4096
+"""Gaussian numbers drawn at once: one call per action would cost more than the action's last layer."""
+
+_UNIFORM_BLOCK = 256
+"""Random actions drawn at once: drawn one by one, they cost more than the policy's own."""
+
+_SCALAR_ACTIONS = 4
+"""Up to so many action elements, Python's own floats are faster than calls to NumPy."""
+
+
+class NumpySquashedGaussianMLPActor(NumpyMLPActor):
+    """Acts as `SquashedGaussianMLPActor` does, on weights that it reads from the same safetensors.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer.
+        activation: `relu` or `tanh`, or torch's class of that name.
+        random: share of actions drawn uniformly from the action space, until the trainer says another; None: all, until
+            weights arrive that it says nothing about.
+        seed: of the initial weights and of exploration; None: from the operating system.
+
+    Raises:
+        ConfigError: a space or an activation that this policy cannot take.
+    """
+
+    owner: ClassVar[str] = "SquashedGaussianMLPActor"
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: Any = "relu",
+        random: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._bounds = action_bounds(self.owner, action_space)
+        heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
+        super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed)
+        self._noise: list[float] = []
+        self._uniform: list[np.ndarray] = []
+        self._act_by_policy = self._make_act()
+        self._told = random is not None
+        self._explore_with(1.0 if random is None else float(random))
+
+    def seed(self, seed: int) -> None:
+        """Seed the exploration; what had been drawn ahead is thrown away."""
+        self._rng = np.random.default_rng(seed)
+        self._noise.clear()
+        self._uniform.clear()
+
+    def exploration(self) -> dict[str, float]:
+        """`random`."""
+        return {"random": self.random}
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Take `random` over."""
+        if "random" in parameters:
+            self._told = True
+            self._explore_with(float(parameters["random"]))
+
+    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
+        """As `NumpyMLPActor.from_bytes`; act by these weights from now on, unless something was said of `random`."""
+        super().from_bytes(data, device)
+        if not self._told:
+            self._explore_with(0.0)
+        return self
+
+    def _explore_with(self, random: float) -> None:
+        self.random = random
+        # So that a policy which has learned something pays nothing for the question.
+        self._act = self._act_by_policy if random <= 0.0 else self._act_by_chance
+
+    def _act_by_chance(self, obs: Any, test: bool) -> np.ndarray:
+        if test or (self.random < 1.0 and self._rng.random() >= self.random):
+            return self._act_by_policy(obs, test)
+        if not self._uniform:
+            bounds = self._bounds
+            drawn = self._rng.uniform(bounds.low, bounds.high, (_UNIFORM_BLOCK, bounds.size)).astype(bounds.dtype)
+            self._uniform.extend(drawn.reshape(-1, *bounds.shape))
+        return self._uniform.pop()
+
+    def act(self, obs: Any, test: bool = False) -> np.ndarray:
+        """The action for one observation, a new array of the action space; `test`: the most likely one."""
+        return self._act(obs, test)
+
+    def _make_act(self) -> Callable[..., np.ndarray]:
+        """The function that `act` is: everything that it touches in local variables."""
+        forward, add_noise = self._forward, self._noise
+        size, shape, dtype = self._bounds.size, self._bounds.shape, self._bounds.dtype
+        low, span = self._bounds.low, self._bounds.high - self._bounds.low
+        empty = np.empty
+
+        def draw() -> float:
+            add_noise.extend(self._rng.standard_normal(_NOISE_BLOCK).tolist())
+            return add_noise.pop()
+
+        if size <= _SCALAR_ACTIONS:
+            tanh, exp, pop = math.tanh, math.exp, add_noise.pop
+            elements = [(index, size + index, low[index].item(), span[index].item()) for index in range(size)]
+
+            def act_scalars(obs: Any, test: bool = False) -> np.ndarray:
+                values = forward(obs).tolist()
+                action = empty(size, dtype)
+                for mu_at, log_std_at, lowest, width in elements:
+                    u = values[mu_at]
+                    if not test:
+                        log_std = values[log_std_at]
+                        if log_std < LOG_STD_MIN:
+                            log_std = LOG_STD_MIN
+                        elif log_std > LOG_STD_MAX:
+                            log_std = LOG_STD_MAX
+                        u += exp(log_std) * (pop() if add_noise else draw())
+                    action[mu_at] = lowest + (tanh(u) + 1.0) * 0.5 * width
+                return action if len(shape) == 1 else action.reshape(shape)
+
+            return act_scalars
+
+        def act_vector(obs: Any, test: bool = False) -> np.ndarray:
+            heads = forward(obs)
+            u = heads[:size].astype(np.float64)
+            if not test:
+                u += np.exp(np.clip(heads[size:], LOG_STD_MIN, LOG_STD_MAX)) * self._rng.standard_normal(size)
+            action: np.ndarray = low + (np.tanh(u) + 1.0) * 0.5 * span
+            return action.astype(dtype).reshape(shape)
+
+        return act_vector

@@ -1,0 +1,209 @@
+"""Policies that explore by chance beside what they have learned, made with torch.
+
+`numpy_off_policy` acts on the same weights without it. Shape suffixes: B batch, H features, N discrete actions,
+A action elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.flattening import action_bounds, layout_of, vector_size
+from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.torch.module import TorchActorModule
+from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch, make_activation
+
+
+def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
+    """[B, N] values of actions out of the state's value and each action's advantage.
+
+    Source: Wang et al., arXiv:1511.06581, eq. 9.
+    """
+    return value_B1 + advantage_BN - advantage_BN.mean(dim=-1, keepdim=True)
+
+
+class _MLPActor(TorchActorModule):
+    """Hidden layers, their activation in the weights' metadata, a generator of one's own."""
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int],
+        activation: str | Callable[[], nn.Module],
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self._layout = layout_of(observation_space)
+        self._activation = activation_name(activation)
+        self._generator: torch.Generator | None = None
+        make = make_activation(activation)
+        layers: list[nn.Module] = []
+        width = vector_size(self._layout)
+        for hidden in hidden_sizes:
+            layers += [nn.Linear(width, int(hidden)), make()]
+            width = int(hidden)
+        self.net = nn.Sequential(*layers)
+        self._features = width
+
+    def weights_metadata(self) -> dict[str, str]:
+        """The activation, which the shapes do not show."""
+        return {"activation": self._activation}
+
+    def seed(self, seed: int) -> None:
+        """Give the exploration of `act` a generator of its own, seeded; otherwise it is torch's global one."""
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def _chance(self) -> float:
+        return torch.rand((), generator=self._generator).item()
+
+
+class QValueMLPActor(_MLPActor):
+    """A multi-layer perceptron that says what each of a few actions is worth; the best is taken, or one by chance.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: Discrete.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        dueling: the last layer says the state's value and each action's advantage instead (Wang et al.,
+            arXiv:1511.06581; both read the same features).
+        epsilon: share of actions by chance, until the trainer says another.
+
+    Raises:
+        ConfigError: a space that this policy cannot take.
+
+    Source: Mnih et al., Nature 518 (2015).
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        dueling: bool = False,
+        epsilon: float = 1.0,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        self._actions = discrete_actions("QValueMLPActor", action_space)
+        self.dueling = dueling
+        self.epsilon = float(epsilon)
+        if dueling:
+            self.value = nn.Linear(self._features, 1)
+            self.advantage = nn.Linear(self._features, self._actions.count)
+        else:
+            self.q = nn.Linear(self._features, self._actions.count)
+
+    def forward(self, obs: Any) -> Tensor:
+        """[B, N] values of the actions, with gradients to the weights.
+
+        Args:
+            obs: nested as the observation space is, leaves [B, *shape] tensors.
+        """
+        features_BH = self.net(flatten_batch(self._layout, obs))
+        if self.dueling:
+            return dueling_q(self.value(features_BH), self.advantage(features_BH))
+        q_BN: Tensor = self.q(features_BH)
+        return q_BN
+
+    def index(self, action_B: Tensor) -> Tensor:
+        """[B] int64 index, from 0, of each action of a batch."""
+        return action_B.reshape(-1).to(torch.int64) - self._actions.start
+
+    def exploration(self) -> dict[str, float]:
+        """`epsilon`."""
+        return {"epsilon": self.epsilon}
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Take `epsilon` over."""
+        self.epsilon = float(parameters.get("epsilon", self.epsilon))
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """The action for one observation, collated with a batch dimension of one."""
+        if not test and self._chance() < self.epsilon:
+            return self._actions.of(int(torch.randint(self._actions.count, (), generator=self._generator).item()))
+        with torch.no_grad():
+            return self._actions.of(int(self(obs)[0].argmax().item()))
+
+
+class DeterministicMLPActor(_MLPActor):
+    """A multi-layer perceptron squashed by tanh into each action element's own bounds; noise is added to explore.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        noise: standard deviation of the Gaussian noise where actions are scaled to [-1, 1], until the trainer says
+            another.
+        random: share of actions drawn uniformly from the action space, until the trainer says another.
+
+    Raises:
+        ConfigError: a space that this policy cannot take.
+
+    Source: Fujimoto et al., arXiv:1802.09477, algorithm 1 and section 6.1.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        noise: float = 0.1,
+        random: float = 1.0,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        bounds = action_bounds("DeterministicMLPActor", action_space)
+        self._action_shape = bounds.shape
+        self._action_dtype = bounds.dtype
+        self.noise = float(noise)
+        self.random = float(random)
+        self.mu = nn.Linear(self._features, bounds.size)
+        # Of the environment, not learned: the weights' file does not hold them.
+        low, high = (torch.as_tensor(b, dtype=torch.float32).reshape(bounds.shape) for b in (bounds.low, bounds.high))
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def forward(self, obs: Any) -> Tensor:
+        """[B, *action shape] actions, within the bounds, with gradients to the weights.
+
+        Args:
+            obs: nested as the observation space is, leaves [B, *shape] tensors.
+        """
+        u_BA = self.mu(self.net(flatten_batch(self._layout, obs))).reshape(-1, *self._action_shape)
+        action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
+        # Rounding may leave the bounds by one bit, and an environment may check them.
+        return torch.clamp(action_BA, self.low, self.high)
+
+    def exploration(self) -> dict[str, float]:
+        """`noise` and `random`."""
+        return {"noise": self.noise, "random": self.random}
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Take `noise` and `random` over."""
+        self.noise = float(parameters.get("noise", self.noise))
+        self.random = float(parameters.get("random", self.random))
+
+    def act(self, obs: Any, test: bool = False) -> np.ndarray:
+        """The action for one observation, collated with a batch dimension of one, as an array of the action space."""
+        with torch.no_grad():
+            if not test and self._chance() < self.random:
+                share = torch.rand(self.low.shape, generator=self._generator).to(self.low.device)
+                action = self.low + share * (self.high - self.low)
+            else:
+                action = self(obs)[0]
+                if not test:
+                    drawn = torch.randn(self.low.shape, generator=self._generator).to(self.low.device)
+                    action = action + self.noise * drawn * (self.high - self.low) / 2.0
+            array: np.ndarray = torch.clamp(action, self.low, self.high).cpu().numpy()
+        return array.astype(self._action_dtype, copy=False)

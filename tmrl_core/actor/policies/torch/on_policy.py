@@ -1,0 +1,246 @@
+"""Policies whose log-densities on-policy training needs, made with torch; `numpy_on_policy` acts on the same weights.
+
+What they act with comes with its log-density `logp`. Flattened observations are [B, D].
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.flattening import layout_of, vector_size
+from tmrl_core.actor.policies.numpy.on_policy import OBSERVATION_LIMIT
+from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
+from tmrl_core.actor.policies.torch.module import TorchActorModule, collate_one
+from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch, make_activation
+
+
+def make_mlp(
+    width: int, hidden_sizes: Sequence[int], activation: str | Callable[[], torch.nn.Module]
+) -> tuple[torch.nn.Sequential, int]:
+    """Hidden layers with orthogonal weights and no bias, and their output's width.
+
+    Source: what matters of PPO's initial weights: Andrychowicz et al., arXiv:2006.05990, section 3.2.
+    """
+    make = make_activation(activation)
+    layers: list[torch.nn.Module] = []
+    for hidden in hidden_sizes:
+        layers += [orthogonal(torch.nn.Linear(width, int(hidden)), math.sqrt(2.0)), make()]
+        width = int(hidden)
+    return torch.nn.Sequential(*layers), width
+
+
+def orthogonal(layer: torch.nn.Linear, gain: float) -> torch.nn.Linear:
+    """The layer with orthogonal weights of this gain, and no bias."""
+    torch.nn.init.orthogonal_(layer.weight, gain)
+    torch.nn.init.zeros_(layer.bias)
+    return layer
+
+
+class OnPolicyActor(TorchActorModule):
+    """A policy with a density: what PPO needs of it.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: of the environment.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        normalize_observations: to mean 0 and standard deviation 1, by what training has seen of them so far, which
+            travels with the weights; elements beyond 10 are cut there.
+
+    Raises:
+        ConfigError: a space that this policy cannot take.
+    """
+
+    obs_mean: Tensor
+    obs_std: Tensor
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str | Callable[[], torch.nn.Module] = "tanh",
+        normalize_observations: bool = False,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self.layout = layout_of(observation_space)
+        self.normalizes = normalize_observations
+        if normalize_observations:
+            self.register_buffer("obs_mean", torch.zeros(vector_size(self.layout)))
+            self.register_buffer("obs_std", torch.ones(vector_size(self.layout)))
+        self._activation = activation_name(activation)
+        self._generator: torch.Generator | None = None
+        self.net, self.features = make_mlp(vector_size(self.layout), hidden_sizes, activation)
+
+    def normalized(self, flat_BD: Tensor) -> Tensor:
+        """[B, D] flattened observations as the networks get them."""
+        if not self.normalizes:
+            return flat_BD
+        return ((flat_BD - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+
+    def weights_metadata(self) -> dict[str, str]:
+        """The activation, which the shapes do not show."""
+        return {"activation": self._activation}
+
+    def seed(self, seed: int) -> None:
+        """Give the exploration a generator of its own, seeded; otherwise it is torch's global one."""
+        self._generator = torch.Generator(device=next(self.parameters()).device).manual_seed(seed)
+
+    @abstractmethod
+    def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """With gradients: [B] log-density of actions in nats, and [B] the entropy of the policy there.
+
+        Args:
+            flat_BD: [B, D] flattened observations.
+            action: [B, ...] what `trained_action` makes of a batch.
+        """
+
+    @abstractmethod
+    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """Of a batch's actions and extras, the actions whose density the policy knows."""
+
+    @abstractmethod
+    def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
+        """Actions as the policy knows them, the most likely ones with `test`, and [B] their log-density in nats."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """The action for one observation, collated with a batch dimension of one."""
+        with torch.no_grad():
+            return self._of_space(self.sample(flatten_batch(self.layout, obs), test)[0])
+
+    def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
+        """The action, with its log-density `logp`."""
+        with torch.no_grad():
+            known, logp_B = self.sample(flatten_batch(self.layout, collate_one(obs, self.device)), test)
+            return self._of_space(known), {"logp": np.float32(logp_B[0].item()), **self._more(known)}
+
+    def reset_extras(self) -> dict[str, Any]:
+        """Zeros."""
+        return {"logp": np.float32(0.0)}
+
+    @abstractmethod
+    def _of_space(self, known: Tensor) -> Any:
+        """The first of these actions as one of the action space."""
+
+    def _more(self, known: Tensor) -> dict[str, Any]:
+        return {}
+
+
+class CategoricalMLPActor(OnPolicyActor):
+    """A multi-layer perceptron that says how likely each of a few actions is (softmax).
+
+    Args:
+        observation_space, hidden_sizes, activation, normalize_observations: as for `OnPolicyActor`.
+        action_space: Discrete.
+
+    Raises:
+        ConfigError: a space that this policy cannot take.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str | Callable[[], torch.nn.Module] = "tanh",
+        normalize_observations: bool = False,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
+        self._actions = discrete_actions("CategoricalMLPActor", action_space)
+        self.logits = orthogonal(torch.nn.Linear(self.features, self._actions.count), 0.01)
+
+    def log_probs(self, flat_BD: Tensor) -> Tensor:
+        """[B, N] log-probability of each action, in nats."""
+        return torch.log_softmax(self.logits(self.net(self.normalized(flat_BD))), dim=-1)
+
+    def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """With gradients: [B] log-probability of the action indices [B] int64, and [B] the entropy, in nats."""
+        log_probs_BN = self.log_probs(flat_BD)
+        entropy_B = -(log_probs_BN.exp() * log_probs_BN).sum(dim=-1)
+        return log_probs_BN.gather(1, action[:, None]).squeeze(1), entropy_B
+
+    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """[B] int64 index of each action, from 0."""
+        return action.reshape(-1).to(torch.int64) - self._actions.start
+
+    def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
+        """[B] int64 indices, the most likely ones with `test`, and [B] their log-probability."""
+        log_probs_BN = self.log_probs(flat_BD)
+        if test:
+            index_B = log_probs_BN.argmax(dim=-1)
+        else:
+            index_B = torch.multinomial(log_probs_BN.exp(), 1, generator=self._generator).squeeze(1)
+        return index_B, log_probs_BN.gather(1, index_B[:, None]).squeeze(1)
+
+    def _of_space(self, known: Tensor) -> Any:
+        return self._actions.of(int(known[0]))
+
+
+class GaussianMLPActor(OnPolicyActor):
+    """A multi-layer perceptron's mean with a spread that does not depend on the observation; clipped to the bounds.
+
+    What was drawn before it was clipped comes as the extra `drawn`: that is what the density is of.
+
+    Args:
+        observation_space, hidden_sizes, activation, normalize_observations: as for `OnPolicyActor`.
+        action_space: a Box of floats; infinite bounds clip nothing.
+        log_std: logarithm of the initial standard deviation of each element.
+
+    Raises:
+        ConfigError: a space that this policy cannot take.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str | Callable[[], torch.nn.Module] = "tanh",
+        log_std: float = 0.0,
+        normalize_observations: bool = False,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
+        self._bounds = box_bounds("GaussianMLPActor", action_space)
+        self.mu = orthogonal(torch.nn.Linear(self.features, self._bounds.size), 0.01)
+        self.log_std = torch.nn.Parameter(torch.full((self._bounds.size,), float(log_std)))
+
+    def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """With gradients: [B] log-density of the unclipped actions [B, A], and [B] the entropy, in nats."""
+        mu_BA = self.mu(self.net(self.normalized(flat_BD)))
+        entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
+        return self._density(mu_BA, action), entropy.expand(len(mu_BA))
+
+    def _density(self, mu_BA: Tensor, drawn_BA: Tensor) -> Tensor:
+        z_BA = (drawn_BA - mu_BA) * torch.exp(-self.log_std)
+        return (-0.5 * z_BA.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=-1)
+
+    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """[B, A] float32 what was drawn, before it was clipped."""
+        return extras["drawn"].reshape(-1, self._bounds.size).to(torch.float32)
+
+    def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
+        """[B, A] unclipped actions, the most likely ones with `test`, and [B] their log-density."""
+        mu_BA = self.mu(self.net(self.normalized(flat_BD)))
+        drawn_BA = mu_BA
+        if not test:
+            noise_BA = torch.randn(mu_BA.shape, generator=self._generator, device=mu_BA.device, dtype=mu_BA.dtype)
+            drawn_BA = mu_BA + torch.exp(self.log_std) * noise_BA
+        return drawn_BA, self._density(mu_BA, drawn_BA)
+
+    def reset_extras(self) -> dict[str, Any]:
+        """Zeros."""
+        return {**super().reset_extras(), "drawn": np.zeros(self._bounds.size, np.float32)}
+
+    def _of_space(self, known: Tensor) -> Any:
+        return self._bounds.clipped(known[0].cpu().numpy())
+
+    def _more(self, known: Tensor) -> dict[str, Any]:
+        return {"drawn": known[0].cpu().numpy()}

@@ -1,0 +1,187 @@
+"""The project's own policy, made with torch. `numpy_policies` acts on the same weights without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.flattening import Leaf, action_bounds, layout_of, vector_size
+from tmrl_core.actor.policies.torch.module import TorchActorModule
+from tmrl_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LOG_STD_MIN = -20.0
+LOG_STD_MAX = 2.0
+
+_MODULES: dict[str, Callable[[], torch.nn.Module]] = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}
+
+
+def make_activation(activation: str | Callable[[], torch.nn.Module]) -> Callable[[], torch.nn.Module]:
+    """The class of an activation that is given as a class or by its name.
+
+    Raises:
+        ConfigError: a name that neither this module nor torch.nn knows.
+    """
+    if not isinstance(activation, str):
+        return activation
+    known = _MODULES.get(activation.lower())
+    found = known if known is not None else vars(torch.nn).get(activation)
+    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        raise ConfigError(f"activation is {activation!r}; allowed: relu, tanh, or the name of a class of torch.nn.")
+    return found
+
+
+def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
+    """[B, size] float32 of a batch of observations: nested as the space is, leaves [B, *shape] tensors."""
+    parts: list[Tensor] = []
+    for leaf in layout:
+        value = leaf.of(obs)
+        if leaf.kind == "values":
+            parts.append(value.reshape(-1, leaf.size).to(torch.float32))
+            continue
+        integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
+        parts += [
+            functional.one_hot(integers[:, column] - first, count).to(torch.float32)
+            for column, (count, first) in enumerate(zip(leaf.counts, leaf.first, strict=True))
+        ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class SquashedGaussianMLPActor(TorchActorModule):
+    """A multi-layer perceptron whose Gaussian is squashed by tanh into each action element's own bounds.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        random: share of actions drawn uniformly from the action space, until the trainer says another; None, which
+            workers begin with: all, until weights arrive that it says nothing about.
+
+    Raises:
+        ConfigError: a space that this policy cannot take.
+
+    Source: Haarnoja et al., arXiv:1812.05905, appendix C.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], torch.nn.Module] = torch.nn.ReLU,
+        random: float | None = 0.0,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self._told = random is not None
+        self.random = 1.0 if random is None else float(random)
+        self._layout = layout_of(observation_space)
+        bounds = action_bounds("SquashedGaussianMLPActor", action_space)
+        self._activation = activation_name(activation)
+        self._action_shape = bounds.shape
+        self._action_dtype = bounds.dtype
+        self._generator: torch.Generator | None = None
+        make = make_activation(activation)
+        layers: list[torch.nn.Module] = []
+        width = vector_size(self._layout)
+        for hidden in hidden_sizes:
+            layers += [torch.nn.Linear(width, int(hidden)), make()]
+            width = int(hidden)
+        self.net = torch.nn.Sequential(*layers)
+        self.mu = torch.nn.Linear(width, bounds.size)
+        self.log_std = torch.nn.Linear(width, bounds.size)
+        # Of the environment, not learned: the weights' file does not hold them.
+        self.register_buffer("low", torch.as_tensor(bounds.low, dtype=torch.float32), persistent=False)
+        self.register_buffer("high", torch.as_tensor(bounds.high, dtype=torch.float32), persistent=False)
+
+    def weights_metadata(self) -> dict[str, str]:
+        """The activation, which the shapes do not show."""
+        return {"activation": self._activation}
+
+    def seed(self, seed: int) -> None:
+        """Give the exploration of `act` a generator of its own, seeded; otherwise it is torch's global one."""
+        self._generator = torch.Generator(device=self.low.device).manual_seed(seed)
+
+    def exploration(self) -> dict[str, float]:
+        """`random`."""
+        return {"random": self.random}
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Take `random` over."""
+        if "random" in parameters:
+            self._told = True
+            self.random = float(parameters["random"])
+
+    def from_bytes(self, data: bytes, device: Any) -> Self:
+        """As `TorchActorModule.from_bytes`; act by these weights from now on, unless something was said of `random`."""
+        actor = super().from_bytes(data, device)
+        if not self._told:
+            self.random = 0.0
+        return actor
+
+    def forward(
+        self, obs: Any, test: bool = False, compute_logprob: bool = True, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Actions for a batch of observations, with gradients to the weights.
+
+        Args:
+            obs: nested as the observation space is, leaves [B, *shape] tensors.
+            test: True: the most likely action instead of a sample.
+            compute_logprob: False spares the density.
+            generator: of the noise; None: torch's global one.
+
+        Returns:
+            action: [B, *action shape] float32, within the bounds.
+            logp: [B] float32, log-density in nats of the action scaled to [-1, 1] per element, so that an entropy
+                target does not depend on the actuators' units; None without `compute_logprob`.
+        """
+        features_BH = self.net(flatten_batch(self._layout, obs))
+        mu_BA = self.mu(features_BH).float()
+        if test and not compute_logprob:
+            return self._squash(mu_BA), None
+        log_std_BA = torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)
+        if test:
+            u_BA = mu_BA
+        else:
+            noise_BA = torch.randn(mu_BA.shape, generator=generator, device=mu_BA.device, dtype=mu_BA.dtype)
+            u_BA = mu_BA + torch.exp(log_std_BA) * noise_BA
+        logp_B: Tensor | None = None
+        if compute_logprob:
+            gaussian_BA = -0.5 * ((u_BA - mu_BA) * torch.exp(-log_std_BA)).square() - log_std_BA
+            # log(1 - tanh(u)^2), in the form that does not lose its digits for large u (appendix C).
+            squashing_BA = 2.0 * (math.log(2.0) - u_BA - functional.softplus(-2.0 * u_BA))
+            logp_B = (gaussian_BA - 0.5 * math.log(2.0 * math.pi) - squashing_BA).sum(dim=-1)
+        return self._squash(u_BA), logp_B
+
+    def _squash(self, u_BA: Tensor) -> Tensor:
+        action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
+        # Rounding may leave the bounds by one bit, and an environment may check them.
+        action_BA = torch.clamp(action_BA, self.low, self.high)
+        return action_BA.reshape(-1, *self._action_shape)
+
+    def act(self, obs: Any, test: bool = False) -> np.ndarray:
+        """The action for one observation, collated with a batch dimension of one, as an array of the action space."""
+        with torch.no_grad():
+            if not test and self.random > 0.0 and self._uniform(()).item() < self.random:
+                action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
+                action = torch.clamp(action, self.low, self.high).reshape(self._action_shape)
+                array: np.ndarray = action.cpu().numpy()
+            else:
+                action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
+                array = action[0].cpu().numpy()
+        return array.astype(self._action_dtype, copy=False)
+
+    def _uniform(self, shape: Sequence[int]) -> Tensor:
+        return torch.rand(shape, generator=self._generator, device=self.low.device)

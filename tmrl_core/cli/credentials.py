@@ -1,0 +1,220 @@
+"""`python -m tmrl_core --credentials create | bundle | install | show | revoke | renew | rotate-token`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tmrl_core.cli.main import common_options, load_config, set_up_logging
+from tmrl_core.networking.security import credentials, renewal
+from tmrl_core.networking.security.revocations import REVOKED_FILE
+from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES
+
+MOST_DAYS = 36_500
+EPILOG = """\
+On the machine that hosts the Server:
+  python -m tmrl_core --credentials create --host server.example.org
+  python -m tmrl_core --credentials bundle trainer --name hpc
+  python -m tmrl_core --credentials bundle worker --name robot7
+Copy each bundle to its machine (it is secret: anyone who has it can act as that worker or trainer), and run there:
+  python -m tmrl_core --credentials install robot7.worker.bundle
+If robot7 is stolen (a running Server applies it at once):
+  python -m tmrl_core --credentials revoke robot7
+"""
+
+
+def days(text: str) -> float:
+    """Return the validity of a certificate.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= MOST_DAYS:
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}, allowed: a number of days, more than 0 and at most {MOST_DAYS}"
+        )
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The grammar of what follows `--credentials`."""
+    common = common_options()
+    made = argparse.ArgumentParser(
+        prog="python -m tmrl_core --credentials",
+        description="Manage the certificates and tokens that identify the roles.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    create = commands.add_parser(
+        "create",
+        parents=[common],
+        help="create a CA, a server certificate and a token for each role; again: only a new server certificate",
+    )
+    create.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name or address of the Server; may be repeated; the loopback names are always added",
+    )
+    create.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
+    create.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="create a new CA and new tokens; all bundles of the old CA stop working",
+    )
+
+    bundle = commands.add_parser("bundle", parents=[common], help="write one file with all that another machine needs")
+    bundle.add_argument("for_role", choices=["worker", "trainer", "server"], metavar="ROLE")
+    bundle.add_argument("--name", default="", help="name of the worker or trainer, written into its certificate")
+    bundle.add_argument("--out", metavar="FILE", help="file or folder (default: NAME.ROLE.bundle here)")
+    bundle.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
+
+    install = commands.add_parser("install", parents=[common], help="unpack a bundle on the machine it is for")
+    install.add_argument("file", metavar="FILE")
+    install.add_argument("--overwrite", action="store_true", help="move an installed bundle of another CA aside first")
+
+    commands.add_parser("show", parents=[common], help="print fingerprints, expiry and revocations; no secrets")
+
+    revoke = commands.add_parser(
+        "revoke", parents=[common], help="revoke the certificates of one machine; a running Server applies it"
+    )
+    revoke.add_argument("name", metavar="NAME", help="name in the certificates; or the bundle or certificate file")
+    revoke.add_argument("--of-role", choices=CLIENT_ROLES, help="only certificates of this role (default: any)")
+
+    renew = commands.add_parser(
+        "renew", parents=[common], help="create a new server certificate, or new bundles for NAMEs; the CA stays"
+    )
+    renew.add_argument("names", nargs="*", metavar="NAME", help="name in the bundle (default: the server certificate)")
+    renew.add_argument("--all", action="store_true", help="the server certificate and the bundles of all names")
+    renew.add_argument("--out", metavar="FOLDER", help="folder for the bundles (default: here)")
+    renew.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
+
+    rotate = commands.add_parser(
+        "rotate-token", parents=[common], help="create a new token for a role; the old one is no longer accepted"
+    )
+    rotate.add_argument("for_role", choices=CLIENT_ROLES, metavar="ROLE")
+    return made
+
+
+def run_credentials(arguments: Sequence[str]) -> int:
+    """Do what the command line with `--credentials` in it asks for; options may stand before it too.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        CredentialsError: credentials are missing, broken, or of another CA.
+    """
+    at = list(arguments).index("--credentials")
+    rest = list(arguments[at + 1 :])
+    # argparse takes the options of a sub-command after it only.
+    options = parser().parse_args(rest[:1] + list(arguments[:at]) + rest[1:])
+    set_up_logging(options.log_level)
+    folder = credentials.find(load_config(options).network.credentials_dir)
+    command = {
+        "create": create,
+        "bundle": bundle,
+        "install": install,
+        "show": show,
+        "revoke": revoke,
+        "renew": renew,
+        "rotate-token": rotate_token,
+    }[options.command]
+    return command(options, folder)
+
+
+def create(options: argparse.Namespace, folder: Path) -> int:
+    """Make credentials."""
+    made = credentials.create(folder, options.host, days=options.days, overwrite=options.overwrite)
+    print(f"{made.directory}: " + ("a new CA, tokens" if made.new_authority else "the CA and the tokens as they were"))
+    print(f"the server's certificate is for {', '.join(made.hosts)}")
+    if not options.host:
+        print("for other machines, name the Server: python -m tmrl_core --credentials create --host NAME")
+    else:
+        print("next, for each other machine: python -m tmrl_core --credentials bundle worker --name NAME (or trainer)")
+    return 0
+
+
+def bundle(options: argparse.Namespace, folder: Path) -> int:
+    """Make a bundle."""
+    path = credentials.bundle(folder, options.for_role, options.name, options.out, days=options.days)
+    print(f"{path}: copy it to that machine and run there: python -m tmrl_core --credentials install {path.name}")
+    print("It is secret: whoever has it can act as that " + options.for_role + ".", file=sys.stderr)
+    return 0
+
+
+def install(options: argparse.Namespace, folder: Path) -> int:
+    """Unpack a bundle."""
+    files = credentials.install(options.file, folder, overwrite=options.overwrite)
+    for path in files:
+        print(path)
+    print(f"{options.file} is no longer needed on this machine; delete it.", file=sys.stderr)
+    return 0
+
+
+def show(options: argparse.Namespace, folder: Path) -> int:
+    """Say what there is."""
+    records = credentials.show(folder)
+    print(folder)
+    for record in records:
+        about = [record.what, Path(record.file).name, record.role, record.subject, " ".join(record.names)]
+        print("  " + ", ".join(part for part in about if part))
+        if record.what == "revoked" and record.not_before is not None:
+            print(f"    revoked {record.not_before:%Y-%m-%d %H:%M} UTC")
+        if record.serial and not record.fingerprint:
+            print(f"    serial number {record.serial}")
+        if record.fingerprint:
+            print(f"    SHA-256 {record.fingerprint}")
+        if record.expires is not None and record.days_left is not None:
+            left = f"{record.days_left} days left" if record.days_left >= 0 else "EXPIRED"
+            print(f"    expires {record.expires:%Y-%m-%d %H:%M} UTC, {left}")
+    return 0
+
+
+def revoke(options: argparse.Namespace, folder: Path) -> int:
+    """Take certificates back."""
+    taken = renewal.revoke(folder, options.name, options.of_role)
+    for one in taken:
+        print(f"revoked: the {one.role} certificate of {one.name}, serial number {one.serial}")
+    if not taken:
+        print(f"nothing changed: all certificates of {options.name} were revoked before")
+    print(
+        f"A Server that reads {folder} follows at once; to one elsewhere, copy {folder / REVOKED_FILE} beside its keys."
+    )
+    print("A bundle holds no token; if that machine had one all the same, run also: --credentials rotate-token ROLE")
+    return 0
+
+
+def renew(options: argparse.Namespace, folder: Path) -> int:
+    """Make what expires anew."""
+    files: list[Path] = []
+    if options.all or not options.names:
+        files += renewal.renew(folder, days=options.days)
+    names = list(dict.fromkeys([*options.names, *(renewal.holders(folder) if options.all else [])]))
+    if names:
+        files += renewal.renew(folder, names, options.out, days=options.days)
+    for path in files:
+        print(path)
+    if names:
+        print("Copy each bundle to its machine and install it there; it is used when that machine next connects.")
+    if options.all or not options.names:
+        print("A running Server takes its new certificate for the connections to come.")
+    return 0
+
+
+def rotate_token(options: argparse.Namespace, folder: Path) -> int:
+    """Replace a token."""
+    path = renewal.rotate_token(folder, options.for_role)
+    print(f"{path}: copy it to each machine that has no certificate of its own (TMRL_CORE_TOKEN_FILE, or its folder)")
+    print(
+        f"A Server that reads {folder} follows at once; one elsewhere needs a new bundle: --credentials bundle server"
+    )
+    return 0

@@ -1,0 +1,498 @@
+"""The command line: `python -m tmrl_core`, also installed as `tmrl-core`.
+
+The only place that sets up logging, reads the environment for secrets and hosts, installs signal handlers, prints, and
+chooses exit statuses: 0 in order (also when it was asked to end), 1 an error of tmrl_core's own, 2 a wrong command line
+or configuration, 130 ended at once by a second request. Unexpected exceptions keep their traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import gc
+import importlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tmrl_core import __version__
+from tmrl_core.config import Config, find_config_file, load, use
+from tmrl_core.errors import ConfigError, TmrlError
+from tmrl_core.roles.shutdown import Ending
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""How soon a thread that waits for the interpreter gets it: the I/O thread must answer while Python code computes."""
+
+EPILOG = """\
+examples:
+  python -m tmrl_core --local -c config/pendulum_sac.yaml       all roles on this machine, over TLS
+  python -m tmrl_core --server -c my.yaml                       one role, where the others can reach it
+  python -m tmrl_core --worker -c my.yaml --set worker.name=robot7
+  python -m tmrl_core --trainer -c my.yaml --wandb
+  python -m tmrl_core --status -c my.yaml --watch 2             what the Server sees; --json for programs
+  python -m tmrl_core --credentials create --host server.example.org
+  python -m tmrl_core --credentials bundle worker --name robot7
+  python -m tmrl_core --doctor -c my.yaml                       check the path from this machine to the Server
+docs/configuration.md lists every key of the configuration.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one role; returns the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None: this process's.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if "--credentials" in given:
+            from tmrl_core.cli.credentials import run_credentials
+
+            return run_credentials(given)
+        if "--doctor" in given:
+            from tmrl_core.cli.doctor import run_doctor
+
+            return run_doctor(given)
+        return run(parsed(given), own_process=arguments is None)
+    except TmrlError as exc:
+        print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
+        return 2 if isinstance(exc, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (`... | head`): not worth a traceback, nor another one while flushing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    finally:
+        use(None)
+
+
+def parsed(given: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; what is unknown is named before anything that is missing."""
+    made = parser()
+    options, unknown = made.parse_known_args(given)
+    if unknown:
+        wrong = unknown[0]
+        known = sorted(set(re.findall(r"--[a-z][a-z-]+", made.format_usage())))
+        matches = difflib.get_close_matches(wrong if wrong.startswith("-") else f"--{wrong}", known, n=2, cutoff=0.7)
+        hint = f"did you mean {' or '.join(matches)}?" if matches else "see --help"
+        made.error(f"{wrong}: no such option; {hint}")
+    if options.role is None:
+        made.error("say what to run: --local, --server, --worker, --trainer, or another role of --help")
+    return options
+
+
+def common_options() -> argparse.ArgumentParser:
+    """Return the options of every command, with the defaults of those that set a key of the configuration."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.set_defaults(seed=None, wandb=False)
+    common.add_argument("-c", "--config", metavar="FILE", help="configuration, JSON or YAML by its extension")
+    common.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY.PATH=VALUE",
+        help="set one key of the configuration, the value as YAML; may be repeated",
+    )
+    common.add_argument(
+        "--log-level",
+        default="info",
+        type=str.lower,
+        choices=["debug", "info", "warning", "error"],
+        help="lowest level of the messages on standard error (default: %(default)s)",
+    )
+    return common
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar, but for what follows `--credentials`."""
+    made = argparse.ArgumentParser(
+        prog="python -m tmrl_core",
+        description="Distributed reinforcement learning over TLS: rollout workers, one server, one trainer.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common_options()],
+        allow_abbrev=False,
+    )
+    role = made.add_mutually_exclusive_group()
+    for name, text in (
+        ("server", "the Server: relays between workers and trainer; the only role that listens"),
+        ("worker", "a RolloutWorker: collects samples in the environment"),
+        ("trainer", "the Trainer: learns and publishes the policy"),
+        ("local", "all roles on this machine"),
+        ("expert", "a RolloutWorker whose policy never changes: collects demonstrations"),
+        ("test", "run the saved policy, without a server"),
+        ("benchmark", "measure the environment's and the policy's step rate"),
+        ("status", "print what the Server sees: peers, streams, versions, budgets, rates, drops"),
+        ("config-schema", "print the configuration's JSON Schema"),
+        ("version", "print the version"),
+    ):
+        role.add_argument(f"--{name}", dest="role", action="store_const", const=name, help=text)
+    role.add_argument(
+        "--credentials",
+        metavar="COMMAND",
+        help="manage certificates and tokens: create, bundle, install, show, ...; see `--credentials --help`",
+    )
+    role.add_argument(
+        "--doctor",
+        action="store_true",
+        help="check the path from this machine to the Server; see `--doctor --help`",
+    )
+    made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
+    made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
+    made.add_argument("--seed", type=int, default=None, metavar="N", help="seed of everything random (run.seed)")
+    local = made.add_argument_group("with --local")
+    local.add_argument("--workers", type=int, default=None, metavar="N", help="number of RolloutWorkers (default: 2)")
+    local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
+    local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
+    local.add_argument("--small", action="store_true", help="a short run that tests the installation, not the learning")
+    figures = made.add_argument_group("with --test and --benchmark")
+    figures.add_argument("--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10)")
+    figures.add_argument("--steps", type=int, default=None, metavar="N", help="steps of a benchmark (default: 10000)")
+    seen = made.add_argument_group("with --test").add_mutually_exclusive_group()
+    seen.add_argument("--render", action="store_true", help="show the environment in a window (render_mode human)")
+    seen.add_argument("--video", default=None, metavar="PATH", help="film: a file such as test.mp4, or a folder")
+    looking = made.add_argument_group("with --status")
+    looking.add_argument("--json", action="store_true", help="JSON instead of tables")
+    looking.add_argument("--watch", type=float, default=None, metavar="SECONDS", help="repeat every SECONDS")
+    supervised = made.add_argument_group("for supervisors")
+    supervised.add_argument(
+        "--control", action="store_true", help="end the role in order at the line `stop` or the end of standard input"
+    )
+    supervised.add_argument(
+        "--announce", action="store_true", help="with --server: print the port as a line of JSON once it listens"
+    )
+    return made
+
+
+def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
+    """Do what the parsed command line asks for; `own_process`: nothing follows but this process's end."""
+    if options.role == "version":
+        print(f"tmrl_core {__version__}")
+        return 0
+    if options.role == "config-schema":
+        print(json.dumps(config_schema(), indent=2))
+        return 0
+    check_options(options)
+    set_up_logging(options.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = load_config(options)
+    if options.new:
+        from tmrl_core.config.run_folder import free_run_name
+
+        options.overrides = [*options.overrides, f"run.name={free_run_name(config)}"]
+        config = load_config(options)
+        logger.info("this run is called %s (other machines need --set run.name=%s)", config.run.name, config.run.name)
+    if source := config_file(options):
+        # Said before anything that it names is imported: without `-c` it may be somebody else's file.
+        logger.info("configuration: %s", source.absolute())
+    if config.network.transport == "local" and options.role in ("server", "worker", "expert", "trainer"):
+        raise ConfigError(
+            f"network.transport: local connects threads of one process, and --{options.role} is a process of its own; "
+            "take --local --single-process, or network.transport: tls"
+        )
+    use(config)
+    with Ending(control=options.control, last=own_process) as ending:
+        return ROLES[options.role](config, options, ending)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse options that mean nothing with this role, rather than ignore them.
+
+    Raises:
+        ConfigError: with the option and the role that it belongs to.
+    """
+    for name, roles in (
+        ("workers", ["local"]),
+        ("single_process", ["local"]),
+        ("quickstart", ["local"]),
+        ("small", ["local"]),
+        ("episodes", ["test"]),
+        ("render", ["test"]),
+        ("video", ["test"]),
+        ("steps", ["benchmark"]),
+        ("announce", ["server"]),
+        ("wandb", ["trainer", "local"]),
+        ("new", ["trainer", "local"]),
+        ("seed", ["trainer", "worker", "expert", "local", "test", "benchmark"]),
+        ("json", ["status"]),
+        ("watch", ["status"]),
+    ):
+        value = vars(options)[name]
+        flag = "--" + name.replace("_", "-")
+        if value is not None and value is not False and options.role not in roles:
+            raise ConfigError(f"{flag} goes with {' or '.join('--' + role for role in roles)}, not --{options.role}")
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1 and name != "seed":
+            raise ConfigError(f"{flag}: found {value}, allowed: a whole number of at least 1")
+    if options.watch is not None and not 0.2 <= options.watch <= 86_400:
+        raise ConfigError(f"--watch: found {options.watch:g}, allowed: 0.2 to 86400 seconds")
+
+
+def config_schema() -> dict[str, object]:
+    """The JSON Schema of the configuration."""
+    import msgspec
+
+    schema = msgspec.json.schema(Config)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tmrl_core configuration", **schema}
+
+
+def set_up_logging(level: str) -> None:
+    """Messages go to standard error; the library itself never sets up handlers."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("tmrl_core").setLevel(level.upper())
+
+
+class _Formatter(logging.Formatter):
+    """A message is one message and only text, whatever it quotes: peers choose names and reasons."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = shown(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return shown(super().formatException(ei))
+
+
+def shown(text: str) -> str:
+    """Text as it may be printed: further lines are indented, so that none passes for another message; no controls."""
+    lines = ("".join(one if one.isprintable() or one == "\t" else "?" for one in line) for line in text.split("\n"))
+    return "\n    ".join(lines)
+
+
+def load_config(options: argparse.Namespace) -> Config:
+    """The configuration, and its folder on `sys.path` for the references in it.
+
+    Raises:
+        ConfigError: it is missing or wrong.
+    """
+    path = config_file(options)
+    for folder in module_folders(path):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    return load(path, all_overrides(options), built_in=True)
+
+
+def config_file(options: argparse.Namespace) -> Path | None:
+    """The configuration file that these options stand for; None: the built-in defaults."""
+    return Path(options.config).expanduser() if options.config else find_config_file()
+
+
+def module_folders(path: Path | None) -> list[Path]:
+    """Folder, besides `sys.path`, of the modules that a configuration file names."""
+    # The console script does not put the current folder there as `python -m` does.
+    return [Path.cwd(), *([path.resolve().parent] if path is not None else [])]
+
+
+def all_overrides(options: argparse.Namespace) -> list[str]:
+    """Overrides by `--set`, and by the options that stand for a key."""
+    return [
+        *options.overrides,
+        *(["metrics.wandb=true"] if options.wandb else []),
+        *([f"run.seed={options.seed}"] if options.seed is not None else []),
+    ]
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------
+
+
+def server(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--server`: until it is asked to end."""
+    from tmrl_core.cli.screens import ServerLines
+    from tmrl_core.roles import from_config as roles
+
+    roles.ensure_credentials(config)
+    with roles.make_server(config) as made:
+        if options.announce:
+            print(json.dumps({"port": made.port}), flush=True)
+        lines = ServerLines(made)
+        while not ending.wait(0.5):
+            lines.look()
+            if made.wait(0):
+                break
+    return 0
+
+
+def one_thread() -> None:
+    """Let numerical libraries use one thread, unless the user has said otherwise; before any of them is imported.
+
+    A policy that acts on one observation at a time has nothing to share out: a second thread only makes it slower.
+    """
+    from tmrl_core.local.supervision import THREAD_VARIABLES
+
+    for name in THREAD_VARIABLES:
+        os.environ.setdefault(name, "1")
+
+
+def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--worker`, `--expert`: until the trainer finishes, a limit is reached, or it is asked to end."""
+    from tmrl_core.roles import from_config as roles
+
+    one_thread()
+    from tmrl_core.cli.screens import Screen, WorkerDisplay
+
+    roles.ensure_credentials(config)
+    made = roles.make_worker(config)
+    try:
+        ending.calls(made.stop)
+        where = f"{config.server.host} port {config.server.port}"
+        with Screen(WorkerDisplay(made, where, config.run.name)):
+            roles.run_worker(made, config, expert=options.role == "expert")
+    finally:
+        # Closing drains; a second request to end cuts that short.
+        made.close()
+    return 0
+
+
+def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--trainer`: until training ends or it is asked to end; a checkpoint is written either way."""
+    from tmrl_core.cli.screens import Screen, TrainerDisplay
+    from tmrl_core.roles import from_config as roles
+
+    roles.ensure_credentials(config)
+    load_torch()
+    made = roles.make_trainer(config)
+    try:
+        ending.calls(made.stop)
+        ending.calls_for_checkpoint(made.checkpoint)
+        with Screen(TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)):
+            roles.run_trainer(made, config)
+    finally:
+        made.close()
+    return 0
+
+
+def load_torch() -> None:
+    """Import what training uses of torch, where it is installed, for as long as this process lives.
+
+    Python would search these modules for garbage while they are imported and when the process ends: a quarter of the
+    time of one, most of that of the other.
+    """
+    gc.disable()
+    try:
+        # Optimizers load this with their first step.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("torch._dynamo")
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def local(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--local`: all roles here."""
+    from tmrl_core.local.pipeline import run_local
+
+    return run_local(
+        config,
+        passed_on(options),
+        ending,
+        workers=options.workers or 2,
+        single_process=options.single_process,
+        quickstart=options.quickstart,
+        small=options.small,
+    )
+
+
+def passed_on(options: argparse.Namespace) -> list[str]:
+    """The command line that gives `--local`'s children the same configuration."""
+    passed = ["--log-level", options.log_level]
+    path = options.config or find_config_file()
+    passed += ["-c", str(path)] if path is not None else []
+    for override in all_overrides(options):
+        passed += ["--set", override]
+    return passed
+
+
+def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--test`: the saved policy plays, deterministic; prints each return and their mean."""
+    from tmrl_core.envs.filmed import SUFFIXES, Filmed, check_encoder
+    from tmrl_core.metrics.text import return_text
+    from tmrl_core.roles import from_config as roles
+
+    one_thread()
+    episodes = options.episodes or 10
+    returns: list[float] = []
+    video = Path(options.video).expanduser() if options.video else None
+    if video is not None:
+        if video.suffix not in ("", *SUFFIXES):
+            raise ConfigError(f"--video: found {video}, allowed: a file {' or '.join(SUFFIXES)}, or a folder")
+        check_encoder("--video")
+    made = roles.make_worker(
+        config,
+        standalone=True,
+        model_path=roles.saved_policy(config),
+        render_mode="rgb_array" if video is not None else "human" if options.render else None,
+    )
+    try:
+        ending.calls(made.stop)
+        for index in range(episodes):
+            if ending.asked:
+                break
+            if video is not None and isinstance(made.env, Filmed):
+                if not video.suffix:
+                    made.env.start(video / f"episode-{index + 1}.mp4")
+                elif index == 0:
+                    made.env.start(video)  # all episodes, one after the other
+            made.run_episode(train=False)
+            returns.append(made.buffer.stat_test_return)
+            print(
+                f"episode {index + 1}: return {return_text(returns[-1])}, {made.buffer.stat_test_steps} steps",
+                flush=True,
+            )
+            made.buffer.clear()
+    finally:
+        made.close()
+    if returns:
+        print(f"mean return of {len(returns)} episodes: {return_text(sum(returns) / len(returns))}")
+    if video is not None:
+        print(f"video: {video}" if video.exists() else f"there is no video {video}", flush=True)
+        return 0 if video.exists() else 1
+    return 0
+
+
+def benchmark(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--benchmark`: how fast the environment and the policy are here."""
+    from tmrl_core.roles import from_config as roles
+
+    one_thread()
+    made = roles.make_worker(config, standalone=True)
+    try:
+        ending.calls(made.stop)
+        result = made.run_env_benchmark(options.steps or 10_000, verbose=False)
+    finally:
+        made.close()
+    if isinstance(result, dict):
+        for name, value in result.items():
+            print(f"{name}: {value:,.0f}" if isinstance(value, float) else f"{name}: {value}")
+    else:
+        print(result)
+    return 0
+
+
+def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--status`: what the Server sees."""
+    from tmrl_core.cli import status as cli_status
+
+    return cli_status.status(config, options, ending)
+
+
+ROLES: dict[str, Callable[[Config, argparse.Namespace, Ending], int]] = {
+    "server": server,
+    "worker": worker,
+    "trainer": trainer,
+    "local": local,
+    "expert": worker,
+    "test": test,
+    "benchmark": benchmark,
+    "status": status,
+}

@@ -1,0 +1,457 @@
+"""`python -m tmrl_core --status`: what the Server sees, for people and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tmrl_core.config import CFG, Config
+from tmrl_core.config.ratios import count
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.protocol.messages import plain
+from tmrl_core.networking.protocol.status import (
+    BudgetStatus,
+    PeerStatus,
+    Rates,
+    ServerStatus,
+    SpooledStatus,
+    StreamStatus,
+    rates,
+)
+from tmrl_core.networking.transports.selection import link_settings
+from tmrl_core.roles.shutdown import Ending
+
+RATE_S = 1.0
+"""Seconds between the two looks of which the rates are made, where only one answer is wanted."""
+PIPED_COLUMNS = 200
+"""Width where there is no terminal: every column is shown, lines are long rather than broken, for `grep`, `less -S`."""
+
+
+def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+    """`--status`: once, or with `--watch` again and again until it is asked to end."""
+    network = config.network
+    if network.transport == "local":
+        raise ConfigError("network.transport is 'local': such a Server lives within one process; there is none to ask")
+    settings = link_settings(
+        config,
+        host=config.server.host,
+        port=config.server.port,
+        transport=network.transport,
+        security=CFG,
+        keys_dir=CFG,
+        hostname=CFG,
+        password=CFG,
+    )
+    asked: Callable[[], bool] = lambda: ending.asked  # noqa: E731 - a property has to be read anew each time
+    show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
+    with ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s) as link:
+        earlier = link.look(asked)
+        if earlier is None or not link.rest(min(RATE_S, options.watch or RATE_S), asked):
+            return 0
+        while (later := link.look(asked)) is not None:
+            show(later, rates(earlier, later), f"{settings.host} port {settings.port}")
+            earlier = later
+            if options.watch is None or not link.rest(options.watch, asked):
+                break
+    return 0
+
+
+class Shown:
+    """Writes each look to standard output.
+
+    Args:
+        terminal: True: it is one; an overview that fits there is shown, each look in the place of the one before.
+        as_json: JSON instead of tables; a line for each look when it is watched.
+        watched: whether more than one comes.
+    """
+
+    def __init__(self, terminal: bool, *, as_json: bool, watched: bool) -> None:
+        self._as_json = as_json
+        self._watched = watched
+        self._terminal = terminal
+        self._clear = terminal and watched
+        self._console = Console(width=None if terminal else PIPED_COLUMNS, highlight=False)
+
+    def __call__(self, status: ServerStatus, rate: Rates | None, where: str) -> None:
+        """Write one look; `where` is the Server's address."""
+        if self._as_json:
+            print(json.dumps(as_values(status, rate), indent=None if self._watched else 2), flush=True)
+            return
+        if self._clear:
+            self._console.clear()
+        elif self._watched:
+            self._console.print(time.strftime("%H:%M:%S"))
+        if not self._terminal:
+            self._console.print(tables(status, rate, where))
+            return
+        columns, lines = self._console.size
+        # One line is the cursor's, or the shell's prompt.
+        self._console.print(overview(status, rate, where, columns, lines - 1 if self._watched else None))
+
+
+def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
+    """The status and its rates as plain values, with the names of `ServerStatus`."""
+    values: dict[str, Any] = msgspec.to_builtins(status)
+    values["rates"] = None
+    if rate is not None:
+        values["rates"] = {
+            "seconds": rate.seconds,
+            "messages_per_s": rate.messages,
+            "samples_per_s": rate.samples,
+            "bytes_per_s": rate.bytes,
+        }
+    for stream in values["streams"]:
+        stream["samples_per_s"] = rate.samples_of.get(stream["stream"]) if rate is not None else None
+    return values
+
+
+def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableType:
+    """The status for people."""
+    parts: list[RenderableType] = [_summary(status, rate, where), _budgets(status.budgets)]
+    parts.append(_peers(status.peers))
+    if status.peers_left_out:
+        parts.append(Text(f"... and {status.peers_left_out} more peers"))
+    if status.streams:
+        parts.append(_streams([worker.stream for worker in _workers(status)], rate))
+    if status.streams_left_out:
+        parts.append(Text(f"... and {status.streams_left_out} more streams"))
+    if status.spooled:
+        parts.append(_spooled(status.spooled))
+    if status.spooled_left_out:
+        parts.append(Text(f"... and {status.spooled_left_out} more spooled streams"))
+    waiting = [stream for stream in status.streams if stream.waits]
+    for stream in waiting[:10]:
+        parts.append(Text(f"worker {plain(stream.worker)} waits: {plain(stream.waits)}"))
+    return Group(*parts)
+
+
+SILENT_S = 5.0
+"""Seconds without a message after which a link is listed as trouble; an idle link sends a heartbeat every 3 s."""
+FAR_BEHIND = 10
+"""Policy versions behind the latest from which a worker is listed as trouble."""
+_WIDEST_NAME = 24
+
+
+class _Worker(NamedTuple):
+    """A worker's stream, the link that it comes over, and what is wrong; worse troubles have larger ranks."""
+
+    stream: StreamStatus
+    peer: PeerStatus | None
+    rank: int
+    trouble: str
+
+
+def _workers(status: ServerStatus) -> list[_Worker]:
+    """Return the workers, those in trouble first, the worst of them at the top."""
+    links = {(peer.name, peer.run): peer for peer in status.peers if peer.role == "worker"}
+    found = []
+    for stream in status.streams:
+        peer = links.get((stream.worker, stream.run)) if stream.linked else None
+        troubles = _troubles(status, stream, peer)
+        rank = max((rank for rank, _ in troubles), default=0)
+        found.append(_Worker(stream, peer, rank, ", ".join(text for _, text in troubles)))
+    return sorted(found, key=lambda worker: (-worker.rank, plain(worker.stream.worker)))
+
+
+def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | None) -> list[tuple[int, str]]:
+    behind = _behind(status, peer) or 0
+    return [
+        (rank, text)
+        for rank, holds, text in (
+            (5, not stream.linked, "has gone"),
+            (4, peer is not None and peer.heard_s >= SILENT_S, f"silent for {duration(peer.heard_s if peer else 0)}"),
+            (3, stream.dropped_messages, f"dropped {stream.dropped_messages:,} messages"),
+            (2, behind >= FAR_BEHIND, f"{behind:,} policies behind"),
+            (1, stream.waits, f"waits: {plain(stream.waits)}"),
+        )
+        if holds
+    ]
+
+
+def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
+    """Return how many versions a worker's policy is behind the latest of its run; None: unknown."""
+    policy = status.policy
+    if policy is None or peer is None or peer.run != policy.run or peer.policy[0] != policy.incarnation:
+        return None
+    return max(0, policy.counter - peer.policy[1])
+
+
+def overview(
+    status: ServerStatus, rate: Rates | None, where: str, width: int, height: int | None = None
+) -> RenderableType:
+    """Return the status for a terminal: what matters in a few lines, then the workers, those in trouble first.
+
+    Args:
+        width: columns; the table leaves out what fits not.
+        height: lines; workers that do not fit are counted. None: all are shown.
+    """
+    lines = _headlines(status, rate, where)
+    workers = _workers(status)
+    parts: list[RenderableType] = [*lines]
+    if workers:
+        room = len(workers) if height is None else max(3, height - len(lines) - 3)
+        shown = workers if len(workers) <= room else workers[: room - 1]
+        parts += [Text(), _worker_table(status, shown, rate, width)]
+        left = workers[len(shown) :]
+        troubled = sum(worker.rank > 0 for worker in left)
+        if left or status.streams_left_out:
+            more = f"... and {len(left) + status.streams_left_out:,} more workers"
+            parts.append(Text(f"{more}, {troubled} of them in trouble" if troubled else more, style="dim"))
+    return Group(*parts)
+
+
+def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Text]:
+    policy = status.policy
+    workers = count(status.workers, "worker")
+    if status.max_workers is not None:
+        workers = f"{status.workers} of {status.max_workers} workers"
+    observers = sum(peer.role == "observer" for peer in status.peers)
+    server = [f"Server {where}", f"tmrl_core {plain(status.version)}"]
+    server += [f"up {duration(status.uptime_s)}"] if status.uptime_s is not None else []
+    server += [size(status.memory_bytes)] if status.memory_bytes is not None else []
+    version = "no policy yet"
+    if policy is not None:
+        version = f"policy {policy.incarnation}.{policy.counter} of run {plain(policy.run)}, {size(policy.size_bytes)}"
+    now = "" if rate is None else f"now {rate.samples:,.0f} samples/s, {size(rate.bytes)}/s; "
+    stores = [
+        f"{plain(name)} {size(budget.used_bytes)}" + (f" of {size(budget.limit_bytes)}" if budget.limit_bytes else "")
+        for name, budget in status.budgets.items()
+    ]
+    counts = [
+        (status.dropped_messages, "messages dropped by workers"),
+        (status.discarded_messages, "sent again"),
+        (status.refused_peers, "peers refused"),
+        (status.protocol_errors, "protocol errors"),
+    ]
+    troubles = ", ".join(f"{count:,} {text}" for count, text in counts if count)
+    spooled = sum(stream.samples for stream in status.spooled)
+    trainer = Text("a trainer") if status.trainer else Text("no trainer", style="bold yellow")
+    lines = [
+        Text(", ".join(server), style="bold"),
+        Text.assemble(f"{workers}, ", trainer, f", {count(observers, 'observer')}; {version}"),
+        Text(f"{now}relayed {status.relayed_samples:,} samples, {size(status.relayed_bytes)}"),
+        Text(f"held: {', '.join(stores)}" + (f"; {spooled:,} samples spooled" if spooled else "")),
+        Text(f"trouble: {troubles}", style="bold red") if troubles else Text("trouble: none", style="dim"),
+    ]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
+
+
+def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates | None, width: int) -> Table:
+    """Return as many columns as fit; the last ones of this list go first, and what is wrong takes what is left."""
+
+    def cells(of: Callable[[StreamStatus, PeerStatus | None], str]) -> list[str]:
+        return [of(worker.stream, worker.peer) for worker in workers]
+
+    def behind(stream: StreamStatus, peer: PeerStatus | None) -> str:
+        count = _behind(status, peer)
+        return "-" if count is None else f"{count:,}"
+
+    per_s = {} if rate is None else rate.samples_of
+    columns = [
+        ("worker", cells(lambda stream, _: plain(stream.worker)[:_WIDEST_NAME])),
+        ("samples/s", cells(lambda stream, _: f"{per_s.get(stream.stream, 0.0):,.0f}")),
+        ("behind", cells(behind)),
+        ("queued", cells(lambda stream, _: f"{stream.queued_messages:,}")),
+        ("heard", cells(lambda _, peer: f"{peer.heard_s:.1f} s" if peer else "-")),
+        ("dropped", cells(lambda stream, _: f"{stream.dropped_messages:,}")),
+        ("samples", cells(lambda stream, _: f"{stream.relayed_samples:,}")),
+        ("since", cells(lambda _, peer: duration(peer.since_s) if peer else "-")),
+        ("bytes", cells(lambda stream, _: size(stream.relayed_bytes))),
+        ("certificate", cells(lambda _, peer: plain(peer.certificate)[:_WIDEST_NAME] if peer else "-")),
+        ("address", cells(lambda _, peer: plain(peer.address) if peer else "-")),
+        ("run", cells(lambda stream, _: plain(stream.run)[:_WIDEST_NAME])),
+    ]
+    wanted = min(max((len(worker.trouble) for worker in workers), default=0), 30)
+    widths = [max(len(name), *map(len, column)) + 2 for name, column in columns]
+    count = 1
+    while count < len(columns) and sum(widths[: count + 1]) + wanted <= width:
+        count += 1
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
+    for name, _ in columns[:count]:
+        table.add_column(name, justify="left" if name in ("worker", "certificate", "address", "run") else "right",
+                         no_wrap=True)  # fmt: skip
+    table.add_column("trouble" if wanted else "", no_wrap=True, overflow="ellipsis", ratio=1)
+    for number, worker in enumerate(workers):
+        style = "red" if worker.rank > 1 else "yellow" if worker.rank else ""
+        table.add_row(*(Text(column[number]) for _, column in columns[:count]), Text(worker.trouble), style=style)
+    return table
+
+
+def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    policy = status.policy
+    limit = f" of {status.max_workers}" if status.max_workers is not None else ""
+    per_s = "unknown"
+    if rate is not None:
+        per_s = (
+            f"{rate.samples:,.0f} samples/s, {rate.messages:,.1f} messages/s, {size(rate.bytes)}/s "
+            f"(over {rate.seconds:.1f} s)"
+        )
+    memory = [
+        f"{size(amount)} {what}"
+        for amount, what in ((status.memory_bytes, "now"), (status.memory_peak_bytes, "at most"))
+        if amount is not None
+    ]
+    rows = [
+        ("Server", f"{where}, tmrl_core {plain(status.version)}, process {status.pid or 'unknown'}"),
+        ("up", "unknown" if status.uptime_s is None else duration(status.uptime_s)),
+        ("memory", ", ".join(memory) or "unknown"),
+        ("peers", f"{status.workers}{limit} workers, {'a' if status.trainer else 'no'} trainer"),
+        (
+            "policy",
+            "none yet"
+            if policy is None
+            else f"version {policy.incarnation}.{policy.counter} of run {plain(policy.run)}, {size(policy.size_bytes)}",
+        ),
+        ("incarnation", str(status.incarnation)),
+        ("now", per_s),
+        (
+            "relayed",
+            f"{status.relayed_samples:,} samples in {status.relayed_messages:,} messages, {size(status.relayed_bytes)}",
+        ),
+        (
+            "trouble",
+            f"{status.dropped_messages:,} messages dropped by workers, {status.discarded_messages:,} discarded (sent "
+            f"again), {status.refused_peers:,} peers refused, {status.protocol_errors:,} protocol errors",
+        ),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def _table(title: str, columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> Table:
+    """A table; columns are (name, whether it is a number)."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, number in columns:
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _budgets(budgets: dict[str, BudgetStatus]) -> Table:
+    return _table(
+        "budgets",
+        [("store", False), ("used", True), ("reserved", True), ("limit", True)],
+        [
+            (
+                plain(name),
+                size(budget.used_bytes),
+                size(budget.reserved_bytes),
+                "none" if budget.limit_bytes is None else size(budget.limit_bytes),
+            )
+            for name, budget in budgets.items()
+        ],
+    )
+
+
+def _peers(peers: Sequence[PeerStatus]) -> Table:
+    return _table(
+        "peers",
+        [
+            *(("role", False), ("name", False), ("certificate", False), ("address", False), ("run", False)),
+            *(("since", True), ("heard", True)),
+            *(("in", True), ("out", True), ("unread", True), ("policy", True)),
+        ],
+        [
+            (
+                plain(peer.role),
+                plain(peer.name),
+                plain(peer.certificate) if peer.certificate else "-",
+                plain(peer.address),
+                plain(peer.run),
+                duration(peer.since_s),
+                f"{peer.heard_s:.1f} s ago",
+                size(peer.bytes_in),
+                size(peer.bytes_out),
+                size(peer.unread_bytes),
+                f"{peer.policy[0]}.{peer.policy[1]}" if peer.role == "worker" and any(peer.policy) else "-",
+            )
+            for peer in peers
+        ],
+    )
+
+
+def _streams(streams: Sequence[StreamStatus], rate: Rates | None) -> Table:
+    return _table(
+        "streams",
+        [
+            *(("worker", False), ("stream", False), ("state", False), ("epoch", True), ("queued", True)),
+            *(("", True), ("reserved", True), ("limit", True), ("samples", True), ("messages", True), ("bytes", True)),
+            *(("samples/s", True), ("dropped", True), ("position", True)),
+        ],
+        [
+            (
+                plain(stream.worker),
+                plain(stream.stream[:8]),
+                "active" if stream.active else "left" if not stream.linked else "halted",
+                str(stream.epoch),
+                f"{stream.queued_messages:,}",
+                size(stream.queued_bytes),
+                size(stream.reserved_bytes),
+                size(stream.limit_bytes),
+                f"{stream.relayed_samples:,}",
+                f"{stream.relayed_messages:,}",
+                size(stream.relayed_bytes),
+                "" if rate is None else f"{rate.samples_of.get(stream.stream, 0.0):,.0f}",
+                f"{stream.dropped_messages:,}",
+                f"{stream.position:,}",
+            )
+            for stream in streams
+        ],
+    )
+
+
+def _spooled(streams: Sequence[SpooledStatus]) -> Table:
+    return _table(
+        "spooled: kept for the next trainer of the run",
+        [
+            *(("worker", False), ("stream", False), ("run", False), ("samples", True), ("messages", True)),
+            *(("bytes", True), ("state", False)),
+        ],
+        [
+            (
+                plain(stream.worker),
+                plain(stream.stream[:8]),
+                plain(stream.run),
+                f"{stream.samples:,}",
+                f"{stream.messages:,}",
+                size(stream.bytes),
+                "whole" if stream.ended else "being handed over, or cut off",
+            )
+            for stream in streams
+        ],
+    )
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    whole = int(seconds)
+    if whole < 100:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(whole, 3600)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"

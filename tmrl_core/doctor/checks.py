@@ -1,0 +1,404 @@
+"""The examination: which step comes after which, and what each says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tmrl_core.config import Config
+from tmrl_core.doctor import connection as way
+from tmrl_core.doctor import machine
+from tmrl_core.doctor.steps import FailedStepError, Step, from_text
+from tmrl_core.doctor.tlspyo_connection import LinkConversation
+from tmrl_core.errors import HandshakeError, NetworkError, TmrlError
+from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, plain
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
+from tmrl_core.networking.security.handshakes import explain
+from tmrl_core.networking.security.tls_contexts import ClientRole
+from tmrl_core.networking.security.tlspyo_files import HOSTNAME
+from tmrl_core.networking.transports.base import Transport
+from tmrl_core.networking.transports.plain import plain_server
+from tmrl_core.networking.transports.selection import check_host, is_loopback
+
+_LOOK_AT_TLSPYO = (
+    "Look at the Server's log, and whether it has network.transport: tlspyo and this network.header_size too."
+)
+_OTHER_TRANSPORT = " If its network.transport is {theirs}, set that here too: each has a certificate of its own."
+MAX_SKEW_S = 300.0
+"""More than this between two clocks, and what is said of expiry cannot be trusted."""
+SLOW_S = 1.0
+"""A round trip that takes longer is a fault."""
+
+_NETWORK_STEPS = (
+    "name",
+    "port",
+    "TLS",
+    "Server's certificate",
+    "accepted",
+    "protocol version",
+    "clock",
+    "round trip",
+    "upload",
+    "download",
+)
+
+
+def examine(
+    load: Callable[[], Config],
+    *,
+    source: str,
+    folders: Sequence[Path] = (),
+    role: ClientRole | None = None,
+    timeout_s: float = 5.0,
+    measure_s: float = 2.0,
+    versions: tuple[int, ...] = SUPPORTED_VERSIONS,
+    wall_clock: Callable[[], float] = time.time,
+) -> Iterator[Step]:
+    """Look at one thing after the other, as a worker or trainer of this configuration would meet them.
+
+    Args:
+        load: loads the configuration.
+        source: the file, for people.
+        folders: where what the configuration names is looked for, besides `sys.path`; none of it is imported.
+        role: whose part is played; None: the one that the credentials are for.
+        timeout_s: longest wait of each step.
+        measure_s: about how long each direction is measured.
+        versions: of the protocol, that are offered.
+        wall_clock: this machine's clock, seconds since 1970.
+    """
+    try:
+        config = load()
+        token = config.network.token
+        check_host(config.network.hostname or "", "network.hostname")
+    except TmrlError as exc:
+        label = str(exc)
+        yield Step("configuration", "failed", label, f"Correct {source}; docs/configuration.md lists every key.")
+        yield from _skipped(("code", "credentials", *_NETWORK_STEPS), "without a configuration")
+        return
+    network, server = config.network, config.server
+    folder = credentials.find(network.credentials_dir)
+    role = role or machine.role_of(folder)
+    yield Step(
+        "configuration",
+        "ok",
+        f"{source}: run {config.run.name!r}, Server {server.host} port {server.port}, transport {network.transport}, "
+        f"as {role}",
+    )
+    try:
+        yield Step("code", "ok", machine.code(config, role, folders))
+    except FailedStepError as exc:
+        yield Step("code", "failed", exc.found, exc.todo)
+    if network.transport == "local":
+        yield from _skipped(("credentials", *_NETWORK_STEPS), "transport local uses no network")
+        return
+    security = network.security
+    if network.security_left_out and is_loopback(server.host) and plain_server(server.port):
+        security = None
+    proven = True
+    transport: Transport | None = None
+    if network.transport == "tlspyo":
+        try:
+            transport, words = machine.for_tlspyo(config, role, security)
+            yield Step("credentials", "ok", words)
+        except FailedStepError as exc:
+            proven = False
+            yield Step("credentials", "failed", exc.found, exc.todo)
+    elif security is None:
+        yield Step("credentials", "skipped", "network.security is null: nobody proves who he is")
+    else:
+        try:
+            yield Step("credentials", "ok", machine.proof(folder, role, token).words)
+        except FailedStepError as exc:
+            proven = False
+            yield Step("credentials", "failed", exc.found, exc.todo)
+    examiner = _Examiner(
+        config, role, security is not None, token, transport, timeout_s, measure_s, versions, wall_clock
+    )
+    done: set[str] = set()
+    with contextlib.closing(examiner):
+        for step in examiner.steps(proven):
+            done.add(step.name)
+            yield step
+    rest = [name for name in _NETWORK_STEPS if name not in done]
+    yield from _skipped(rest, examiner.why_not)
+
+
+def _skipped(names: tuple[str, ...] | list[str], why: str) -> Iterator[Step]:
+    for name in names:
+        yield Step(name, "skipped", why)
+
+
+class _Examiner:
+    """The steps on the way to the Server; after one that fails, what needs it is left out."""
+
+    def __init__(
+        self,
+        config: Config,
+        role: ClientRole,
+        tls: bool,
+        token: str | None,
+        transport: Transport | None,
+        timeout_s: float,
+        measure_s: float,
+        versions: tuple[int, ...],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.role = role
+        self.tls = tls
+        self.token = token
+        self.transport = transport
+        self.timeout_s = timeout_s
+        self.measure_s = measure_s
+        self.versions = versions
+        self.wall_clock = wall_clock
+        self.host = config.server.host
+        self.hostname = config.network.hostname or config.server.host
+        self.why_not = "a step before it failed"
+        self._sock: socket.socket | None = None
+        self._conversation: way.Conversation | None = None
+        self._asked_s = (0.0, 0.0)
+
+    def close(self) -> None:
+        """Leave the Server."""
+        if self._conversation is not None:
+            self._conversation.end()
+        if self._sock is not None:
+            self._sock.close()
+
+    def steps(self, proven: bool) -> Iterator[Step]:
+        """One after the other, up to the first that the rest cannot do without."""
+        name = "name"
+        try:
+            addresses = way.resolve(self.host, self.config.server.port)
+            yield Step(name, "ok", f"{self.host} is {', '.join(map(str, addresses))}")
+            name = "port"
+            self._sock, address, seconds = way.connect(addresses, self.timeout_s)
+            port = self.config.server.port
+            yield Step(name, "ok", f"{address} port {port} answers in {1000 * seconds:.1f} ms")
+            name = "TLS"
+            if self.config.network.transport == "tlspyo":
+                self._sock.close()
+                yield from self._over_tlspyo()
+            elif not self.tls:
+                yield from self._plain()
+            elif not proven:
+                yield from self._seen_without_trust(addresses)
+                return
+            else:
+                yield from self._secured(addresses)
+            name = "accepted"
+            diagnosis = self._ask()
+            yield Step(name, "ok", self._accepted(diagnosis), self._other_run(diagnosis))
+            yield self._protocol(diagnosis)
+            name = "clock"
+            yield self._clock(diagnosis)
+            for name in ("round trip", "upload", "download"):
+                yield self._measure(name, diagnosis.allowance_bytes)
+        except _Stop:
+            return
+        except FailedStepError as exc:
+            if name == "accepted" and exc.found.startswith("refused (protocol)"):
+                self.why_not = "no version of the protocol is spoken on both sides"
+                name = "protocol version"
+            yield Step(name, "failed", exc.found, exc.todo)
+
+    def _over_tlspyo(self) -> Iterator[Step]:
+        if self.transport is None:
+            self.why_not = "without what tlspyo needs"
+            raise _Stop
+        server = self.config.server
+        self._conversation = link = LinkConversation(self.transport, server.host, server.port, self.timeout_s)
+        failed: Step | None = None
+        try:
+            link.dial()
+        except NetworkError as exc:
+            about = exc.about if isinstance(exc, HandshakeError) else None
+            name = {"certificate": "Server's certificate", "password": "accepted", None: "TLS"}[about]
+            text = from_text(str(exc), _LOOK_AT_TLSPYO)
+            other = _OTHER_TRANSPORT.format(theirs="tls") if about == "certificate" else ""
+            failed = Step(name, "failed", text.found, text.todo + other)
+        for name, words in (
+            ("TLS", "as tlspyo speaks it"),
+            ("Server's certificate", "it is the certificate.pem that is here"),
+        ):
+            if failed is not None and failed.name == name:
+                break
+            skipped = Step(name, "skipped", "network.security is null: nothing is encrypted")
+            yield Step(name, "ok", words) if self.tls else skipped
+        if failed is not None:
+            yield failed
+            raise _Stop
+
+    def _plain(self) -> Iterator[Step]:
+        # Beyond this machine only by `allow_insecure_remote`: the configuration was refused otherwise.
+        yield Step("TLS", "skipped", "network.security is null: nothing is encrypted")
+        yield Step("Server's certificate", "skipped", "network.security is null")
+
+    def _seen_without_trust(self, addresses: list[way.Address]) -> Iterator[Step]:
+        """Without credentials: what the Server shows, at least."""
+        facts = way.certificate_of(addresses, self.timeout_s)
+        if facts is None:
+            found = f"{self.host} speaks no TLS there, or shows no certificate that can be read"
+            yield Step("TLS", "failed", found, "Check server.port and network.security.")
+        else:
+            yield Step("TLS", "ok", "the Server speaks TLS")
+            self.why_not = "without credentials of our own"
+            yield Step(
+                "Server's certificate",
+                "skipped",
+                f"{_about(facts)}; not checked, since the credentials here are not whole",
+            )
+
+    def _secured(self, addresses: list[way.Address]) -> Iterator[Step]:
+        assert self._sock is not None
+        try:
+            folder = credentials.find(self.config.network.credentials_dir)
+            context = credentials.client_context(folder, self.role, has_token=True)  # without one: said before
+        except TmrlError as exc:
+            raise from_text(str(exc), "Make new credentials, or a new bundle.") from exc
+        try:
+            secured = way.secure(self._sock, context, self.hostname, self.host, self.timeout_s)
+        except ssl.SSLCertVerificationError as exc:
+            yield Step("TLS", "ok", "the Server speaks TLS")
+            text = from_text(
+                explain(exc, host=self.host, hostname=self.hostname),
+                "Look at this machine's clock and at the Server's.",
+            )
+            facts = way.certificate_of(addresses, self.timeout_s)
+            shown = "" if facts is None else f". It is {_about(facts)}."
+            self.why_not = "the Server's certificate is not accepted"
+            other = _OTHER_TRANSPORT.format(theirs="tlspyo") if facts and HOSTNAME in facts.names else ""
+            yield Step("Server's certificate", "failed", text.found.rstrip(".") + shown, text.todo + other)
+            raise _Stop from exc
+        self._sock = secured.sock
+        yield Step("TLS", "ok", secured.words)
+        shown_der = secured.sock.getpeercert(binary_form=True)
+        assert shown_der is not None  # it was verified
+        facts = read_facts(ssl.DER_cert_to_PEM_cert(shown_der))
+        yield Step("Server's certificate", "ok", f"for {self.hostname}: {_about(facts)}, of the CA here")
+
+    def _ask(self) -> Diagnosis:
+        assert self._sock is not None
+        if self._conversation is None:
+            self._conversation = way.SocketConversation(self._sock, self.host, self.hostname, self.timeout_s)
+        token = self.token
+        if self.transport is not None:
+            token = ""  # the password was tlspyo's to ask for
+        elif self.tls and token is None:
+            token = credentials.token_for(credentials.find(self.config.network.credentials_dir), self.role)
+        before = self.wall_clock()
+        diagnosis = self._conversation.ask(Probe(self.versions, self.role, token or "", self.config.run.name))
+        self._asked_s = (before, self.wall_clock())
+        return diagnosis
+
+    def _accepted(self, diagnosis: Diagnosis) -> str:
+        words = f"the Server lets this {self.role} in"
+        if diagnosis.no_place:
+            words += f"; but not now: {plain(diagnosis.no_place)}"
+        elif self.role == "worker" and not diagnosis.trainer:
+            words += "; there is no trainer yet, so samples wait with their workers"
+        elif self.role == "worker" and diagnosis.trainer_run != self.config.run.name:
+            words += (
+                f"; but its trainer is of run {diagnosis.trainer_run!r}, and this configuration of run "
+                f"{self.config.run.name!r}"
+            )
+        return words
+
+    def _other_run(self, diagnosis: Diagnosis) -> str:
+        if self.role != "worker" or diagnosis.no_place or not diagnosis.trainer:
+            return ""
+        if diagnosis.trainer_run == self.config.run.name:
+            return ""
+        return "use the same run.name on both machines: until then, nothing is sent"
+
+    def _protocol(self, diagnosis: Diagnosis) -> Step:
+        if diagnosis.version not in self.versions:
+            return Step(
+                "protocol version",
+                "failed",
+                f"the Server chose version {diagnosis.version}, which was not offered ({_list(self.versions)})",
+                way.REFUSED_TODO["protocol"],
+            )
+        return Step(
+            "protocol version",
+            "ok",
+            f"{diagnosis.version}; the Server speaks {_list(diagnosis.versions)}, this machine {_list(self.versions)}",
+        )
+
+    def _clock(self, diagnosis: Diagnosis) -> Step:
+        before, after = self._asked_s
+        skew = (before + after) / 2 - diagnosis.time_s
+        figures = {"skew_s": skew, "uncertain_s": (after - before) / 2}
+        words = f"this machine's is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the Server's"
+        if abs(skew) < 0.1:
+            words = "this machine's and the Server's agree"
+        if abs(skew) <= MAX_SKEW_S:
+            return Step("clock", "ok", words, figures=figures)
+        return Step(
+            "clock",
+            "failed",
+            f"{words}: here it is {_date(after)}, there {_date(diagnosis.time_s)}",
+            "Set the clock that is wrong (turn on NTP). Certificates are checked against it: they count as expired, or "
+            "as not valid yet, on the machine whose clock is off.",
+            figures=figures,
+        )
+
+    def _measure(self, name: str, allowance: int) -> Step:
+        assert self._conversation is not None
+        if name == "round trip":
+            trips = way.round_trips(self._conversation)
+            figures = {"median_s": trips.median_s, "worst_s": trips.worst_s}
+            words = f"median {1000 * trips.median_s:.1f} ms, worst of 10 {1000 * trips.worst_s:.1f} ms"
+            if trips.median_s < SLOW_S:
+                return Step(name, "ok", words, figures=figures)
+            return Step(
+                name,
+                "failed",
+                words,
+                "Something on the way is overloaded: see who else uses this link. Acknowledgements and weights come as "
+                f"late, and after {self.config.network.silent_s:g} s of silence a link counts as dead.",
+                figures=figures,
+            )
+        # One direction takes half at most, so that the small messages the other way are paid for too.
+        most = allowance // 2
+        if most < 1 << 16:
+            return Step(name, "skipped", "others have measured a moment ago; the Server allows no more for now")
+        rate, spent = way.rate(
+            self._conversation, up=name == "upload", most_bytes=min(most, 1 << 21), most_s=self.measure_s
+        )
+        return Step(
+            name,
+            "ok",
+            f"{8e-6 * rate:.1f} Mbit/s ({rate / 1e6:.2f} MB/s, measured with {spent / 1e6:.1f} MB)",
+            figures={"bytes_per_s": rate, "bytes": float(spent)},
+        )
+
+
+class _Stop(FailedStepError):
+    """The step has been told already."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+
+def _about(facts: CertificateFacts) -> str:
+    names = ", ".join(facts.names) or facts.subject
+    return f"{plain(names)}, valid {facts.not_before:%Y-%m-%d} to {facts.not_after:%Y-%m-%d %H:%M} UTC"
+
+
+def _list(versions: tuple[int, ...]) -> str:
+    return ", ".join(map(str, versions))
+
+
+def _date(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:g} s since 1970"

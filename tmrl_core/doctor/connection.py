@@ -1,0 +1,338 @@
+"""The way to the Server, a socket at a time: name, port, TLS, and a conversation that takes nobody's place.
+
+Plain blocking sockets with deadlines are used, not the package's own links (tlspyo excepted: `tlspyo_connection.py`).
+Each step then fails by itself and names the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tmrl_core.doctor.steps import FailedStepError, from_text
+from tmrl_core.errors import CredentialsError, RemoteProtocolError
+from tmrl_core.networking.protocol.framing import FrameReader, Kind, control_frame
+from tmrl_core.networking.protocol.messages import (
+    MAX_BODY_BYTES,
+    Bye,
+    Control,
+    Diagnosis,
+    Echo,
+    Refused,
+    decode_control,
+    plain,
+)
+from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
+from tmrl_core.networking.security.handshakes import explain
+
+ECHO_BYTES = 64
+"""What an echo costs of the allowance besides its filler, at least."""
+_MOST_OUTSTANDING = 32
+
+REFUSED_TODO = {
+    "protocol": "Install the same version of tmrl_core on both sides: `pip install -U tmrl_core`.",
+    "misuse": "The Server does not know this check: it is older than this version, or no Server of tmrl_core. Install "
+    "the same version on both sides.",
+    "full": "Try again in a minute.",
+}
+
+
+class Address(NamedTuple):
+    """One of those that a name stands for."""
+
+    family: socket.AddressFamily
+    sockaddr: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return str(self.sockaddr[0])
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """The addresses of a name.
+
+    Raises:
+        FailedStepError: it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+        raise FailedStepError(
+            f"the name {host!r} cannot be resolved ({reason})",
+            "Check server.host for a mistake, this machine's network, and whether the name is known here (a VPN?).",
+        ) from exc
+    return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in found))
+
+
+def connect(addresses: list[Address], timeout_s: float) -> tuple[socket.socket, Address, float]:
+    """A TCP connection to the first address that answers, which one that is, and the seconds that it took.
+
+    Raises:
+        FailedStepError: none does.
+    """
+    failures: dict[str, str] = {}
+    refused = False
+    for address in addresses:
+        sock = socket.socket(address.family, socket.SOCK_STREAM)
+        sock.settimeout(timeout_s)
+        begun = time.perf_counter()
+        try:
+            sock.connect(address.sockaddr)
+        except OSError as exc:
+            sock.close()
+            refused = refused or isinstance(exc, ConnectionRefusedError)
+            silent = isinstance(exc, TimeoutError)
+            failures[str(address)] = (
+                f"no answer within {timeout_s:g} s" if silent else (exc.strerror or str(exc)).lower()
+            )
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock, address, time.perf_counter() - begun
+    port = addresses[0].sockaddr[1]
+    tried = ", ".join(f"{address}: {reason}" for address, reason in failures.items())
+    raise FailedStepError(
+        f"port {port} cannot be reached ({tried})",
+        "Nothing listens there: start the Server (`python -m tmrl_core --server -c FILE`), or correct server.port; if "
+        "it runs on another machine, server.bind must let it listen there (null with a public server.host)."
+        if refused
+        else "The machine is off, the address is wrong, or a firewall drops the packets: let TCP to that port of the "
+        "Server's machine pass, in its own firewall and its provider's.",
+    )
+
+
+class Secured(NamedTuple):
+    """A finished TLS handshake."""
+
+    sock: ssl.SSLSocket
+    words: str
+
+
+def secure(sock: socket.socket, context: ssl.SSLContext, hostname: str, host: str, timeout_s: float) -> Secured:
+    """TLS over a connection, the Server's certificate checked as the context says.
+
+    Raises:
+        FailedStepError: there is no TLS.
+        ssl.SSLCertVerificationError: there is, and the certificate is not accepted.
+    """
+    sock.settimeout(timeout_s)
+    try:
+        tls = context.wrap_socket(sock, server_hostname=hostname)
+    except ssl.SSLCertVerificationError:
+        raise
+    except TimeoutError as exc:
+        raise FailedStepError(
+            f"{host} took the connection and did not answer the TLS handshake within {timeout_s:g} s",
+            "Another program listens there, the Server hangs, or something on the way swallows packets (MTU?).",
+        ) from exc
+    except OSError as exc:
+        text = explain(exc, host=host, hostname=hostname)
+        raise FailedStepError(
+            text,
+            "Check server.port, and that network.security is the same on both sides. A Server that has refused this "
+            "address lately may not answer it: wait a minute.",
+        ) from exc
+    cipher = tls.cipher()
+    return Secured(tls, f"{tls.version()}, {cipher[0] if cipher else 'no cipher'}")
+
+
+def certificate_of(addresses: list[Address], timeout_s: float) -> CertificateFacts | None:
+    """What the Server's certificate says, looked at without trusting it; None: it could not be had.
+
+    Nothing of ours is shown on that connection.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with contextlib.suppress(FailedStepError, OSError, CredentialsError):
+        sock, _, _ = connect(addresses, timeout_s)
+        with context.wrap_socket(sock) as tls:
+            shown = tls.getpeercert(binary_form=True)
+        return None if shown is None else read_facts(ssl.DER_cert_to_PEM_cert(shown))
+    return None
+
+
+class Conversation(ABC):
+    """Control messages to and from the Server.
+
+    Args:
+        host: for what is said of failures.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    @abstractmethod
+    def say(self, message: Control) -> None:
+        """Send.
+
+        Raises:
+            FailedStepError: the connection broke.
+        """
+
+    @abstractmethod
+    def hear(self) -> Control:
+        """The next message.
+
+        Raises:
+            FailedStepError: none came in time, the connection broke, or what came is no message.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """Leave in order."""
+
+    def _silent(self, timeout_s: float) -> FailedStepError:
+        return FailedStepError(
+            f"{self._host} did not answer within {timeout_s:g} s",
+            "The Server hangs, or the link is too slow: look at its log and at this machine's network.",
+        )
+
+    def ask(self, message: Control) -> Diagnosis:
+        """Introduce ourselves; the Server's answer.
+
+        Raises:
+            FailedStepError: it refuses us.
+        """
+        self.say(message)
+        answer = self.hear()
+        if isinstance(answer, Refused):
+            found, _, todo = plain(answer.reason).partition(". ")
+            todo = todo or REFUSED_TODO.get(answer.code, "See docs/security.md.")
+            raise FailedStepError(f"refused ({plain(answer.code, 50)}): {found}", todo)
+        if not isinstance(answer, Diagnosis):
+            raise FailedStepError(f"{self._host} answered with {type(answer).__name__}", REFUSED_TODO["misuse"])
+        return answer
+
+    def echo(self, echo: Echo) -> None:
+        """Wait for the answer to an echo.
+
+        Raises:
+            FailedStepError: another one comes, or none.
+        """
+        answer = self.hear()
+        if isinstance(answer, Refused):
+            raise FailedStepError(f"refused ({plain(answer.code, 50)}): {plain(answer.reason)}", REFUSED_TODO["full"])
+        if not isinstance(answer, Echo) or answer.number != echo.number or len(answer.filler) != echo.size:
+            raise FailedStepError(f"{self._host} answered with {type(answer).__name__}", REFUSED_TODO["misuse"])
+
+
+class SocketConversation(Conversation):
+    """One over a blocking socket.
+
+    Args:
+        sock: connected, and secured if it is to be.
+        host, hostname: for what is said of failures.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, sock: socket.socket, host: str, hostname: str, timeout_s: float) -> None:
+        super().__init__(host)
+        self._sock = sock
+        self._hostname = hostname
+        self._timeout_s = timeout_s
+        self._reader = FrameReader()
+        self._heard: list[Control] = []
+
+    def say(self, message: Control) -> None:
+        """Send."""
+        try:
+            self._sock.settimeout(self._timeout_s)
+            self._sock.sendall(control_frame(message))
+        except OSError as exc:
+            raise self._broken(exc) from exc
+
+    def hear(self) -> Control:
+        """The next message."""
+        deadline = time.monotonic() + self._timeout_s
+        while not self._heard:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._silent(self._timeout_s)
+            self._sock.settimeout(left)
+            try:
+                n = self._sock.recv_into(self._reader.get_buffer())
+                if n == 0:
+                    raise FailedStepError(
+                        f"{self._host} closed the connection without a word",
+                        "Look at the Server's log; with network.security null here, the Server may expect TLS.",
+                    )
+                self._reader.received(n)
+                frames = [frame for frame in self._reader.take() if frame.kind == Kind.CONTROL]
+                self._heard += [decode_control(frame.payload) for frame in frames]
+            except TimeoutError:
+                continue
+            except RemoteProtocolError as exc:
+                raise FailedStepError(
+                    f"{self._host} does not speak our protocol ({exc})",
+                    "Another program listens there, or only one side has network.security null.",
+                ) from exc
+            except OSError as exc:
+                raise self._broken(exc) from exc
+        return self._heard.pop(0)
+
+    def _broken(self, exc: OSError) -> FailedStepError:
+        # What was said last may lie there unread: with TLS 1.3 a refused certificate shows only now.
+        return from_text(
+            explain(exc, host=self._host, hostname=self._hostname), "Look at the Server's log: it says why."
+        )
+
+    def end(self) -> None:
+        """Leave in order."""
+        with contextlib.suppress(FailedStepError):
+            self.say(Bye())
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+
+class RoundTrips(NamedTuple):
+    """Seconds that small messages took to the Server and back."""
+
+    median_s: float
+    worst_s: float
+
+
+def round_trips(conversation: Conversation, count: int = 10) -> RoundTrips:
+    """Measure them, one after the other."""
+    seconds = []
+    for number in range(count):
+        begun = time.perf_counter()
+        conversation.say(Echo(number))
+        conversation.echo(Echo(number))
+        seconds.append(time.perf_counter() - begun)
+    return RoundTrips(statistics.median(seconds), max(seconds))
+
+
+def rate(
+    conversation: Conversation,
+    *,
+    up: bool,
+    most_bytes: int,
+    most_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[float, int]:
+    """Bytes a second one way, and how many were measured with, in `most_s` seconds or a little more.
+
+    The number on their way doubles with each round trip, so that a slow link is not filled for long.
+    """
+    filler = bytes(MAX_BODY_BYTES)
+    begun = clock()
+    spent = number = answered = 0
+    waiting: list[Echo] = []
+    while True:
+        more = spent + MAX_BODY_BYTES + ECHO_BYTES <= most_bytes and clock() - begun < most_s
+        if more and len(waiting) < min(_MOST_OUTSTANDING, answered + 2):
+            conversation.say(Echo(number, 0, filler) if up else Echo(number, MAX_BODY_BYTES))
+            waiting.append(Echo(number, 0 if up else MAX_BODY_BYTES))
+            spent += MAX_BODY_BYTES + ECHO_BYTES
+            number += 1
+        elif waiting:
+            conversation.echo(waiting.pop(0))
+            answered += 1
+        else:
+            return answered * MAX_BODY_BYTES / max(clock() - begun, 1e-9), answered * MAX_BODY_BYTES

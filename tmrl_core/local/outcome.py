@@ -1,0 +1,179 @@
+"""What a run on one machine has come to: told from its records, in words for whoever started it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tmrl_core.config import Config
+from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics import names
+from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.metrics.text import return_text
+from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS
+
+FINISHED_BEFORE = (
+    "Nothing was trained: this run was finished before. To train on, raise trainer.epochs; to begin anew, choose "
+    "another run.name."
+)
+NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates is 0)"
+
+
+class Outcome:
+    """Follows a run's records.
+
+    Args:
+        target_return: mean return of an evaluation that counts as learned; None: the run has no target.
+        evaluates: False: the configuration asks for no evaluation.
+    """
+
+    def __init__(self, target_return: float | None, evaluates: bool = True) -> None:
+        self.target_return = target_return
+        self.evaluates = evaluates
+        self.reached = False
+        self.last: MetricRecord | None = None
+        """The latest evaluation."""
+        self.best: float | None = None
+        self.samples = 0
+        self.updates = 0
+        self.elapsed_s = 0.0
+        self.lack = ""
+        """What the trainer waits for; empty while it trains."""
+        self._told = False
+
+    def take(self, records: Iterable[MetricRecord]) -> None:
+        """Take new records, oldest first."""
+        for record in records:
+            self._told = True
+            if record.step > self.updates:
+                self.lack = ""
+            self.updates = max(self.updates, record.step)
+            self.elapsed_s = max(self.elapsed_s, record.elapsed_s)
+            self.samples = int(record.number(names.SAMPLES_RECEIVED) or self.samples)
+            if names.LACK in record.values:
+                self.lack = record.text(names.LACK)
+            mean = record.number(names.RETURN_EVALUATION) if record.kind == "evaluation" else None
+            if mean is None:
+                continue
+            self.last = record
+            self.best = mean if self.best is None else max(self.best, mean)
+            self.reached = self.target_return is not None and mean >= self.target_return
+
+    @property
+    def learned(self) -> bool:
+        """True: the latest evaluation reached the target, or there was no target."""
+        return self.reached or self.target_return is None
+
+    def sentence(self) -> str:
+        """What was learned, or why that cannot be said."""
+        if not self._told:  # a trainer that trains begins with a record of that
+            return FINISHED_BEFORE
+        effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {minutes(self.elapsed_s)}"
+        evaluated = "no evaluation was finished" if self.evaluates else NO_EVALUATION
+        if self.last is not None:
+            mean = self.last.number(names.RETURN_EVALUATION) or 0.0
+            episodes = self.last.number(names.EPISODES)
+            of = f" of {episodes:.0f} episodes" if episodes else ""
+            evaluated = f"the last evaluation{of} has a mean return of {return_text(mean, self.target_return)}"
+            if self.best is not None and self.best > mean:
+                evaluated += f" (best: {return_text(self.best, self.target_return)})"
+        target = return_text(self.target_return)
+        if self.target_return is None:
+            return f"Done: {evaluated}; {effort}."
+        if self.reached:
+            return f"Learned: {evaluated}, the target is {target}; {effort}."
+        if self.samples == 0:
+            return f"Not learned: no sample reached the trainer in {minutes(self.elapsed_s)}."
+        return f"Not learned: {evaluated}, the target is {target}; {effort}."
+
+
+def minutes(seconds: float) -> str:
+    """A duration as people say it."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def draw_curve(config: Config) -> str:
+    """Draw the run's learning curve; an empty text, or why there is none."""
+    from tmrl_core.metrics import draw
+
+    try:
+        draw(
+            config.run_folder,
+            run_name=config.run.name,
+            return_target=config.trainer.evaluation.target_return,
+            x_axis=config.metrics.x_axis,
+        )
+    except (MissingExtraError, OSError) as exc:
+        return f"No picture of the learning curve: {exc}"
+    return ""
+
+
+FILES = (
+    ("learning_curve.png", "the learning curve"),
+    ("policy.tmod", "the final weights"),
+    ("checkpoint", "to go on from"),
+    ("metrics.jsonl", "every number that was measured"),
+    ("tensorboard", "the same for TensorBoard: tensorboard --logdir"),
+    ("config.yaml", "the configuration in force, every key"),
+    ("logs", "what each role said"),
+)
+
+
+def has_checkpoint(path: Path | None) -> bool:
+    """Return True if there is one; a folder that a trainer has only prepared holds nothing but its lock."""
+    return path is not None and (path.is_file() or any(entry.name.isdecimal() for entry in path.glob("*")))
+
+
+def files(folder: Path) -> str:
+    """The run's files that are there, one a line."""
+    there = [(name, what) for name, what in FILES if (folder / name).exists()]
+    if not has_checkpoint(folder / "checkpoint"):
+        there = [(name, what) for name, what in there if name != "checkpoint"]
+    lines = [f"  {name + (os.sep if (folder / name).is_dir() else ''):<20} {what}" for name, what in there]
+    return "\n".join([f"Files in {folder}{os.sep}", *lines])
+
+
+def python_here() -> str:
+    """What to type for the Python that runs this: `python` where that is it, else its path, short if it can be."""
+    found = shutil.which("python")
+    if found is not None and os.path.samefile(Path(found).parent, Path(sys.executable).parent):
+        return "python"
+    try:
+        return str(Path(sys.executable).relative_to(Path.cwd()))
+    except ValueError:
+        return sys.executable
+
+
+def _seen_with(config: Config) -> str:
+    """Return the option of `--test` that shows an environment of Gymnasium here; empty if none is known to."""
+    if config.environment.cls not in GYMNASIUM_ENVIRONMENTS or importlib.util.find_spec("pygame") is None:
+        return ""
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return " --render"
+    return " --video test.mp4" if importlib.util.find_spec("imageio_ffmpeg") is not None else ""
+
+
+def what_next(config: Config) -> str:
+    """What to type next: play, go on, split the roles over machines."""
+    path = config.run_folder / "config.yaml"
+    python = python_here()
+    seen = _seen_with(config)
+    play = "watch what it does" if seen else "play ten episodes"
+    return f"""\
+What to type next:
+  {play:<29}{python} -m tmrl_core --test -c {path}{seen}
+  each role by itself          {python} -m tmrl_core --server (then --trainer, --worker, each in a terminal of its own)
+  and on three machines, with config/three_machines.yaml as a start (set server.host to the first one's name):
+    on the Server's machine    python -m tmrl_core --credentials create --host NAME
+                               python -m tmrl_core --credentials bundle trainer --name hpc
+                               python -m tmrl_core --credentials bundle worker --name robot7
+                               python -m tmrl_core --server -c FILE
+    on the trainer's           python -m tmrl_core --credentials install hpc.trainer.bundle
+                               python -m tmrl_core --trainer -c FILE
+    on each worker's           python -m tmrl_core --credentials install robot7.worker.bundle
+                               python -m tmrl_core --worker -c FILE"""

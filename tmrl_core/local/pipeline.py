@@ -1,0 +1,219 @@
+"""All roles on this machine: `--local`.
+
+As processes (the normal way) the roles talk over TLS on loopback exactly as they would between machines. Each child is
+spawned, never forked, writes its messages to `<run>/logs/<role>.log`, and reads its standard input: the line `stop`
+ends it in order, and so does the input's end, so that no child outlives this process however that dies. A worker or
+Server that crashes is started again a few times. With `--single-process` the roles are threads over the transport
+`local`, for debugging.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
+from tmrl_core.config.run_folder import check_run_folder, free_run_name
+from tmrl_core.errors import ConfigError
+from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
+from tmrl_core.local.supervision import LOOK_S, Group, Processes, Threads
+from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.shutdown import Ending
+
+logger = logging.getLogger(__name__)
+
+SMALL = [
+    "trainer.epochs=1",
+    "trainer.rounds=2",
+    "trainer.steps=200",
+    "trainer.start_training=300",
+    "trainer.evaluation.episodes=2",
+    "trainer.evaluation.every_updates=200",
+    "trainer.evaluation.target_return=null",
+    "trainer.evaluation.time_limit_s=120",
+]
+"""What `--small` sets."""
+
+
+def run_local(
+    config: Config,
+    passed: Sequence[str],
+    ending: Ending,
+    *,
+    workers: int = 2,
+    single_process: bool = False,
+    quickstart: bool = False,
+    small: bool = False,
+) -> int:
+    """Run all roles here until training ends, or somebody asks for the end.
+
+    Args:
+        config: the configuration that `passed` gives.
+        passed: the command line that gives the children the same configuration.
+        ending: asks for the end.
+        workers: how many RolloutWorkers.
+        single_process: threads instead of processes.
+        quickstart: a run of its own beside earlier ones of that name, on a free port, and a text about what to do next.
+        small: a few hundred updates and no target.
+
+    Returns:
+        Exit status: 0 learned (or no target was set, or somebody asked for the end), 1 not learned.
+
+    Raises:
+        ConfigError: the ratios would starve both sides, or the transport does not connect processes.
+        TmrlError: a role failed; with its last messages.
+    """
+    changes = changes_for_this_machine(config, workers, single_process=single_process, quickstart=quickstart)
+    changes += SMALL if small else []
+    config = with_changes(config, changes)
+    roles.check_device(config.worker.device, "worker.device")
+    roles.check_device(config.trainer.device, "trainer.device")
+    roles.check_spaces(config)
+    conflict = ratios_conflict(config, workers, roles.longest_episode(config))
+    if conflict is not None:
+        raise ConfigError(conflict)
+    warning = ratios_warning(config, workers, roles.longest_episode(config))
+    if warning is not None:
+        logger.warning("%s", warning)
+    use(config)
+    check_run_folder(config)  # before anything starts: that folder is where all of them write
+    view = View(config)
+    if single_process:
+        group: Group = Threads(config, workers)
+    else:
+        if roles.ensure_credentials(config):
+            logger.info("made credentials for this machine")
+        group = Processes(config, [*passed, *(word for change in changes for word in ("--set", change))], workers)
+    ending.calls_at_once(group.kill)
+    ending.calls_for_checkpoint(group.checkpoint)
+    with view:
+        try:
+            group.start(view)
+            watch(group, view, ending)
+        finally:
+            group.end(view)
+    if group.failed is not None:
+        raise group.failed
+    return tell(config, view, ending, quickstart=quickstart)
+
+
+def tell(config: Config, view: View, ending: Ending, *, quickstart: bool) -> int:
+    """Say what came of it; the exit status."""
+    outcome = view.outcome
+    missing = draw_curve(config)
+    say = view.say
+    say("")
+    say(files(config.run_folder))
+    if missing:
+        say(missing)
+    if quickstart:
+        say("")
+        say(what_next(config))
+    say("")
+    if ending.asked and not outcome.reached:
+        say(ended(config))
+        return 0
+    say(outcome.sentence())
+    return 0 if outcome.learned else 1
+
+
+def ended(config: Config) -> str:
+    """Return what the same command does after a run that was asked to end."""
+    if has_checkpoint(config.checkpoint_path):
+        return "Ended because it was asked to; the same command goes on from the checkpoint."
+    return "Ended because it was asked to; there is no checkpoint, so the same command begins anew."
+
+
+# --- the configuration of one machine ---------------------------------------------------------------------------------
+
+
+def changes_for_this_machine(config: Config, workers: int, *, single_process: bool, quickstart: bool) -> list[str]:
+    """What differs from the configuration when all roles are here, as `--set` has it.
+
+    Raises:
+        ConfigError: the transport does not connect processes, or there are fewer workers than are waited for.
+    """
+    changes = []
+    least = config.trainer.lockstep.min_workers
+    if config.worker.collection == "lockstep" and workers > least:
+        # All of them are started here, so the first round need not depend on which is the first to be there.
+        changes.append(f"trainer.lockstep.min_workers={workers}")
+    elif config.worker.collection == "lockstep" and 0 < workers < least:
+        raise ConfigError(
+            f"trainer.lockstep.min_workers: the first round waits for {least} workers, and {workers} would be started "
+            "here; lower it, or add --workers"
+        )
+    if single_process:
+        changes.append("network.transport=local")
+    elif config.network.transport == "local":
+        raise ConfigError(
+            "network.transport: local connects threads of one process; use tls, or add --single-process to --local"
+        )
+    if not is_loopback(config.server.host):
+        changes += ["server.host=127.0.0.1", "network.hostname=null"]
+    if config.server.bind is not None and not is_loopback(config.server.bind):
+        changes.append("server.bind=127.0.0.1")
+    if quickstart:
+        changes += [f"run.name={free_run_name(config)}", "server.port=0"]
+    return changes
+
+
+# --- what is seen -----------------------------------------------------------------------------------------------------
+
+
+class View:
+    """The run's records as they come: shown live, and taken into the outcome."""
+
+    def __init__(self, config: Config) -> None:
+        from tmrl_core.metrics import LiveProgress, ProgressDisplay, follow
+
+        evaluation = config.trainer.evaluation
+        # Where there is a target or a limit, at least the final policy is evaluated.
+        limits = (evaluation.target_return, evaluation.time_limit_s)
+        wanted = evaluation.every_updates > 0 or any(limit is not None for limit in limits)
+        self.outcome = Outcome(evaluation.target_return, evaluates=wanted)
+        self.display = ProgressDisplay(
+            config.run.name, return_target=evaluation.target_return, time_limit_s=evaluation.time_limit_s
+        )
+        self._live = LiveProgress(self.display)
+        self._reader = follow(config.metrics_path)
+        with contextlib.suppress(OSError):  # who writes it says what is wrong with it
+            self._reader.read()  # an earlier part of the same run is not news
+
+    def __enter__(self) -> View:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.refresh()
+        with contextlib.suppress(OSError):
+            self._live.__exit__(*error)
+
+    @property
+    def starving(self) -> bool:
+        """True: the trainer waits for samples."""
+        return bool(self.outcome.lack)
+
+    def refresh(self) -> None:
+        """Take new records and show them."""
+        with contextlib.suppress(OSError):
+            records = self._reader.read()
+            self.outcome.take(records)
+            self.display.update(records)
+        with contextlib.suppress(OSError):  # of a terminal that has gone; the roles end in order all the same
+            self._live.refresh()
+
+    def say(self, text: str) -> None:
+        """Print a line, above the live display where there is one."""
+        with contextlib.suppress(OSError):
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def watch(group: Group, view: View, ending: Ending) -> None:
+    """Until training has ended, or somebody asks for the end."""
+    while not ending.wait(LOOK_S):
+        view.refresh()
+        if not group.look(view):
+            return

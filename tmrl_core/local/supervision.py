@@ -1,0 +1,429 @@
+"""The roles of one machine, as processes or as threads: started, looked after, ended in order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tmrl_core.config import Config, use, with_changes
+from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.shutdown import CHECKPOINT, WORD
+from tmrl_core.storage import open_own
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""Seconds between two looks at the children and the records."""
+SERVER_START_S = 60.0
+DISK_S = 30.0
+"""Seconds between two looks at the room on the disk."""
+MIN_FREE_BYTES = 1 << 20
+RESTARTS = 3
+"""How often one worker, or the Server, is started again."""
+RESTART_PAUSE_S = 1.0
+"""Before the first time; twice as long before each further one."""
+TRAINER_END_S = 120.0
+"""Longest wait for a trainer that was asked to end: it writes a checkpoint."""
+SERVER_END_S = 10.0
+LAST_LINES = 15
+CAUSE_LENGTH = 300
+"""Maximum characters of the reason shown when a role is restarted."""
+WRONG_CONFIGURATION = 2
+"""Exit status of a role whose command line or configuration is wrong: starting it again would not help."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Watcher(Protocol):
+    """Who is told what happens, and kept up to date during waits."""
+
+    @property
+    def starving(self) -> bool:
+        """True: the trainer waits for samples."""
+
+    def refresh(self) -> None:
+        """Look at what the run has recorded."""
+
+    def say(self, text: str) -> None:
+        """Tell a person."""
+
+
+class Group(ABC):
+    """The roles of one machine, however they run.
+
+    Attributes:
+        failed: why the trainer could not end as it should, known after `end`; None: it could.
+    """
+
+    failed: BaseException | None = None
+
+    @abstractmethod
+    def start(self, view: Watcher) -> None:
+        """Start them all.
+
+        Raises:
+            TmrlError: one cannot start.
+        """
+
+    @abstractmethod
+    def look(self, view: Watcher) -> bool:
+        """Care for what has ended; False: training has ended.
+
+        Raises:
+            TmrlError: a role failed for good.
+        """
+
+    @abstractmethod
+    def end(self, view: Watcher) -> None:
+        """End what still runs, in order: workers, trainer, Server."""
+
+    @abstractmethod
+    def checkpoint(self) -> None:
+        """Have the trainer write a checkpoint; safe from another thread."""
+
+    def kill(self) -> None:  # noqa: B027 - threads end with their process
+        """End at once; safe from a signal handler."""
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """One role as a process, with its control pipe and its log."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, threads: int | None) -> None:
+        self.name = name
+        self.arguments = list(arguments)
+        self.log = log
+        self.threads = threads
+        self.restarts = 0
+        self.resting_until = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, announces: bool = False) -> None:
+        """Spawn it; the first time its log begins anew."""
+        own: dict[str, Any] = {}
+        # Ctrl-C in a terminal goes to its whole group: the children are to be ended in order instead.
+        if sys.platform == "win32":
+            own["creationflags"] = subprocess.CREATE_NEW_PROCESS_GROUP
+        else:
+            own["start_new_session"] = True
+        with open(self.log, "ab" if self.restarts else "wb", opener=open_own) as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tmrl_core", *self.arguments, "--control"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if announces else log,
+                stderr=log,
+                env=environment(self.threads),
+                **own,
+            )
+
+    @property
+    def title(self) -> str:
+        """What it is called in a sentence."""
+        return self.name if self.name.startswith("worker-") else f"the {self.name}"
+
+    @property
+    def running(self) -> bool:
+        """True: it has been started and not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def ask_to_end(self) -> None:
+        """Say the word."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self.process.stdin.write(WORD + b"\n")
+                self.process.stdin.close()
+
+    def ask_for_checkpoint(self) -> None:
+        """Ask the process for a checkpoint, if it is running."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self.process.stdin.write(CHECKPOINT + b"\n")
+                self.process.stdin.flush()
+
+    def end_now(self) -> None:
+        """Kill it, if it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+
+    def release(self) -> None:
+        """Wait for the process that has ended, and close what belongs to it."""
+        if self.process is None:
+            return
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def last_lines(self, count: int) -> list[str]:
+        """Return the last lines of its log; none where it cannot be read."""
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        except OSError:
+            return []
+
+    def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
+        """Return the last lines of its log as a `kind` of error, or as a ConfigError if its exit status says so."""
+        said = "\n".join(f"    {line}" for line in self.last_lines(LAST_LINES)) or "    (it said nothing)"
+        text = f"{self.title} ended with exit status {self.status}; the last lines of {self.log}:\n{said}"
+        return ConfigError(text) if self.status == WRONG_CONFIGURATION else kind(text)
+
+
+class Processes(Group):
+    """The roles as processes over the configured transport."""
+
+    def __init__(self, config: Config, passed: Sequence[str], workers: int) -> None:
+        self._config = config
+        self._passed = list(passed)
+        self._logs = config.run_folder / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._disk_due = 0.0
+        self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
+        names = [f"worker-{index + 1}" for index in range(workers)]
+        self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
+        self.trainer = self._child("trainer", ["--trainer"], threads=config.trainer.threads)
+
+    def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
+        return Child(name, arguments, self._logs / f"{name}.log", threads)
+
+    def start(self, view: Watcher) -> None:
+        """The Server first: the others are told its port."""
+        self.server.start(announces=True)
+        port = self.port_of_server(view)
+        there = [*self._passed, "--set", f"server.port={port}"]
+        self.server.arguments = ["--server", "--announce", *there]
+        self.trainer.arguments = ["--trainer", *there]
+        for worker in self.workers:
+            worker.arguments = ["--worker", *there, "--set", f"worker.name={worker.name}"]
+        for child in (self.trainer, *self.workers):
+            child.start()
+
+    def port_of_server(self, view: Watcher) -> int:
+        """Wait for the line that says where the Server listens.
+
+        Raises:
+            NetworkError: it ended, or said nothing in time.
+        """
+        process = self.server.process
+        assert process is not None
+        assert process.stdout is not None
+        lines: queue.Queue[bytes] = queue.Queue()
+        # A pipe cannot be read with a deadline on every platform; the thread ends with the line, or with the process.
+        threading.Thread(target=lambda pipe: lines.put(pipe.readline()), args=[process.stdout], daemon=True).start()
+        deadline = time.monotonic() + SERVER_START_S
+        while True:
+            try:
+                line = lines.get(timeout=LOOK_S)
+            except queue.Empty:
+                view.refresh()
+                if time.monotonic() > deadline:
+                    raise NetworkError(f"the server said nothing for {SERVER_START_S:g} s") from None
+                continue
+            if not line:
+                process.wait()
+                raise self.server.failure(NetworkError)
+            return int(json.loads(line)["port"])
+
+    def look(self, view: Watcher) -> bool:
+        """Start crashed workers and the Server again, a few times; see whether training has ended."""
+        if self.trainer.status is not None:
+            if self.trainer.status != 0:
+                raise self.trainer.failure()
+            return False
+        self._look_at_disk(view)
+        for child in (self.server, *self.workers):
+            self._care(child, view)
+        if all(worker.status == 0 for worker in self.workers) and view.starving:
+            view.say("All workers have reached their limits, and the trainer waits for more samples: ending.")
+            return False
+        return True
+
+    def _look_at_disk(self, view: Watcher) -> None:
+        """Say that it is full: what the roles have to say of that goes into files on it."""
+        now = time.monotonic()
+        if now < self._disk_due:
+            return
+        self._disk_due = now + DISK_S
+        try:
+            free = shutil.disk_usage(self._logs).free
+        except OSError as exc:
+            view.say(f"The disk of {self._config.run_folder} cannot be looked at: {exc}")
+            return
+        if free < MIN_FREE_BYTES:
+            view.say(
+                f"There is no room left on the disk of {self._config.run_folder}: make some, or what is learned from "
+                "here on cannot be kept"
+            )
+
+    def _care(self, child: Child, view: Watcher) -> None:
+        status = child.status
+        # A worker that ends with 0 has reached its limit or was told to finish; a Server never does by itself.
+        if status is None or (status == 0 and child is not self.server):
+            return
+        if child.resting_until == 0.0:
+            if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:
+                raise child.failure()
+            child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
+            cause = "".join(child.last_lines(1))[:CAUSE_LENGTH] or "it said nothing"
+            view.say(f"{child.title} ended with exit status {status} and is started again: {cause} (see {child.log})")
+        elif time.monotonic() >= child.resting_until:
+            child.release()
+            child.restarts += 1
+            child.resting_until = 0.0
+            child.start()
+
+    def end(self, view: Watcher) -> None:
+        """Workers drain while the trainer still acknowledges; then it writes its checkpoint; then the Server."""
+        self._end(self.workers, self._config.worker.drain_timeout_s + 10.0, view)
+        self._end([self.trainer], TRAINER_END_S, view)
+        if (self.trainer.status or 0) > 0:  # one that was killed is said to be
+            self.failed = self.trainer.failure()
+        self._end([self.server], SERVER_END_S, view)
+
+    def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
+        for child in children:
+            child.ask_to_end()
+        deadline = time.monotonic() + wait_s
+        while any(child.running for child in children) and time.monotonic() < deadline:
+            view.refresh()
+            time.sleep(LOOK_S / 4)
+        for child in children:
+            if child.running:
+                view.say(f"{child.title} did not end within {wait_s:g} s and is killed")
+                child.end_now()
+            child.release()
+
+    def checkpoint(self) -> None:
+        """Ask the trainer's process for a checkpoint."""
+        self.trainer.ask_for_checkpoint()
+
+    def kill(self) -> None:
+        """End all at once."""
+        for child in (*self.workers, self.trainer, self.server):
+            child.end_now()
+
+
+def environment(threads: int | None) -> dict[str, str]:
+    """This process's environment, with so many threads for arithmetic."""
+    there = dict(os.environ)
+    if threads is not None:
+        there.update({name: str(threads) for name in THREAD_VARIABLES})
+    # The same package, also where it is not installed but found beside the current folder.
+    package = str(Path(__file__).resolve().parents[2])
+    there["PYTHONPATH"] = os.pathsep.join(filter(None, [there.get("PYTHONPATH"), package]))
+    return there
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+class Threads(Group):
+    """The roles as threads of this process, over the transport `local`.
+
+    Args:
+        config: with that transport.
+        workers: how many RolloutWorkers.
+    """
+
+    def __init__(self, config: Config, workers: int) -> None:
+        self._config = config
+        self._count = workers
+        self._failed: queue.Queue[tuple[str, BaseException]] = queue.Queue()
+        self._server: Any = None
+        self._trainer: Any = None
+        self._workers: list[Any] = []
+        self._threads: dict[str, threading.Thread] = {}
+
+    def start(self, view: Watcher) -> None:
+        """Server, trainer, workers; each made here, run in its own thread."""
+        self._server = roles.make_server(self._config)
+        config = with_changes(self._config, [f"server.port={self._server.port}"])
+        use(config)
+        self._trainer = roles.make_trainer(config)
+        self._run("trainer", lambda: roles.run_trainer(self._trainer, config))
+        for index in range(self._count):
+            worker = roles.make_worker(config, name=f"worker-{index + 1}")
+            self._workers.append(worker)
+            self._run(worker.name, functools.partial(run_and_close, worker, config))
+
+    def _run(self, name: str, call: Callable[[], None]) -> None:
+        def body() -> None:
+            try:
+                call()
+            except BaseException as exc:
+                # `look` raises it, and whoever catches that says it; one that is unexpected has its traceback with it.
+                logger.debug("the %s failed", name, exc_info=True)
+                self._failed.put((name, exc))
+
+        self._threads[name] = threading.Thread(target=body, name=name, daemon=True)
+        self._threads[name].start()
+
+    def look(self, view: Watcher) -> bool:
+        """Nothing is started again here: a failure is to be seen."""
+        trainer_has_ended = not self._threads["trainer"].is_alive()  # before: why it has is in the queue then
+        with contextlib.suppress(queue.Empty):
+            raise self._failed.get_nowait()[1]
+        if trainer_has_ended:
+            return False
+        workers_ended = not any(self._threads[worker.name].is_alive() for worker in self._workers)
+        return not (workers_ended and view.starving)
+
+    def end(self, view: Watcher) -> None:
+        """Workers, trainer, Server."""
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            self._join(worker.name, self._config.worker.drain_timeout_s + 10.0, view)
+        if self._trainer is not None:
+            self._trainer.stop()
+            self._join("trainer", TRAINER_END_S, view)
+            self._trainer.close()
+        if self._server is not None:
+            self._server.close()
+        while not self._failed.empty():
+            name, exc = self._failed.get_nowait()
+            if name == "trainer":
+                self.failed = exc
+                continue
+            unexpected = None if isinstance(exc, TmrlError) else exc
+            logger.error("the %s failed: %s: %s", name, type(exc).__name__, exc, exc_info=unexpected)
+
+    def checkpoint(self) -> None:
+        """Ask the trainer for a checkpoint."""
+        if self._trainer is not None:
+            self._trainer.checkpoint()
+
+    def _join(self, name: str, wait_s: float, view: Watcher) -> None:
+        thread = self._threads.get(name)
+        deadline = time.monotonic() + wait_s
+        while thread is not None and thread.is_alive() and time.monotonic() < deadline:
+            view.refresh()
+            thread.join(LOOK_S)
+
+
+def run_and_close(worker: Any, config: Config) -> None:
+    """Collect, then drain at once: the trainer waits for its workers to leave."""
+    try:
+        roles.run_worker(worker, config)
+    finally:
+        worker.close()

@@ -1,0 +1,292 @@
+"""One end of a link, whatever its role: frames, heartbeats, deadlines, the order in which things leave. Sans-I/O.
+
+A transport drives a `Connection` with these calls and nothing else:
+
+    connection.connected(peer, now)
+    n = recv_into(connection.get_buffer());  connection.received(n, now)      # n == 0: end of stream
+    for buffer in connection.to_send(now): send(buffer)                       # until it returns nothing
+    connection.tick(now)                                                      # at connection.deadline() at the latest
+    connection.closed, connection.lost(reason, now)
+
+`connection.wake` is called when another connection's input gave this one something to send.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import ClassVar, NamedTuple
+
+from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
+from tmrl_core.networking.protocol.framing import PING_FRAME, Frame, FrameReader, Kind, Wire, control_frame
+from tmrl_core.networking.protocol.messages import Bye, Control, Refused, decode_control, plain
+
+SEND_BYTES = 131_072
+"""What one `to_send` returns at most: what may wait in a socket's buffers before more urgent things."""
+
+
+class Identity(NamedTuple):
+    """What a transport knows about the other side."""
+
+    address: str
+    """Where it is, for people."""
+    role: str | None = None
+    """The role in its client certificate, if it showed one."""
+    name: str | None = None
+    """The name in its client certificate, if it showed one."""
+    serial: str | None = None
+    """The serial number of that certificate, as `certificates.clean_serial` writes it."""
+    issuer: str | None = None
+    """Which CA has signed it, in `ssl`'s words."""
+
+
+class Connection:
+    """The part of both sides of a link that is the same.
+
+    Subclasses implement `_on_connected`, `_on_control`, `_on_frame`, `_next_frame` and `_on_closed`, and say in `LEGAL`
+    which messages are allowed in which state.
+
+    Args:
+        silent_s: seconds without a byte from the other side after which the link is dead.
+        heartbeat_s: seconds without a frame to the other side after which a heartbeat is sent.
+        greeting_s: seconds within which the other side must have said who it is.
+    """
+
+    LEGAL: ClassVar[dict[str, frozenset[type]]] = {}
+
+    def __init__(self, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
+        self.silent_s = silent_s
+        self.heartbeat_s = heartbeat_s
+        self.greeting_s = greeting_s
+        self.state = "greeting"
+        self.started = False
+        """Whether the transport stands; before, there is nothing to send and no deadline."""
+        self.identity = Identity("not connected")
+        self.closing = False
+        """No more is read; what `to_send` still returns should be sent before the transport closes."""
+        self.reason: NetworkError | None = None
+        """Why the link was closed; None while it is open, and when it was closed in order."""
+        self.wake: Callable[[], None] = lambda: None
+        self.on_let_in: Callable[[], None] = lambda: None
+        """Called once, when the other side has proved who it is."""
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._reader = FrameReader()
+        self._control: deque[bytes] = deque()
+        self.unread_bytes = 0
+        """Of control messages that have not left: what the other side has not made room for."""
+        self._slots: dict[Hashable, Control] = {}
+        self._now = 0.0
+        self._connected_at = 0.0
+        self._last_in = 0.0
+        self._last_out = 0.0
+        self._was_lost = False
+
+    # --- called by the transport ---
+
+    def connected(self, identity: Identity, now: float) -> None:
+        """The transport stands, its own handshake (TLS) included."""
+        self.started = True
+        self.identity = identity
+        self._now = self._connected_at = self._last_in = self._last_out = now
+        self._on_connected()
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes from the other side go; never empty."""
+        return self._reader.get_buffer()
+
+    def received(self, n: int, now: float) -> None:
+        """`n` bytes were written into `get_buffer()`; 0: the other side closed. Never raises for a peer's fault."""
+        self._now = now
+        if self._closing_now():
+            return
+        if n == 0:
+            self._fail(NetworkError("the other side closed the connection"))
+            return
+        self.bytes_in += n
+        self._last_in = now
+        try:
+            self._reader.received(n)
+            for frame in self._reader.take():
+                if frame.kind == Kind.CONTROL:
+                    self._control_frame(frame)
+                elif frame.kind != Kind.PING:
+                    if self.state == "greeting":
+                        raise RemoteProtocolError("it sent data before it said who it is")
+                    self._on_frame(frame)
+                if self._closing_now():
+                    return
+        except RemoteProtocolError as exc:
+            self.refuse("misuse", str(exc))
+
+    def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
+        """Buffers to send now, in order, about `SEND_BYTES` at most; call again until it is empty.
+
+        A bytearray is the caller's from now on, and may be used again; bytes and memoryviews are shared with others.
+        """
+        self._now = now
+        out: list[bytes | bytearray | memoryview] = []
+        size = 0
+        if not self.closing:
+            self._before_send()
+        self.unread_bytes = 0
+        while self._control:
+            frame = self._control.popleft()
+            out.append(frame)
+            size += len(frame)
+        if self._slots and not self.closing:
+            slots, self._slots = self._slots, {}
+            for message in slots.values():
+                frame = control_frame(message)
+                out.append(frame)
+                size += len(frame)
+        if not self.closing and self.state != "greeting":
+            while size < SEND_BYTES:
+                data = self._next_frame()
+                if data is None:
+                    break
+                if isinstance(data, Wire):
+                    out += data.buffers
+                    size += data.size
+                else:
+                    out.append(data)
+                    size += len(data)
+        if out:
+            self._last_out = now
+            self.bytes_out += size
+        return out
+
+    def tick(self, now: float) -> None:
+        """Time has passed: send a heartbeat, or find the link dead."""
+        self._now = now
+        if self.closing or not self.started:
+            return
+        if self.state == "greeting" and now - self._connected_at >= self.greeting_s:
+            self._fail(NetworkError(f"the other side did not say who it is within {self.greeting_s:g} s"))
+        elif now - self._last_in >= self.silent_s:
+            self._fail(NetworkError(f"nothing was heard from the other side for {self.silent_s:g} s"))
+        elif now - self._last_out >= self.heartbeat_s and self.state != "greeting":
+            # Said now, even if the transport takes nothing: it would be due again at once, and gather without end.
+            self._last_out = now
+            if not self._control:
+                self._control.append(PING_FRAME)
+
+    def linked_s(self, now: float) -> float:
+        """How long the link has stood, in seconds."""
+        return max(0.0, now - self._connected_at)
+
+    def silent_for_s(self, now: float) -> float:
+        """How long ago the last byte came, in seconds."""
+        return max(0.0, now - self._last_in)
+
+    def stood_still(self, seconds: float) -> None:
+        """Nobody has driven this connection for so long: what has arrived meanwhile is unread, which is no silence."""
+        self._last_in += seconds
+        self._connected_at += seconds
+
+    def deadline(self) -> float:
+        """When `tick` wants to be called next, at the latest."""
+        if self.closing or not self.started:
+            return float("inf")
+        deadline = self._last_in + self.silent_s
+        if self.state == "greeting":
+            return min(deadline, self._connected_at + self.greeting_s)
+        return min(deadline, self._last_out + self.heartbeat_s)
+
+    def lost(self, reason: NetworkError | None, now: float) -> None:
+        """The transport is gone; `reason` says why where it knows. May be called more than once."""
+        self._now = now
+        if not self.closing:
+            self.closing = True
+            self.reason = reason
+        if not self._was_lost:
+            self._was_lost = True
+            self._control.clear()
+            self._slots.clear()
+            self._on_closed()
+
+    # --- called by subclasses and owners ---
+
+    def send(self, message: Control) -> None:
+        """Queue a control message; it leaves before data."""
+        frame = control_frame(message)
+        self._control.append(frame)
+        self.unread_bytes += len(frame)
+        self.wake()
+
+    def put(self, key: Hashable, message: Control) -> None:
+        """Queue a control message that replaces an earlier one of the same key that has not left yet."""
+        self._slots.pop(key, None)
+        self._slots[key] = message
+        self.wake()
+
+    def withdraw(self, key: Hashable) -> None:
+        """Take back what `put` has queued under a key and has not left yet."""
+        self._slots.pop(key, None)
+
+    def hasten(self, key: Hashable) -> None:
+        """Have what `put` left under `key` leave before what is sent from now on."""
+        message = self._slots.pop(key, None)
+        if message is not None:
+            self.send(message)
+
+    def close(self) -> None:
+        """Close in order: say so, then no more."""
+        if not self.closing:
+            self.send(Bye())
+            self.closing = True
+            self.wake()
+
+    def refuse(self, code: str, reason: str, now: float | None = None) -> None:
+        """Tell the other side why, then no more; `now` is given where it is no answer to what has just come."""
+        if now is not None:
+            self._now = now
+        if not self.closing:
+            self._control.clear()
+            self.unread_bytes = 0
+            self.send(Refused(code, reason[:1000]))
+            self.closing = True
+            self.reason = RemoteProtocolError(reason)
+            self.wake()
+
+    def _closing_now(self) -> bool:
+        return self.closing  # a call, since handling a frame may have changed it
+
+    def _fail(self, reason: NetworkError | None) -> None:
+        self.closing = True
+        self.reason = reason
+        self.wake()
+
+    def _control_frame(self, frame: Frame) -> None:
+        message = decode_control(frame.payload)
+        if isinstance(message, Bye):
+            self._fail(None)
+        elif isinstance(message, Refused):
+            self._fail(RefusedError(plain(message.code, 50), plain(message.reason)))
+        elif type(message) in self.LEGAL.get(self.state, frozenset()):
+            self._on_control(message)
+        else:
+            raise RemoteProtocolError(f"{type(message).__name__} is not allowed in state {self.state!r}")
+
+    # --- implemented by subclasses ---
+
+    def _on_connected(self) -> None:
+        """The transport stands."""
+
+    def _on_control(self, message: Control) -> None:
+        """A control message that is legal in this state."""
+        raise RemoteProtocolError(f"{type(message).__name__} is not expected here")
+
+    def _on_frame(self, frame: Frame) -> None:
+        """A DATA or WEIGHTS frame."""
+        raise RemoteProtocolError(f"a frame of kind {frame.kind} is not expected here")
+
+    def _before_send(self) -> None:
+        """About to collect output: the place to fill last-value slots."""
+
+    def _next_frame(self) -> bytes | bytearray | memoryview | Wire | None:
+        """The next frame of data; None: nothing now."""
+        return None
+
+    def _on_closed(self) -> None:
+        """The transport is gone; called once."""

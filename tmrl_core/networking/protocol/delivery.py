@@ -1,0 +1,547 @@
+"""Both ends of a stream: sequence numbers, credit, acknowledgements, resume, de-duplication. Sans-I/O.
+
+Theory of operation
+-------------------
+The worker's end (`StreamSender`) numbers messages and holds each until it is acknowledged. It sends only after a
+resume, which names the first number that the trainer lacks, and only whole messages that fit its credit. The trainer's
+end (`StreamReceiver`) takes numbers in order: one below its mark is a repetition, one above it is a gap.
+
+A gap is either known or an accident. Each message says its *floor*: the messages from the floor up to it are held no
+more. A floor at or below the receiver's mark therefore explains the whole gap (the worker dropped them, or they were
+acknowledged by a trainer whose memory went with it), and it is counted. A floor above the mark means that the link lost
+something that the worker still has, and the receiver asks for a resume.
+
+Which messages were dropped for good is known only when the other side cannot have them: one that was sent whole and
+then dropped counts as dropped when a later resume asks for it, as acknowledged when an acknowledgement passes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
+from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.framing import (
+    FIRST,
+    HEADER_BYTES,
+    LAST,
+    SAMPLES_HEAD,
+    Frame,
+    Kind,
+    Wire,
+    cut,
+    message_bytes,
+    samples_head,
+)
+from tmrl_core.networking.protocol.messages import MAX_REASON_CHARACTERS, Ack, Refusal, Unused, Want
+
+_ACK_BYTES = 32_768
+"""Of refusals in one acknowledgement: with the rest of the message they fit into a frame."""
+_REFUSAL_BYTES = 16
+"""Of one refusal besides its reason."""
+Body: TypeAlias = Sequence[bytes | memoryview]
+"""A message's content as buffers of bytes, in order."""
+
+
+class _Message:
+    __slots__ = ("body", "body_bytes", "floor", "number", "position", "samples", "size")
+
+    def __init__(self, number: int, floor: int, position: int, samples: int, body: Body, body_bytes: int) -> None:
+        self.number = number
+        self.floor = floor
+        self.position = position
+        self.samples = samples
+        self.body = body
+        self.body_bytes = body_bytes
+        self.size = message_bytes(SAMPLES_HEAD, body_bytes)
+
+
+class _Gone(NamedTuple):
+    """A message that was sent whole and dropped before its fate was known."""
+
+    number: int
+    samples: int
+
+
+class StreamSender:
+    """The worker's end of one stream.
+
+    Args:
+        stream: 16 random bytes.
+        queue_bytes: most bytes of message bodies held; the oldest is dropped, or the offer refused, beyond it. One
+            message is always taken, however large.
+        drop_oldest: what happens at the bound.
+
+    Not thread-safe: the owner serialises calls.
+    """
+
+    def __init__(self, stream: bytes, *, queue_bytes: int, drop_oldest: bool) -> None:
+        self.stream = stream
+        self.queue_bytes = queue_bytes
+        self.drop_oldest = drop_oldest
+        self.held_bytes = 0
+        self.held_samples = 0
+        self._held = 0  # a number of its own: other threads look, also while a message moves from one queue to another
+        self._newest = -1
+        self.samples_offered = 0
+        self.samples_acked = 0
+        self.samples_refused = 0
+        self.samples_dropped = 0
+        self.messages_dropped = 0
+        self.messages_sent = 0
+        self.refusals: deque[tuple[int, str]] = deque(maxlen=100)
+        self._next_number = 0
+        self._sent: deque[_Message] = deque()
+        self._queue: deque[_Message] = deque()
+        self.unsent_bytes = 0
+        """Bytes of the bodies in the queue: of messages that have not begun to leave."""
+        self._gone: deque[_Gone] = deque()
+        self._stored = 0
+        self._next_floor: int | None = None
+        self._current: _Message | None = None
+        self._cutter: Iterator[Wire] | None = None
+        self._current_sent = 0
+        self._active = False
+        self._epoch = 0
+        self._channel = 0
+        self._sent_bytes = 0
+        self._limit = 0
+        self._wanted = 0
+        self._covered_messages = 0
+        self._covered_bytes = 0
+
+    # --- the application's side ---
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next message will have."""
+        return self._next_number
+
+    @property
+    def held_messages(self) -> int:
+        """Messages that are not acknowledged yet."""
+        return self._held
+
+    def fits(self, body_bytes: int) -> bool:
+        """Whether a message of that size can be offered without dropping another."""
+        return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
+
+    def offer(self, body: Body, samples: int) -> bool:
+        """Take over one message, as buffers in order. False: it does not fit, and nothing may be dropped for it.
+
+        Where messages may be dropped, one that finds no room beside the message on its way is taken and dropped itself.
+        """
+        body_bytes = sum(map(len, body))
+        while not self.fits(body_bytes):
+            if not self.drop_oldest:
+                return False
+            if self._current is not None and self._current.body_bytes + body_bytes > self.queue_bytes:
+                self._drop_new(samples)
+                return True
+            self._drop_one()
+        floor = self._next_number if self._next_floor is None else self._next_floor
+        self._next_floor = None
+        message = _Message(self._next_number, floor, self.samples_offered, samples, body, body_bytes)
+        self._next_number += 1
+        self.samples_offered += samples
+        self.held_bytes += body_bytes
+        self.held_samples += samples
+        self._newest = message.number
+        self._held += 1
+        self._queue.append(message)
+        self.unsent_bytes += body_bytes
+        return True
+
+    def _drop_new(self, samples: int) -> None:
+        """Number a message and drop it at once: the trainer sees the gap."""
+        if self._next_floor is None:
+            self._next_floor = self._next_number
+        self._next_number += 1
+        self.samples_offered += samples
+        self.samples_dropped += samples
+        self.messages_dropped += 1
+
+    def _drop_one(self) -> None:
+        """Drop the oldest message that is not on its way; without one, the oldest that was sent whole."""
+        if self._queue:
+            victim = self._unqueue()
+            follower = self._queue[0] if self._queue else None
+            # The queue holds what the trainer is known to lack, so this one is lost for good.
+            self.samples_dropped += victim.samples
+        else:
+            victim = self._sent.popleft()
+            follower = self._sent[0] if self._sent else self._current
+            self._gone.append(_Gone(victim.number, victim.samples))
+        if follower is not None:
+            follower.floor = min(follower.floor, victim.floor)
+        else:
+            self._next_floor = min(self._next_floor, victim.floor) if self._next_floor is not None else victim.floor
+        self.messages_dropped += 1
+        self._let_go(victim)
+
+    def _unqueue(self) -> _Message:
+        message = self._queue.popleft()
+        self.unsent_bytes -= message.body_bytes
+        if self._covered_messages:
+            self._covered_messages -= 1
+            self._covered_bytes -= message.size
+        return message
+
+    def _requeue(self, message: _Message) -> None:
+        self._queue.appendleft(message)
+        self.unsent_bytes += message.body_bytes
+
+    def _let_go(self, message: _Message) -> None:
+        self.held_bytes -= message.body_bytes
+        self.held_samples -= message.samples
+        self._held -= 1
+
+    @property
+    def samples_unresolved(self) -> int:
+        """Samples that were dropped after they had been sent: whether they arrived shows at the next resume."""
+        return sum(gone.samples for gone in self._gone)
+
+    @property
+    def samples_stored(self) -> int:
+        """Samples that the Server keeps until a trainer has acknowledged them. Not while another thread sends."""
+        held: list[_Message | _Gone] = [*self._sent, *self._queue, *self._gone]
+        return sum(message.samples for message in held if message.number < self._stored)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every message is acknowledged, or stored by the Server."""
+        return self._held == 0 or self._newest < self._stored
+
+    # --- what the trainer says, or the Server in its place ---
+
+    def stored(self, next_number: int) -> None:
+        """The Server keeps every message below `next_number`. They are held on, should it go before this side does.
+
+        Raises:
+            RemoteProtocolError: it keeps a message that was never made.
+        """
+        if next_number > self._next_number:
+            raise RemoteProtocolError(
+                f"message {next_number - 1} was stored; this stream has made {self._next_number} messages"
+            )
+        self._stored = max(self._stored, next_number)
+
+    def resume(self, *, channel: int, epoch: int, next_number: int, credit: int) -> None:
+        """Send from `next_number` on, as `epoch`, with `credit` bytes to begin with.
+
+        Raises:
+            RemoteProtocolError: the trainer asks for a message that was never made.
+        """
+        if next_number > self._next_number:
+            raise RemoteProtocolError(
+                f"the trainer asks for message {next_number} of a stream that has made {self._next_number}"
+            )
+        self._stop_sending()
+        self._stored = min(self._stored, next_number)  # what is asked for is not kept, by this Server or any more
+        while self._sent and self._sent[-1].number >= next_number:
+            self._requeue(self._sent.pop())
+        # What it does not ask for has arrived and will be acknowledged.
+        while self._queue and self._queue[0].number < next_number:
+            self._sent.append(self._unqueue())
+        while self._gone and self._gone[-1].number >= next_number:
+            self.samples_dropped += self._gone.pop().samples
+        self._channel = channel
+        self._epoch = epoch
+        self._sent_bytes = 0
+        self._limit = credit
+        self._wanted = 0
+        self._active = True
+
+    def halt(self) -> None:
+        """There is no trainer: send nothing until the next resume."""
+        self._stop_sending()
+        self._active = False
+
+    def _stop_sending(self) -> None:
+        if self._current is not None:
+            self._requeue(self._current)
+            self._current = None
+            self._cutter = None
+        self._covered_messages = 0
+        self._covered_bytes = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether a trainer takes this stream's messages now."""
+        return self._active
+
+    def ack(self, ack: Ack) -> None:
+        """Every message below `ack.next` is committed or refused: hold it no longer.
+
+        Raises:
+            RemoteProtocolError: it acknowledges a message that was never made.
+        """
+        if ack.next > self._next_number:
+            raise RemoteProtocolError(
+                f"message {ack.next - 1} was acknowledged; this stream has made {self._next_number} messages"
+            )
+        refused = dict(ack.refused)
+        while self._sent and self._sent[0].number < ack.next:
+            self._let_go(self._sent[0])
+            self._count(self._sent[0].number, self._sent.popleft().samples, refused)
+        while self._queue and self._queue[0].number < ack.next:
+            message = self._unqueue()
+            self._let_go(message)
+            self._count(message.number, message.samples, refused)
+        while self._gone and self._gone[0].number < ack.next:
+            self._count(*self._gone.popleft(), refused)
+        self.refusals.extend(ack.refused)
+
+    def _count(self, number: int, samples: int, refused: dict[int, str]) -> None:
+        if number in refused:
+            self.samples_refused += samples
+        else:
+            self.samples_acked += samples
+
+    def credit(self, *, epoch: int, limit: int) -> None:
+        """The relay allows bytes up to `limit` in `epoch`."""
+        if epoch == self._epoch and limit > self._limit:
+            self._limit = limit
+
+    # --- what goes out ---
+
+    def next_frame(self) -> Wire | None:
+        """The next frame to send; None: nothing to send, or no credit or no trainer for it."""
+        if self._current is None:
+            if not self._active or not self._queue:
+                return None
+            message = self._queue[0]
+            if self._sent_bytes + message.size > self._limit:
+                return None
+            self._unqueue()
+            floor = message.floor if self._sent else 0
+            head = SAMPLES_HEAD.pack(message.number, floor, message.position, message.samples, message.body_bytes)
+            self._current = message
+            self._current_sent = 0
+            self._cutter = cut(Kind.DATA, head, message.body, epoch=self._epoch, channel=self._channel)
+        assert self._cutter is not None
+        frame = next(self._cutter)
+        self._sent_bytes += frame.size
+        self._current_sent += frame.size
+        if frame.last:
+            self._sent.append(self._current)
+            self._current = None
+            self._cutter = None
+            self.messages_sent += 1
+        return frame
+
+    def want(self, window_bytes: int) -> Want | None:
+        """Asks for credit for whole messages, at most `window_bytes` beyond what is sent (or one message).
+
+        Not for each message: while a quarter of the window is allowed or asked for and not sent, there is time.
+        """
+        if not self._active or not self._queue:
+            return None
+        begun = self._current.size - self._current_sent if self._current is not None else 0
+        ahead = max(self._limit, self._wanted) - self._sent_bytes - begun
+        if ahead >= window_bytes // 4 and ahead >= self._queue[0].size:
+            return None
+        while self._covered_messages < len(self._queue):
+            size = self._queue[self._covered_messages].size
+            if self._covered_messages and self._covered_bytes + size > window_bytes:
+                break
+            self._covered_messages += 1
+            self._covered_bytes += size
+        total = self._sent_bytes + begun + self._covered_bytes
+        if total <= max(self._limit, self._wanted):
+            return None
+        self._wanted = total
+        return Want(self._channel, self._epoch, total)
+
+    def unused(self) -> Unused | None:
+        """Gives credit back that was wanted for messages which were dropped meanwhile, once nothing needs it.
+
+        It counts as sent, so that no count ever falls and what is on the way at that time stays true.
+        """
+        if not self._active or self._queue or self._current is not None or self._limit < self._wanted:
+            return None
+        size = self._wanted - self._sent_bytes
+        if size <= 0:
+            return None
+        self._sent_bytes = self._wanted
+        return Unused(self._channel, self._epoch, size)
+
+
+class Received(NamedTuple):
+    """One message of samples, whole."""
+
+    stream: bytes
+    number: int
+    samples: int
+    payload: memoryview
+    """What the codec decodes."""
+    size: int
+    """Bytes that it took on the link: what is given back as credit."""
+
+
+class Mark(NamedTuple):
+    """How far a stream is committed: what a checkpoint has to remember of it."""
+
+    next_number: int
+    """The first message that is not committed."""
+    position: int
+    """Samples that the stream had carried before that message, dropped ones included."""
+
+
+_START = Mark(0, 0)
+
+
+_REMEMBERED_REFUSALS = 20
+"""Of each stream, in a checkpoint: more than what one acknowledgement can lose on its way, seldom written at all."""
+
+
+class StreamReceiver:
+    """The trainer's end of one stream.
+
+    Args:
+        stream: 16 bytes, as the worker announced it.
+        mark: what is committed (from a checkpoint; the default for a new stream).
+        bodies: where messages are received into; one pool serves all streams of a process.
+    """
+
+    def __init__(self, stream: bytes, mark: Mark = _START, bodies: BodyPool | None = None) -> None:
+        self.stream = stream
+        self._bodies = bodies or BodyPool()
+        self.next_number = mark.next_number
+        """The first message that has not arrived whole."""
+        self.mark = mark
+        self.gap_messages = 0
+        self.gap_samples = 0
+        self.duplicates = 0
+        self._acked = 0
+        self._position = mark.position
+        self._uncommitted: deque[tuple[int, int]] = deque()  # (number, position after it)
+        self._refused: deque[Refusal] = deque()
+        self._refused_lately: deque[Refusal] = deque(maxlen=100)
+        """Those told last, which the worker may not have heard."""
+        self._body: memoryview | None = None
+        self._filled = 0
+        self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+        self._size = 0
+        self._skip_body = False
+        self._in_message = False
+        self._ignored_epoch: int | None = None
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The latest refusals, which the worker may not have heard of: what a checkpoint remembers beside the mark."""
+        return (*self._refused_lately, *self._refused)[-_REMEMBERED_REFUSALS:]
+
+    def remember(self, refusals: Iterable[Refusal]) -> None:
+        """Repeat these with the next acknowledgement: without it those messages would count as committed."""
+        self._refused_lately.extend((number, reason) for number, reason in refusals if number < self.mark.next_number)
+
+    def attach(self) -> int:
+        """The stream has come (back) on a link: what was half received is void. Returns the number to resume from."""
+        self._body = None
+        self._in_message = False
+        self._ignored_epoch = None
+        self._tell_again()
+        return self.next_number
+
+    def _tell_again(self) -> None:
+        """Repeat the last acknowledgement: the worker may not have heard of it, and ignores what it has heard of."""
+        self._acked = 0
+        self._refused.extendleft(reversed(self._refused_lately))
+        self._refused_lately.clear()
+
+    def frame(self, frame: Frame, max_message_bytes: int) -> tuple[Received | None, bool]:
+        """Take one DATA frame. Returns the message that it completes, and whether a resume must be asked for.
+
+        Raises:
+            RemoteProtocolError: the frame contradicts its message's head, or the message is too large.
+        """
+        if frame.epoch == self._ignored_epoch:
+            return None, False
+        payload = frame.payload
+        if frame.flags & FIRST:
+            self._head = number, floor, position, _, length = samples_head(payload)
+            if length > max_message_bytes:
+                raise RemoteProtocolError(f"a message of {length} bytes; at most {max_message_bytes} are allowed")
+            if number > self.next_number and floor > self.next_number:
+                self._ignored_epoch = frame.epoch
+                self._body = None
+                self._in_message = False
+                return None, True
+            self._in_message = True
+            self._skip_body = number < self.next_number
+            self._body = None if self._skip_body else self._bodies.take(length)
+            self._filled = 0
+            self._size = 0
+            payload = payload[SAMPLES_HEAD.size :]
+        elif not self._in_message:
+            raise RemoteProtocolError("a message went on that had not begun")
+        number, _, position, samples, length = self._head
+        end = self._filled + len(payload)
+        if end > length:
+            raise RemoteProtocolError(f"a message said that it had {length} bytes and has more")
+        if self._body is not None:
+            self._body[self._filled : end] = payload
+        self._filled = end
+        self._size += HEADER_BYTES + len(frame.payload)
+        if not frame.flags & LAST:
+            return None, False
+        if end != length:
+            raise RemoteProtocolError(f"a message said that it had {length} bytes and has {end}")
+        self._in_message = False
+        body, self._body = self._body, None
+        if body is None:
+            self.duplicates += 1
+            # With its refusals: one that came while its message was being sent again counted for nothing.
+            self._tell_again()
+            return None, False
+        if number > self.next_number:
+            self.gap_messages += number - self.next_number
+            self.gap_samples += max(0, position - self._position)
+        self.next_number = number + 1
+        self._position = position + samples
+        self._uncommitted.append((number, self._position))
+        return Received(self.stream, number, samples, body, self._size), False
+
+    def commit(self, number: int, refused: str | None = None) -> None:
+        """Message `number` is in the memory for good, or the memory refused it for the reason given.
+
+        Raises:
+            LocalProtocolError: that message has not arrived.
+        """
+        if number >= self.next_number:
+            raise LocalProtocolError(f"message {number} is committed before it arrived")
+        if refused is not None:
+            self._refused.append((number, refused[:MAX_REASON_CHARACTERS]))
+        while self._uncommitted and self._uncommitted[0][0] <= number:
+            last, position = self._uncommitted.popleft()
+            self.mark = Mark(last + 1, position)
+
+    def mark_after(self, number: int) -> Mark:
+        """What the mark will be once message `number`, which has arrived, is committed."""
+        mark = self.mark
+        for last, position in self._uncommitted:
+            if last > number:
+                break
+            mark = Mark(last + 1, position)
+        return mark
+
+    def ack(self, channel: int) -> Ack | None:
+        """What to acknowledge now, as far as one frame holds it; None: nothing new."""
+        upto = self.mark.next_number
+        if upto <= self._acked:
+            return None
+        told: list[Refusal] = []
+        size = 0
+        while self._refused:
+            number, reason = self._refused[0]
+            size += len(reason.encode()) + _REFUSAL_BYTES
+            if told and size > _ACK_BYTES:
+                upto = number  # without its reason it would count as committed
+                break
+            told.append(self._refused.popleft())
+        self._refused_lately.extend(told)
+        self._acked = upto
+        return Ack(channel, upto, tuple(told))

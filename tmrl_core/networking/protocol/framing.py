@@ -1,0 +1,331 @@
+"""Frames: the unit in which bytes travel on a link. Sans-I/O.
+
+A frame is 12 bytes of header and at most `MAX_PAYLOAD_BYTES` of payload; a full one fills four TLS records exactly. The
+reader hands out the buffer that the transport fills (`get_buffer`), so that bytes are copied once at most: small frames
+are copied out of a scratch buffer, the rest of a large one is received into its final place.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.protocol.messages import Control, encode_control
+
+HEADER = struct.Struct("<IBBHI")
+"""payload length, kind, flags, epoch, channel."""
+HEADER_BYTES = HEADER.size
+MAX_FRAME_BYTES = 65_536
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
+
+SAMPLES_HEAD = struct.Struct("<QQQII")
+"""Begins the first DATA frame of a message: number, floor, position, samples, bytes.
+
+*floor*: the messages from it up to this one exist no more at the sender. *position*: samples that the stream carried
+before this message, so that a receiver can count the samples of a gap. *bytes*: length of the message's body.
+"""
+POLICY_HEAD = struct.Struct("<QQQ")
+"""Begins the first WEIGHTS frame of a policy update: incarnation, counter, bytes."""
+
+MAX_NUMBER = 1 << 62
+"""No message's number or position and no policy's version comes to that; control messages hold twice as much."""
+
+FIRST = 1
+LAST = 2
+
+_SCRATCH_BYTES = 16_384
+"""One TLS record: what of a large frame is copied once more than the rest."""
+_DIRECT_BYTES = 4_096
+"""A frame that lacks at least this much is received into its own buffer instead of the scratch buffer."""
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    CONTROL = 0
+    DATA = 1
+    WEIGHTS = 2
+    PING = 3
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+class Frame:
+    """One frame: the fields of its header, and `buffer` with header and payload, owned by whoever has the frame."""
+
+    __slots__ = ("buffer", "channel", "epoch", "flags", "kind")
+
+    def __init__(self, kind: int, flags: int, epoch: int, channel: int, buffer: bytearray) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.epoch = epoch
+        self.channel = channel
+        self.buffer = buffer
+
+    @property
+    def payload(self) -> memoryview:
+        """The bytes after the header."""
+        return memoryview(self.buffer)[HEADER_BYTES:]
+
+    def readdress(self, epoch: int, channel: int) -> None:
+        """Write another epoch and channel into the header, in place."""
+        self.epoch = epoch
+        self.channel = channel
+        HEADER.pack_into(self.buffer, 0, len(self.buffer) - HEADER_BYTES, self.kind, self.flags, epoch, channel)
+
+
+class _Spares(threading.local):
+    def __init__(self) -> None:
+        self.full: list[bytearray] = []
+        self.by_size: dict[int, list[bytearray]] = {}
+
+
+_FULL_SPARES = 64
+_SPARES_OF_A_SIZE = 16
+_SPARE_SIZES = 4
+_spares = _Spares()
+
+
+def new_buffer(size: int) -> bytearray:
+    """A buffer of `size` bytes with any content: a spare one, or else a new one."""
+    spares = _spares.full if size == MAX_FRAME_BYTES else _spares.by_size.get(size)
+    return spares.pop() if spares else bytearray(size)
+
+
+def spare(buffer: bytes | bytearray | memoryview) -> None:
+    """Nobody looks at `buffer` any more: the next large frame of that size, in this thread, may be received into it.
+
+    A busy link makes thousands of them a second, most of them full, and the system's price for fresh memory is near
+    that of encrypting it. At most 8 MiB are kept in a thread. What others share (`bytes`, views) is left alone.
+    """
+    size = len(buffer)
+    if size < _DIRECT_BYTES or not isinstance(buffer, bytearray):
+        return
+    if size == MAX_FRAME_BYTES:
+        if len(_spares.full) < _FULL_SPARES:
+            _spares.full.append(buffer)
+        return
+    by_size = _spares.by_size
+    spares = by_size.get(size)
+    if spares is None:
+        if len(by_size) >= _SPARE_SIZES:
+            by_size.clear()
+        spares = by_size[size] = []
+    if len(spares) < _SPARES_OF_A_SIZE:
+        spares.append(buffer)
+
+
+class FrameReader:
+    """Bytes in, frames out.
+
+    Use: fill (part of) `get_buffer()`, say how much to `received`, then take the frames. Nothing larger than one frame
+    is ever allocated here.
+
+    Bytes land in a scratch buffer; the rest of a large frame is received into its own. After a full frame that is not
+    its message's last, another full one is likely, which is received into its own buffer from its first byte.
+    """
+
+    def __init__(self) -> None:
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch_view = memoryview(self._scratch)
+        self._end = 0
+        self._direct: Frame | None = None
+        self._direct_view: memoryview | None = None
+        self._ahead: bytearray | None = None
+        """For a full frame whose header has not come."""
+        self._likely = False
+        """Whether the next frame is likely a full one."""
+        self._filled = 0
+        self._frames: list[Frame] = []
+        self.max_payload_bytes = MAX_PAYLOAD_BYTES
+        """Frames that announce more are an error."""
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._direct_view is not None:
+            return self._direct_view[self._filled :] if self._filled else self._direct_view
+        if self._likely and not self._end:
+            self._ahead = new_buffer(MAX_FRAME_BYTES)
+            self._direct_view = memoryview(self._ahead)
+            self._filled = 0
+            return self._direct_view
+        return self._scratch_view[self._end :]
+
+    def received(self, n: int) -> None:
+        """`n` bytes have been written to the start of the last `get_buffer()`.
+
+        Raises:
+            RemoteProtocolError: a header announces an unknown kind or a payload that is too long.
+        """
+        if self._ahead is not None:
+            self._filled += n
+            if self._filled >= HEADER_BYTES:
+                self._look_ahead(self._ahead)
+            return
+        if self._direct is not None:
+            self._filled += n
+            if self._filled == len(self._direct.buffer):
+                self._finish(self._direct)
+            return
+        self._split(self._scratch, self._end + n)
+
+    def _finish(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._likely = len(frame.buffer) == MAX_FRAME_BYTES and not frame.flags & LAST
+        self._direct = None
+        self._direct_view = None
+
+    def _look_ahead(self, buffer: bytearray) -> None:
+        """The header of what was expected to be a full frame is there."""
+        self._ahead = None
+        self._likely = False
+        length, kind, flags, epoch, channel = HEADER.unpack_from(buffer)
+        if length != MAX_PAYLOAD_BYTES or kind not in _KINDS or length > self.max_payload_bytes:
+            self._direct_view = None
+            self._split(buffer, self._filled)  # which copies what it takes
+            spare(buffer)
+            return
+        self._direct = Frame(kind, flags, epoch, channel, buffer)
+        if self._filled == MAX_FRAME_BYTES:
+            self._finish(self._direct)
+
+    def _split(self, source: bytearray, end: int) -> None:
+        """Take the frames out of the first `end` bytes of `source`; what is left goes on in its place."""
+        start = 0
+        while end - start >= HEADER_BYTES:
+            length, kind, flags, epoch, channel = HEADER.unpack_from(source, start)
+            if length > self.max_payload_bytes:
+                raise RemoteProtocolError(
+                    f"a frame of {length} bytes was announced; at most {self.max_payload_bytes} are allowed "
+                    "(is this peer speaking another protocol?)"
+                )
+            if kind not in _KINDS:
+                raise RemoteProtocolError(f"unknown kind of frame: {kind}")
+            total = HEADER_BYTES + length
+            if end - start >= total:
+                self._frames.append(Frame(kind, flags, epoch, channel, source[start : start + total]))
+                start += total
+            elif total - (end - start) >= _DIRECT_BYTES or total > _SCRATCH_BYTES:
+                buffer = new_buffer(total)
+                self._filled = end - start
+                view = memoryview(buffer)
+                view[: self._filled] = memoryview(source)[start:end]
+                self._direct = Frame(kind, flags, epoch, channel, buffer)
+                self._direct_view = view
+                start = end
+            else:
+                break
+        self._end = end - start
+        if self._end and (start or source is not self._scratch):
+            self._scratch[: self._end] = source[start:end]
+
+    def take(self) -> list[Frame]:
+        """The frames that are complete, in order."""
+        frames, self._frames = self._frames, []
+        return frames
+
+    @property
+    def empty(self) -> bool:
+        """Whether the stream of bytes stands between two frames."""
+        inside = self._direct is not None or (self._ahead is not None and self._filled > 0)
+        return not inside and self._end == 0 and not self._frames
+
+
+def control_frame(message: Control) -> bytes:
+    """`message` as the bytes of one frame.
+
+    Raises:
+        ValueError: it is too long for one frame.
+    """
+    payload = encode_control(message)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"{type(message).__name__} takes {len(payload)} bytes; a frame holds {MAX_PAYLOAD_BYTES}")
+    return HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload
+
+
+def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
+    """Number, floor, position, samples and bytes of the message that a DATA frame with this payload begins.
+
+    Raises:
+        RemoteProtocolError: it is too short, or no stream comes to such numbers.
+    """
+    if len(payload) < SAMPLES_HEAD.size:
+        raise RemoteProtocolError("a message began with a frame too short for its head")
+    head = number, floor, position, _, _ = SAMPLES_HEAD.unpack_from(payload)
+    if max(number, floor, position) >= MAX_NUMBER:
+        raise RemoteProtocolError(f"message {number} (floor {floor}) at sample {position}: no stream comes to that")
+    return head
+
+
+PING_FRAME = HEADER.pack(0, Kind.PING, 0, 0, 0)
+
+
+def message_bytes(head: struct.Struct, body_bytes: int) -> int:
+    """Bytes on the link of a message: its head and body, and the headers of the frames that carry them."""
+    content = head.size + body_bytes
+    frames = -(-content // MAX_PAYLOAD_BYTES)
+    return content + frames * HEADER_BYTES
+
+
+_JOIN_BYTES = 4_096
+"""Smaller pieces of a frame are joined with their neighbours: a copy is cheaper than one more TLS record."""
+
+
+class Wire:
+    """A frame to send, as buffers that follow each other: what is large of a message is sent from where it lies."""
+
+    __slots__ = ("buffers", "last", "size")
+
+    def __init__(self, buffers: list[bytes | memoryview], size: int, last: bool) -> None:
+        self.buffers = buffers
+        self.size = size
+        """Bytes in all of them."""
+        self.last = last
+        """Whether it is its message's last frame."""
+
+    def __bytes__(self) -> bytes:
+        """The frame in one piece."""
+        return b"".join(self.buffers)
+
+
+def cut(kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: int, channel: int) -> Iterator[Wire]:
+    """The frames that carry `head` and the buffers of `body` in order, made one at a time as they are asked for.
+
+    They refer to the memory of `body`, which must not change while they are in use.
+    """
+    left = len(head) + sum(map(len, body))
+    pieces = iter((head, *body))
+    piece = memoryview(b"")
+    flags = FIRST
+    while True:
+        length = min(left, MAX_PAYLOAD_BYTES)
+        left -= length
+        if not left:
+            flags |= LAST
+        buffers: list[bytes | memoryview] = []
+        small: list[bytes | memoryview] = [HEADER.pack(length, kind, flags, epoch, channel)]
+        lacking = length
+        while lacking:
+            if not piece:
+                piece = memoryview(next(pieces)).cast("B")
+                continue
+            part = piece[:lacking]
+            lacking -= len(part)
+            piece = piece[len(part) :]
+            if len(part) < _JOIN_BYTES:
+                small.append(part)
+                continue
+            if small:
+                buffers.append(b"".join(small))
+                small = []
+            buffers.append(part)
+        if small:
+            buffers.append(b"".join(small))
+        yield Wire(buffers, HEADER_BYTES + length, not left)
+        if not left:
+            return
+        flags = 0

@@ -1,0 +1,330 @@
+"""Samples on their way through the relay: the pool of credit, the queues, and whose turn it is. Sans-I/O.
+
+Theory of operation
+-------------------
+The relay holds whole messages of samples, as the very frames in which they came, in one queue per stream; it rewrites
+each frame's channel and epoch in place and never looks at a payload. Streams take turns by bytes (start-time fair
+queueing, Goyal et al. 1996), a message at a time, as the trainer's credit allows: those that send all the time get
+equal shares, and who sends little need not wait for a round of theirs.
+
+All memory for samples comes out of one pool of `budget_bytes`. A stream reserves from it what it may send and has not
+forwarded: a small standing credit, and what it asked for with `Want`. Wants are granted whole, in the streams'
+turns; since a worker sends only messages that fit its credit whole, every reserved byte belongs to a message that
+will be complete, and the pool cannot be filled with fragments that wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.protocol.framing import (
+    FIRST,
+    HEADER_BYTES,
+    LAST,
+    MAX_FRAME_BYTES,
+    SAMPLES_HEAD,
+    Frame,
+    message_bytes,
+    samples_head,
+)
+from tmrl_core.networking.protocol.messages import Credit, Unused, Want
+from tmrl_core.networking.relay.streams import RelayStream
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.relay.connection import RelayConnection
+    from tmrl_core.networking.relay.core import Relay
+
+_HEAD_START_BYTES = MAX_FRAME_BYTES
+"""What a stream without anything queued keeps of the turns that it did not use."""
+"""No stream comes to so many messages or samples; past it they would not fit where trainers and checkpoints count."""
+
+
+class Flow:
+    """The samples that a relay holds, from a worker's frame to the trainer's.
+
+    Args:
+        relay: whose streams they are.
+    """
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._settings = relay.settings
+        self.reserved_bytes = 0
+        self.queued_bytes = 0
+        self.discarded_messages = 0
+        self.relayed_messages = 0
+        self.relayed_samples = 0
+        self.relayed_bytes = 0
+        self.dropped_messages = 0
+        """Dropped by workers before they left, as far as it shows here: the trainer's count of gaps is the truth."""
+        self._trainer_limit = 0
+        self._trainer_sent = 0
+        self._turns: list[tuple[int, int, RelayStream]] = []
+        """A heap of the streams that have something queued: (turn, order among equals, stream)."""
+        self._order = count()
+        self._turn = 0
+        """Of the message that was begun last: so many bytes have been passed on for whoever sent all the time."""
+        self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
+        self._short_bytes = 0
+        """What the first of those that want credit lacked when it was looked at last: less need not be looked at."""
+        self._sending: tuple[RelayStream, list[bytearray], int] | None = None
+        self._sending_index = 0
+        self._sending_spooled = False
+
+    # --- a stream begins, and ends ---
+
+    def activate(self, stream: RelayStream) -> None:
+        """Begin a new epoch of a stream that was voided, with its standing credit."""
+        stream.epoch = (stream.epoch + 1) & 0xFFFF
+        if stream.worker is None:
+            return
+        stream.active = True
+        room = self._settings.budget_bytes // 2 - len(self._relay.streams) * self._settings.standing_bytes
+        stream.standing = self._settings.standing_bytes if room >= 0 else 0
+        free = self._settings.budget_bytes - self.reserved_bytes
+        stream.limit = stream.told_limit = min(stream.standing, max(0, free))
+        self.reserved_bytes += stream.limit
+
+    def detach(self, stream: RelayStream) -> None:
+        """The stream has no link any more: what is half received is void, and what was granted is the pool's again."""
+        self._wants.pop(stream.id, None)
+        self._short_bytes = 0
+        stream.partial = []
+        kept = self.held_bytes(stream)
+        self.reserved_bytes -= stream.reserved - kept
+        stream.limit = stream.forwarded + kept
+
+    def held_bytes(self, stream: RelayStream) -> int:
+        """Bytes of the pool that whole messages of a stream occupy."""
+        sending = self._sending
+        sent = sending[2] if sending is not None and sending[0] is stream and not self._sending_spooled else 0
+        return sum(size for _, size in stream.queue) + sum(size for _, size in stream.handed) + sent
+
+    def void(self, stream: RelayStream) -> None:
+        """Drop everything that is held of a stream and give its reserve back; what is spooled stays."""
+        for _, size in (*stream.queue, *stream.handed):
+            self.queued_bytes -= size
+        stream.queue.clear()
+        stream.handed.clear()
+        stream.replay = None
+        if self._sending is not None and self._sending[0] is stream:
+            if not self._sending_spooled:
+                self.queued_bytes -= self._sending[2]
+            self._sending = None
+        stream.partial = []
+        self.reserved_bytes -= stream.reserved
+        stream.limit = stream.forwarded = stream.received = stream.told_limit = stream.wanted = 0
+        stream.standing = 0
+        stream.active = False
+        self._wants.pop(stream.id, None)
+        self._short_bytes = 0
+
+    # --- from workers ---
+
+    def frame(self, connection: RelayConnection, frame: Frame) -> None:
+        """A DATA frame from a worker."""
+        stream = connection.stream(frame.channel)
+        if not stream.active or frame.epoch != stream.epoch:
+            if frame.flags & LAST:
+                self.discarded_messages += 1
+            return
+        size = len(frame.buffer)
+        stream.received += size
+        if stream.received > stream.limit:
+            raise RemoteProtocolError(f"{stream.received - stream.limit} bytes more were sent than credit was given")
+        if frame.flags & FIRST:
+            # Whatever the trainer's end of a stream would refuse ends here, or it would end the trainer's link.
+            *_, length = samples_head(frame.payload)
+            if length > self._settings.max_message_bytes:
+                raise RemoteProtocolError(
+                    f"a message of {length} bytes; at most {self._settings.max_message_bytes} are relayed"
+                )
+            if stream.partial:
+                raise RemoteProtocolError("a message began before the last one ended")
+            stream.partial_length = message_bytes(SAMPLES_HEAD, length)
+            stream.partial_bytes = 0
+        elif not stream.partial:
+            raise RemoteProtocolError("a message went on that had not begun")
+        stream.partial.append(frame.buffer)
+        stream.partial_bytes += size
+        frame.readdress(frame.epoch, stream.trainer_channel)
+        if frame.flags & LAST:
+            if stream.partial_bytes != stream.partial_length:
+                raise RemoteProtocolError("a message's frames and its head say different lengths")
+            frames, stream.partial = stream.partial, []
+            if stream.handing:
+                self._relay.hand_overs.take(stream, frames, stream.partial_bytes)
+                return
+            stream.queue.append((frames, stream.partial_bytes))
+            self.queued_bytes += stream.partial_bytes
+            self.take_turns(stream)
+        elif stream.partial_bytes >= stream.partial_length:
+            raise RemoteProtocolError("a message's frames and its head say different lengths")
+        elif size != MAX_FRAME_BYTES:  # a frame costs more memory than its bytes: many small ones would pass the budget
+            raise RemoteProtocolError("only a message's last frame is not full")
+
+    def want(self, connection: RelayConnection, message: Want) -> None:
+        """A worker asks for credit for whole messages."""
+        stream = connection.stream(message.channel)
+        if not stream.active or message.epoch != stream.epoch:
+            return
+        settings = self._settings
+        most = max(settings.window_bytes, message_bytes(SAMPLES_HEAD, settings.max_message_bytes))
+        if message.total > stream.limit + most:
+            raise RemoteProtocolError("more credit was asked for than the window allows")
+        if message.total > stream.wanted:
+            stream.wanted = message.total
+            self._wants.setdefault(stream.id, stream)
+            self._short_bytes = 0
+            self.grant()
+
+    def unused(self, connection: RelayConnection, message: Unused) -> None:
+        """A worker asked for credit for messages that it has dropped, and has nothing else to send: others may have it.
+
+        Else a few workers that fall silent after a trainer's absence could hold the whole pool.
+        """
+        stream = connection.stream(message.channel)
+        if not stream.active or message.epoch != stream.epoch:
+            return
+        if message.size > stream.limit - stream.received:
+            raise RemoteProtocolError("more credit was given back than was left")
+        stream.received += message.size
+        self.forwarded(stream, message.size)
+
+    def grant(self) -> None:
+        """Give credit to those who asked, by whose turn it is, as far as the pool reaches.
+
+        Who waits keeps its turn while those that are served lose theirs, so nobody is passed over for ever.
+        """
+        if self._settings.budget_bytes - self.reserved_bytes < self._short_bytes:
+            return
+        self._short_bytes = 0
+        for stream in sorted(self._wants.values(), key=attrgetter("turn")):
+            need = stream.wanted - stream.limit
+            if need > 0:
+                over = stream.wanted - stream.forwarded > self._settings.window_bytes
+                if over and stream.limit - stream.forwarded > stream.standing:
+                    continue  # it has its share; asked again when something of it has been forwarded
+                if need > self._settings.budget_bytes - self.reserved_bytes:
+                    self._short_bytes = need
+                    return  # those behind wait too, so that a large want is not passed over for ever
+                stream.limit += need
+                self.reserved_bytes += need
+            self._tell_limit(stream)  # it may have had that much already as standing credit, and not known it
+            del self._wants[stream.id]
+
+    def _tell_limit(self, stream: RelayStream) -> None:
+        if stream.worker is not None and stream.limit > stream.told_limit:
+            stream.told_limit = stream.limit
+            stream.worker.put(("credit", stream.channel), Credit(stream.channel, stream.epoch, stream.limit))
+
+    def forwarded(self, stream: RelayStream, size: int) -> None:
+        """A message is with the trainer, or stored in the spool: its bytes are the pool's again."""
+        stream.forwarded += size
+        self.reserved_bytes -= size
+        if stream.worker is None:
+            self._relay.forget_if_done(stream)
+        else:
+            # Keep the standing credit standing.
+            lacking = stream.standing - stream.reserved
+            free = self._settings.budget_bytes - self.reserved_bytes
+            if lacking > 0 and free >= lacking:
+                stream.limit += lacking
+                self.reserved_bytes += lacking
+                if stream.limit - stream.told_limit >= stream.standing // 2:
+                    self._tell_limit(stream)
+        self.grant()
+
+    # --- to the trainer ---
+
+    def trainer_came(self) -> None:
+        """A new link of a trainer: its credit is counted from nothing."""
+        self._trainer_limit = 0
+        self._trainer_sent = 0
+
+    def trainer_left(self) -> None:
+        """Nobody has turns any more; what streams hold is voided one by one."""
+        self._turns.clear()
+
+    def trainer_credit(self, message: Credit) -> None:
+        """The trainer has room for more samples."""
+        self._trainer_limit = max(self._trainer_limit, message.limit)
+        if self._relay.trainer is not None:
+            self._relay.trainer.wake()
+
+    def take_turns(self, stream: RelayStream) -> None:
+        """The stream has something for the trainer."""
+        if not stream.in_turn:
+            stream.in_turn = True
+            # Nobody saves up much while having nothing to send; who sends little is always the next.
+            stream.turn = max(stream.turn, self._turn - _HEAD_START_BYTES)
+            heappush(self._turns, (stream.turn, next(self._order), stream))
+        if self._relay.trainer is not None:
+            self._relay.trainer.wake()
+
+    def next_frame(self) -> bytearray | None:
+        """The next frame for the trainer; None: nothing queued, or no credit."""
+        if self._sending is None and not self._next_message():
+            return None
+        assert self._sending is not None
+        stream, frames, size = self._sending
+        frame = frames[self._sending_index]
+        frames[self._sending_index] = bytearray()  # the memory goes with the frame, not with the message
+        self._sending_index += 1
+        self._trainer_sent += len(frame)
+        if self._sending_index == len(frames):
+            self._sending = None
+            self.relayed_messages += 1
+            self.relayed_bytes += size
+            stream.relayed_messages += 1
+            stream.relayed_bytes += size
+            if not self._sending_spooled:  # what is spooled is not of the pool
+                self.queued_bytes -= size
+                self.forwarded(stream, size)
+        return frame
+
+    def _next_message(self) -> bool:
+        turns = self._turns
+        while turns:
+            turn, _, stream = turns[0]
+            spooled = self._relay.hand_overs.upcoming(stream)
+            if spooled is None and not stream.queue:
+                heappop(turns)
+                stream.in_turn = False
+                continue
+            size = stream.queue[0][1] if spooled is None else spooled
+            if self._trainer_sent + size > self._trainer_limit:
+                return False
+            if spooled is None:
+                frames, size = stream.queue.popleft()
+            else:
+                replayed = self._relay.hand_overs.frames(stream)
+                if replayed is None:
+                    self._relay.forget_if_done(stream)
+                    continue
+                frames = replayed
+            self._turn = turn
+            stream.turn = turn + size
+            heapreplace(turns, (stream.turn, next(self._order), stream))
+            self._sending_spooled = spooled is not None
+            self._sending = (stream, frames, size)
+            self._sending_index = 0
+            self._count(stream, frames[0])
+            return True
+        return False
+
+    def _count(self, stream: RelayStream, frame: bytearray) -> None:
+        """A message begins to be passed on: what its head says, for those who look."""
+        number, _, position, samples, _ = SAMPLES_HEAD.unpack_from(frame, HEADER_BYTES)
+        passed_over = max(0, number - stream.next_number)
+        stream.next_number = number + 1
+        stream.position = position + samples
+        stream.relayed_samples += samples
+        stream.dropped_messages += passed_over
+        self.relayed_samples += samples
+        self.dropped_messages += passed_over

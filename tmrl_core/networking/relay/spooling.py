@@ -1,0 +1,214 @@
+"""Hand-over: the relay takes a trainer's place for workers that end while there is none. Sans-I/O.
+
+Theory of operation
+-------------------
+A worker that ends, and was told to halt, says `HandOver`. The relay answers as a trainer would: with a `Resume` from
+the first message that its spool lacks, in an epoch of its own, and with credit out of the same pool as ever, which is
+given back when the spool has stored a message. `Stored` is the acknowledgement. The worker holds on to everything until
+it ends, so whatever happens to the Server meanwhile, it can be asked again.
+
+When a trainer of the run comes, it hears of every stream of which something is spooled, and resumes it as any other.
+What the spool holds from there on is sent first (it is *replayed*, one message in memory at a time), what a worker that
+is still linked holds follows: the relay passes the resume on to it from where the spool ends. The trainer's
+acknowledgements let the spool go of its copies, and only they.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.protocol.framing import HEADER_BYTES, SAMPLES_HEAD, Kind, cut
+from tmrl_core.networking.protocol.messages import Resume, Stored
+from tmrl_core.networking.relay.membership_log import Lines
+from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.spools.memory import About, Spool, SpooledStream
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.relay.connection import RelayConnection
+    from tmrl_core.networking.relay.core import Relay
+
+_MAX_UNREAD_BYTES = 1 << 20
+"""Of what a worker's hand-overs make the relay say; one that asks on without reading loses its link."""
+
+
+class HandOvers:
+    """What the relay does with its spool.
+
+    Args:
+        relay: whose streams they are.
+        spool: None: nothing is kept, and no worker is offered it.
+        say: called with each line that is worth a person's notice.
+    """
+
+    def __init__(self, relay: Relay, spool: Spool | None, say: Callable[[str], None]) -> None:
+        self.relay = relay
+        self.spool = spool
+        self._line = Lines(say, "that were about the spool too")
+        self._said: dict[bytes, int] = {}
+        if spool is not None:
+            spool.on_stored = self._stored
+            spool.on_failed = self._failed
+
+    def say(self, line: str) -> None:
+        """A line for the Server's log; workers that hand over without end fill no disk with it."""
+        self._line(line, self.relay.wall_clock())
+
+    @property
+    def spool_bytes(self) -> int:
+        """What a worker is told of the spool: its bound; 0: there is none."""
+        return self.spool.limit_bytes if self.spool is not None else 0
+
+    def kept(self, stream: RelayStream) -> SpooledStream | None:
+        """What is spooled of a stream.
+
+        Raises:
+            RemoteProtocolError: the spool knows it as one of another run.
+        """
+        kept = self.spool.streams.get(stream.id) if self.spool is not None else None
+        if kept is not None and kept.about.run != stream.run:
+            raise RemoteProtocolError(f"this stream is of run {kept.about.run!r}, not {stream.run!r}")
+        return kept
+
+    # --- from a worker ---
+
+    def begin(self, connection: RelayConnection, channel: int) -> None:
+        """A worker asks to hand a stream over."""
+        stream = connection.stream(channel)
+        if self.spool is None:
+            raise RemoteProtocolError("it hands samples over; this Server has no spool")
+        if connection.unread_bytes > _MAX_UNREAD_BYTES:
+            raise RemoteProtocolError("it hands samples over and reads no answers")
+        if stream.trainer_channel or stream.handing:
+            return  # a trainer has come meanwhile, and will resume it; or it was said twice
+        kept = self.kept(stream)
+        self.relay.flow.void(stream)
+        stream.handing = True
+        self.relay.flow.activate(stream)
+        connection.send(Resume(channel, kept.next_number if kept is not None else 0, stream.epoch, stream.limit))
+        connection.put(("stored", channel), Stored(channel, kept.stored if kept is not None else 0))
+
+    def take(self, stream: RelayStream, frames: list[bytearray], size: int) -> None:
+        """A whole message of a stream that is handed over has arrived."""
+        assert self.spool is not None
+        number, floor, position, samples, _ = SAMPLES_HEAD.unpack_from(frames[0], HEADER_BYTES)
+        kept = self.kept(stream)
+        expected = kept.next_number if kept is not None else 0
+        if number < expected or floor > expected:
+            raise RemoteProtocolError(
+                f"message {number} (floor {floor}) was handed over where message {expected} was asked for"
+            )
+        body = [memoryview(frame)[HEADER_BYTES:] for frame in frames]
+        body[0] = body[0][SAMPLES_HEAD.size :]
+        about = About(stream.id, stream.run, stream.name, stream.signature)
+        stream.handed.append((number, size))
+        self.relay.flow.queued_bytes += size
+        refusal = self.spool.append(about, number=number, floor=floor, position=position, samples=samples, body=body)
+        if refusal:
+            stream.handed.pop()
+            self.relay.flow.queued_bytes -= size
+            self._refuse(stream, refusal)
+
+    def _refuse(self, stream: RelayStream, reason: str) -> None:
+        """Take no more of a stream, and tell its worker; it may ask again when it is told to halt again."""
+        self.relay.flow.void(stream)
+        stream.handing = False
+        kept = self.kept(stream)
+        self.say(f"samples of worker {stream.name}, run {stream.run!r}, are not taken: {reason}")
+        if stream.worker is not None:
+            # In order with what was said before and what a trainer may say next, so in no slot.
+            stream.worker.withdraw(("stored", stream.channel))
+            stream.worker.send(Stored(stream.channel, kept.stored if kept is not None else 0, reason[:1000]))
+
+    def _stored(self, stream_id: bytes) -> None:
+        assert self.spool is not None
+        stream = self.relay.streams.get(stream_id)
+        if stream is None:
+            return
+        stored = self.spool.streams[stream_id].stored
+        if stream.worker is not None:
+            stream.worker.put(("stored", stream.channel), Stored(stream.channel, stored))
+        while stream.handed and stream.handed[0][0] < stored:
+            _, size = stream.handed.popleft()
+            self.relay.flow.queued_bytes -= size
+            self.relay.flow.forwarded(stream, size)
+
+    def _failed(self, stream_id: bytes, reason: str) -> None:
+        stream = self.relay.streams.get(stream_id)
+        if stream is not None and stream.handing:
+            self._refuse(stream, reason)
+        else:
+            self.say(f"samples that a worker had handed over could not be stored; it still holds them: {reason}")
+
+    def ended(self, stream: RelayStream) -> None:
+        """The worker of a stream has ended in order."""
+        kept = self.kept(stream)
+        if kept is not None and self.spool is not None:
+            self.spool.end(stream.id)
+            self.say(
+                f"worker {stream.name} has handed over {kept.samples:,} samples of run {stream.run!r}: they are kept "
+                "until a trainer of that run has acknowledged them"
+            )
+
+    # --- to a trainer ---
+
+    def introduce(self, run: str) -> None:
+        """A trainer of `run` has come: tell it of the streams that are here without their workers."""
+        if self.spool is None:
+            return
+        for kept in self.spool.of_run(run):
+            stream = self.relay.streams.get(kept.about.stream)
+            if stream is None:
+                stream = RelayStream(kept.about.stream, kept.about.name, run, kept.about.signature)
+                stream.ended = kept.ended
+                self.relay.streams[stream.id] = stream
+            if stream.worker is None:
+                self.relay.introduce(stream)
+        for line in self.spool.summary():
+            self.say(f"spool: {line}")
+
+    def replay(self, stream: RelayStream, next_number: int) -> int:
+        """Send what is spooled from `next_number` on. Returns the first number that is not spooled."""
+        kept = self.kept(stream)
+        if kept is None or kept.next_number <= next_number:
+            return next_number
+        stream.replay = next_number
+        return kept.next_number
+
+    def upcoming(self, stream: RelayStream) -> int | None:
+        """Bytes on the link of the next message to be replayed; None: there is none."""
+        if stream.replay is None:
+            return None
+        message = self.spool.peek(stream.id, stream.replay) if self.spool is not None else None
+        if message is None:
+            stream.replay = None
+            return None
+        return message.size
+
+    def frames(self, stream: RelayStream) -> list[bytearray] | None:
+        """The next message to be replayed, as frames for the trainer; None: it could not be read, and is lost."""
+        assert self.spool is not None
+        assert stream.replay is not None
+        message = self.spool.peek(stream.id, stream.replay)
+        assert message is not None
+        try:
+            head, body = self.spool.read(stream.id, message)
+        except OSError as exc:
+            self.say(f"{message.samples} spooled samples of worker {stream.name} cannot be read and are lost: {exc}")
+            self.spool.discard(stream.id, message)
+            return None
+        stream.replay = message.number + 1
+        frames = cut(Kind.DATA, head, body, epoch=stream.epoch, channel=stream.trainer_channel)
+        return [bytearray(bytes(frame)) for frame in frames]
+
+    def acknowledged(self, stream: RelayStream, next_number: int) -> None:
+        """A trainer has acknowledged everything of a stream below `next_number`."""
+        if self.spool is None or stream.id not in self.spool.streams:
+            return
+        samples = self._said.get(stream.id, 0) + self.spool.drop(stream.id, next_number)
+        if stream.id in self.spool.streams:
+            self._said[stream.id] = samples
+        else:
+            self._said.pop(stream.id, None)
+            self.say(f"spool: {samples:,} samples of worker {stream.name}, run {stream.run!r}, have been acknowledged")

@@ -1,0 +1,1 @@
+"""Credentials, certificates, admission and revocation."""

@@ -1,0 +1,335 @@
+"""Credentials in use: read again when their files change, so that nothing has to be restarted; who is let in by them.
+
+A file is taken to have changed when its inode, size or time of change has: all of ours are replaced in one step. What
+cannot be read is looked at once more a moment later, since a certificate and its key are two files; then it is said in
+the log, and what was read before goes on to count until a later look succeeds: the reason may have been a folder that
+was away, or that no file could be opened. At the start it is an error instead: a Server with a damaged list of
+revoked certificates does not run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.messages import Hello
+from tmrl_core.networking.security.admission import Admission
+from tmrl_core.networking.security.certificates import read_end
+from tmrl_core.networking.security.handshakes import BUNDLE, RENEW
+from tmrl_core.networking.security.revocations import revoked_file
+from tmrl_core.networking.security.secret_files import read_file
+from tmrl_core.networking.security.tls_contexts import (
+    ContextRole,
+    client_context,
+    read_bundle,
+    read_revoked,
+    server_context,
+    token_for,
+    token_hash,
+)
+
+logger = logging.getLogger(__name__)
+
+WARN_DAYS = 30
+"""Days before its end from which a certificate's expiry is warned of."""
+_SAY_AGAIN = timedelta(days=1)
+_TRY_AGAIN_LOOKS = 10
+"""At every so manieth look, what could not be read is tried again."""
+
+Judge: TypeAlias = Callable[[Hello, Connection], "tuple[str, str] | tuple[str, str, float] | None"]
+"""Says whether a peer is let in: None, or (refusal code, reason, and for how many seconds to hold it back)."""
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
+
+
+def _authorities(context: ssl.SSLContext) -> frozenset[str]:
+    return frozenset(str(one.get("subject")) for one in context.get_ca_certs())
+
+
+def utc_now() -> datetime:
+    """The time of day."""
+    return datetime.now(timezone.utc)
+
+
+class _Files:
+    """What a credentials folder, or a bundle file, looked like when it was last read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._read = self._tried = self._stamp()
+        self._failures = 0
+        self._looks = 0
+
+    def _stamp(self) -> Stamp:
+        place = self.directory
+        try:
+            files = [place, revoked_file(place)] if place.is_file() else sorted(place.glob("*.*"))
+        except OSError:
+            return ()  # it cannot be looked into, which reading it will tell
+        stamps: list[tuple[str, int, int, int]] = []
+        for file in files:
+            try:
+                info = os.stat(file)
+            except OSError:
+                continue  # gone meanwhile, which is a change as well
+            stamps.append((file.name, info.st_ino, info.st_size, info.st_mtime_ns))
+        return tuple(stamps)
+
+    def changed(self) -> bool:
+        """Whether there is something to read: it has changed. What was unreadable twice is tried now and then only."""
+        stamp = self._stamp()
+        if stamp != self._tried:
+            self._tried = stamp
+            self._failures = self._looks = 0
+        self._looks += 1
+        return stamp != self._read and (self._failures < 2 or self._looks % _TRY_AGAIN_LOOKS == 0)
+
+    def accept(self) -> None:
+        """What was there at the last look has been read."""
+        self._read = self._tried
+
+    def failed(self) -> bool:
+        """It could not be read; whether that is worth saying: it has not only been caught half changed."""
+        self._failures += 1
+        return self._failures == 2
+
+
+class _Expiry:
+    """Says in the log that certificates will expire: in time, and once a day."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._said: datetime | None = None
+
+    def look(self, certificates: Callable[[], list[tuple[str, datetime, str]]]) -> None:
+        """Warn of those (what, end, remedy) that end soon."""
+        now = self._now()
+        if self._said is not None and now - self._said < _SAY_AGAIN:
+            return
+        self._said = now
+        try:
+            found = certificates()
+        except (CredentialsError, OSError):
+            return  # said where they are read to be used
+        for what, end, remedy in found:
+            left = end - now
+            if left < timedelta(0):
+                logger.error("%s expired on %s UTC. %s", what, f"{end:%Y-%m-%d %H:%M}", remedy)
+            elif left < timedelta(days=WARN_DAYS):
+                logger.warning("%s expires on %s UTC, in %d days. %s", what, f"{end:%Y-%m-%d %H:%M}", left.days, remedy)
+
+    def again(self) -> None:
+        """Say it at the next look whenever the last was: something has changed."""
+        self._said = None
+
+
+class ServerAccess:
+    """A Server's credentials, and whose logins count by them. One event loop's thread uses it.
+
+    Args:
+        directory: the credentials folder or bundle file.
+        now: the time of day.
+
+    Raises:
+        CredentialsError: something is missing or damaged, the list of revoked certificates too.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, now: Callable[[], datetime] = utc_now) -> None:
+        self._directory = Path(directory).expanduser()
+        self._files = _Files(self._directory)
+        self.context, self.verifier = server_context(self._directory)
+        self._authorities = _authorities(self.context)
+        self._had_list = revoked_file(self._directory).exists()
+        self._revoked = read_revoked(self._directory)
+        self._tokens: WeakKeyDictionary[Connection, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
+        self._expiry = _Expiry(now)
+        self._expiry.look(self._certificates)
+
+    def refresh(self) -> bool:
+        """Read again what has changed; whether other credentials count now than before. Called about once a second."""
+        self._expiry.look(self._certificates)
+        if not self._files.changed():
+            return False
+        # Each is taken as soon as it can be read: a damaged certificate must not keep a revocation from counting.
+        changed = False
+        unread: list[str] = []
+        try:
+            context, verifier = server_context(self._directory)
+        except (CredentialsError, OSError) as exc:
+            unread.append(f"the certificate and tokens as they were before go on to count: {exc}")
+        else:
+            self.context, self.verifier = context, verifier
+            self._authorities = _authorities(context)
+            changed = True
+        try:
+            has_list = revoked_file(self._directory).exists()
+            if self._had_list and not has_list:
+                raise CredentialsError(f"{revoked_file(self._directory)} is gone")
+            revoked = read_revoked(self._directory)
+        except (CredentialsError, OSError) as exc:
+            unread.append(f"the list of revoked certificates as it was before goes on to count: {exc}")
+        else:
+            changed |= revoked != self._revoked
+            self._had_list, self._revoked = has_list, revoked
+        if not unread:
+            self._files.accept()
+            self._expiry.again()
+            logger.info("credentials were read again; certificates that are revoked: %d", len(self._revoked))
+        elif self._files.failed():
+            for line in unread:
+                logger.error("%s", line)
+        return changed
+
+    def objection(self, connection: Connection) -> tuple[str, str] | None:
+        """Why a peer that was let in would not be any more: (refusal code, reason), or None."""
+        if (revoked := self.revoked(connection.identity)) is not None:
+            return revoked
+        login = self._tokens.get(connection)
+        if login is not None and not any(self.verifier.holds(role, login[1]) for role in login[0]):
+            return "token", f"the token that it showed counts no more. {_NEW_TOKEN}"
+        return None
+
+    def revoked(self, identity: Identity) -> tuple[str, str] | None:
+        """What to tell a peer whose certificate, or whose CA, counts no more; None: it does."""
+        if identity.serial is None:
+            return None
+        role = identity.role if identity.role in ("worker", "trainer") else "ROLE"
+        if identity.issuer is not None and identity.issuer not in self._authorities:
+            return (
+                "certificate",
+                f"the CA of this Server was replaced, and this machine's certificate ({identity.name}) is of the old "
+                f"one. Make a bundle on the machine that holds the CA (`{BUNDLE} {role} --name {identity.name}`) and "
+                "install it here.",
+            )
+        if identity.serial not in self._revoked:
+            return None
+        return (
+            "certificate",
+            f"this machine's client certificate ({identity.name}) was revoked. If that is a mistake, make a new bundle "
+            f"on the machine that holds the CA (`{BUNDLE} {role} --name {identity.name}`) and install it here.",
+        )
+
+    def judge(self, by_credentials: Judge) -> Judge:
+        """`by_credentials`, but for those whose certificate was revoked; logins by token are kept in mind."""
+
+        def judged(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
+            identity = connection.identity
+            verdict = self.revoked(identity) or by_credentials(hello, connection)
+            if verdict is None and (identity.role is None or (hello.role == "observer" and identity.role != "trainer")):
+                roles = ("observer", "trainer") if hello.role == "observer" else (hello.role,)
+                self._tokens[connection] = (roles, token_hash(hello.token))
+            return verdict
+
+        return judged
+
+    def _certificates(self) -> list[tuple[str, datetime, str]]:
+        place = self._directory
+        if place.is_file():
+            content = read_bundle(place)
+            own, ca = content.certificate, content.ca
+        else:
+            own, ca = read_file(place / "server.pem"), read_file(place / "ca.pem")
+        return [
+            ("this Server's certificate", read_end(own), f"Renew it: `{RENEW}`."),
+            ("the CA's certificate", read_end(ca), _NEW_CA),
+        ]
+
+
+class ClientAccess:
+    """A worker's or trainer's credentials: read again when it connects anew, if they have changed.
+
+    Args:
+        directory: the credentials folder or bundle file.
+        role: whose.
+        token: one that goes before that of the files; None: theirs.
+        now: the time of day.
+
+    Raises:
+        CredentialsError: something is missing or does not fit.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        role: ContextRole,
+        token: str | None = None,
+        *,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._directory = Path(directory).expanduser()
+        self._role = role
+        self._given = token
+        self._files = _Files(self._directory)
+        self._expiry = _Expiry(now)
+        self._load()
+
+    def _load(self) -> None:
+        context = client_context(self._directory, self._role, has_token=bool(self._given))
+        token = self._given or token_for(self._directory, self._role) or ""
+        self.context: ssl.SSLContext = context
+        self.token = token
+
+    def refresh(self) -> bool:
+        """Read again what has changed; whether something has. Called before each connection."""
+        changed = False
+        if self._files.changed():
+            try:
+                self._load()
+            except (CredentialsError, OSError) as exc:
+                if self._files.failed():
+                    logger.error("the credentials as they were before are used: %s", exc)
+            else:
+                self._files.accept()
+                self._expiry.again()
+                changed = True
+                logger.info("credentials were read again")
+        self._expiry.look(self._certificates)
+        return changed
+
+    def _certificates(self) -> list[tuple[str, datetime, str]]:
+        place = self._directory
+        if place.is_file():
+            content = read_bundle(place)
+            if content.role == "server":
+                return []
+            found = [(content.name, content.certificate)]
+        else:
+            files = sorted(place.glob(f"{'trainer' if self._role == 'observer' else self._role}-*.pem"))
+            found = [(file.stem.partition("-")[2], read_file(file)) for file in files]
+        return [
+            (
+                f"this machine's client certificate ({name})",
+                read_end(text),
+                f"Renew it where the CA is (`{RENEW} {name}`) and install the bundle here.",
+            )
+            for name, text in found
+        ]
+
+
+_NEW_TOKEN = (
+    "Copy the new one from the machine that holds the credentials, or give this machine a bundle: "
+    f"`{BUNDLE} ROLE --name NAME`."
+)
+_NEW_CA = "Make a new CA and new bundles: `python -m tmrl_core --credentials create --overwrite`."
+
+
+def slowed(judge: Judge, admission: Admission, clock: Callable[[], float]) -> Judge:
+    """`judge`, whose refusals of those who cannot prove who they are take longer with each from the same address.
+
+    Whoever has a valid certificate is exempt, also when its role is another.
+    """
+
+    def judged(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
+        verdict = judge(hello, connection)
+        if verdict is None or verdict[0] not in ("token", "certificate"):
+            return verdict
+        return verdict[0], verdict[1], admission.failed(connection.identity.address, clock())
+
+    return judged

@@ -1,0 +1,502 @@
+"""Credentials: the files that prove who is who, and the TLS contexts made of them.
+
+A credentials folder holds
+
+    ca.pem                      the CA's certificate: everybody has it
+    ca.key                      the CA's key: only where credentials were created; whoever holds it can make more
+    server.pem, server.key      the Server's certificate and key
+    server.tokens.json          SHA-256 of each role's token: all that a Server needs to check one
+    worker.token, trainer.token the token of the role, for clients
+    worker-NAME.pem, .key       a client certificate of its own (also trainer-NAME), from a bundle
+    certificate.pem, key.pem    what tlspyo looks for, and its password in tlspyo.password: see `tlspyo_files.py`
+    issued.json                 which certificates were handed out: beside the CA's key only
+    revoked.json                certificates that count no more: what a Server reads
+
+so the folder where `create` ran has what every role needs on one machine, and other machines get bundles: one file with
+what that machine needs and no more. Wherever a folder is expected, a bundle file will do too.
+
+Files with secrets are made readable by their user only, from the moment that they exist, and replace an older file in
+one step. On Windows the folder's own access rights are what protects them: the mode bits say nothing there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import msgspec
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security import tlspyo_files
+from tmrl_core.networking.security.certificates import (
+    LOOPBACK_HOSTS,
+    Signed,
+    check_issued,
+    check_name,
+    clean_host,
+    make_authority,
+    make_client_certificate,
+    make_server_certificate,
+    read_facts,
+)
+from tmrl_core.networking.security.handshakes import BUNDLE, CREATE, INSTALL, explain, identity_of
+from tmrl_core.networking.security.revocations import (
+    ISSUED_FILE,
+    REVOKED_FILE,
+    Listed,
+    add_revoked,
+    forget_lists,
+    note_issued,
+    read_list,
+    write_list,
+)
+from tmrl_core.networking.security.secret_files import need, read_file, write_file, writing
+from tmrl_core.networking.security.tls_contexts import (
+    BUNDLE_FORMAT,
+    CLIENT_ROLES,
+    TOKENS_FILE,
+    Bundle,
+    BundleRole,
+    ClientRole,
+    TokenVerifier,
+    client_context,
+    folder_hashes,
+    read_bundle,
+    server_context,
+    token_for,
+    token_hash,
+)
+
+__all__ = [
+    "CLIENT_ROLES",
+    "BundleRole",
+    "ClientRole",
+    "Created",
+    "Record",
+    "TokenVerifier",
+    "bundle",
+    "client_context",
+    "create",
+    "ensure",
+    "explain",
+    "find",
+    "identity_of",
+    "install",
+    "server_context",
+    "show",
+    "token_for",
+]
+
+logger = logging.getLogger(__name__)
+
+DAYS = 825
+"""Days that a server's or client's certificate is valid."""
+CA_DAYS = 3650
+"""Days that a CA's certificate is valid."""
+
+_TOKEN_BYTES = 32
+
+
+class Created(msgspec.Struct, frozen=True):
+    """What `create` did: whether the CA (and with it the tokens) is new, and the hosts of the server's certificate."""
+
+    directory: str
+    new_authority: bool
+    hosts: tuple[str, ...]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One line of `show`.
+
+    `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `tlspyo certificate`,
+    `token`, `handed out`, `revoked`. Certificates have a subject, names and an expiry; the fingerprint of a token is
+    the SHA-256 of its text, which reveals nothing of it.
+    """
+
+    what: str
+    file: str
+    subject: str = ""
+    names: tuple[str, ...] = ()
+    role: str = ""
+    fingerprint: str = ""
+    not_before: datetime | None = None
+    expires: datetime | None = None
+    days_left: int | None = None
+    serial: str = ""
+
+
+def find(credentials_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder (or bundle file) of credentials: the one given, else `credentials/` here, else the data folder's.
+
+    It need not exist.
+    """
+    from tmrl_core.config import Config, find_credentials_folder
+    from tmrl_core.config.sections import NetworkSection
+
+    chosen = None if credentials_dir is None else os.fspath(credentials_dir)
+    return find_credentials_folder(Config(network=NetworkSection(credentials_dir=chosen)))
+
+
+# -- making credentials ---------------------------------------------------------------------------------------------
+
+
+def create(
+    directory: str | os.PathLike[str],
+    hosts: Sequence[str] = (),
+    *,
+    days: float = DAYS,
+    ca_days: float = CA_DAYS,
+    overwrite: bool = False,
+) -> Created:
+    """Make a CA, a token per role, and a server certificate for these hosts; this machine's loopback is always added.
+
+    Where a CA is there already, only the server's certificate is made anew: the CA and the tokens stay, and with them
+    every bundle that was handed out. Two calls at once leave one consistent set.
+
+    Args:
+        directory: made if it is missing, for this user only.
+        hosts: DNS names and IP addresses. Empty, with a server certificate there: the names of that one.
+        days: of the server certificate's validity, though never beyond the CA's.
+        ca_days: of a new CA's validity.
+        overwrite: make a new CA and new tokens although there are some; all bundles of the old one stop working.
+
+    Raises:
+        CredentialsError: a host is no host name, the folder holds an installed bundle, or it cannot be written.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        raise CredentialsError(f"{folder} is a file. Credentials are created in a folder.")
+    wanted = tuple(clean_host(host) for host in hosts)
+    with writing(folder):
+        return _create(folder, wanted, days, ca_days, overwrite)
+
+
+def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
+    """Make credentials for this machine's loopback unless there are some, and log it; whether they were made.
+
+    With `tlspyo`, what counts is whether that transport has what it needs.
+    """
+    folder = Path(directory).expanduser()
+    needed = folder / (tlspyo_files.CERTIFICATE if tlspyo else "ca.pem")
+    if folder.is_file() or needed.exists():
+        return False
+    with writing(folder):
+        if needed.exists():  # another process was faster
+            return False
+        if (folder / "ca.pem").exists():
+            return tlspyo_files.make(folder, (), datetime.now(timezone.utc) + timedelta(days=CA_DAYS))
+        _create(folder, (), DAYS, CA_DAYS, overwrite=False)
+    logger.info(
+        "no credentials found, so a CA for this machine alone was made in %s. For a Server on another machine, behind "
+        "an ssh tunnel too, install its bundle with `%s`: it takes this CA's place.",
+        folder,
+        INSTALL,
+    )
+    return True
+
+
+def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, overwrite: bool) -> Created:
+    ca_file, key_file = folder / "ca.pem", folder / "ca.key"
+    now = datetime.now(timezone.utc)
+    new = overwrite or not (ca_file.exists() or key_file.exists())
+    if new:
+        authority = make_authority(now + timedelta(days=ca_days))
+        tokens: dict[str, str] = {role: new_token() for role in CLIENT_ROLES}
+    else:
+        if not key_file.exists():
+            raise CredentialsError(
+                f"{folder} holds the certificate of a CA whose key is elsewhere (an installed bundle). Run `{CREATE}` "
+                "on the machine that holds ca.key, or choose another folder."
+            )
+        authority = Signed(read_file(ca_file), read_file(key_file, private=True))
+        if read_facts(authority.certificate).not_after <= now:
+            raise CredentialsError(f"the CA in {folder} has expired. Make a new one: `{CREATE} --overwrite`.")
+        tokens = {}
+        if not wanted and (folder / "server.pem").exists():
+            wanted = read_facts(read_file(folder / "server.pem")).names
+    hosts = tuple(dict.fromkeys((*wanted, *LOOPBACK_HOSTS)))
+    server = make_server_certificate(authority, hosts, now + timedelta(days=days))
+    tlspyo_files.make(folder, hosts, now + timedelta(days=ca_days), overwrite=overwrite)
+    # The CA's certificate comes last: whoever sees it may count on the rest.
+    write_file(folder / "server.key", server.key, private=True)
+    write_file(folder / "server.pem", server.certificate)
+    if new:
+        forget_lists(folder)  # of the CA that was here before
+        # What the old one signed would be shown, and refused, where the new tokens serve.
+        for pattern in (f"{role}-*.{kind}" for role in CLIENT_ROLES for kind in ("pem", "key")):
+            for old in list(folder.glob(pattern)):
+                old.unlink()
+        for role, token in tokens.items():
+            write_file(folder / f"{role}.token", token + "\n", private=True)
+        hashes = {role: token_hash(token) for role, token in tokens.items()}
+        write_file(folder / TOKENS_FILE, msgspec.json.encode(hashes).decode() + "\n", private=True)
+        write_file(key_file, authority.key, private=True)
+        write_file(ca_file, authority.certificate)
+    return Created(str(folder), new, hosts)
+
+
+def new_token() -> str:
+    """A token that nobody can guess."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def bundle(
+    directory: str | os.PathLike[str],
+    role: BundleRole,
+    name: str = "",
+    out: str | os.PathLike[str] | None = None,
+    *,
+    days: float = DAYS,
+) -> Path:
+    """Write one file with what another machine needs, and no more; return where it is.
+
+    A worker's or trainer's has a client certificate of its own, and no token, which could not be taken back from one
+    machine alone. A server's has the server certificate, the hashes of both tokens and the revoked certificates. Each
+    has what the transport `tlspyo` needs there, its one password too, which counts on that transport only. None has the
+    CA's key.
+
+    Args:
+        directory: the folder where `create` ran.
+        role: what that machine is to be.
+        name: whose certificate it is; needed for a worker or trainer.
+        out: the file, or the folder to put `<name>.<role>.bundle` into. None: that file, here.
+        days: of the client certificate's validity, though never beyond the CA's.
+
+    Raises:
+        CredentialsError: something that is needed is missing, or the name does not fit a certificate.
+    """
+    folder = Path(directory).expanduser()
+    if role not in ("worker", "trainer", "server"):
+        raise CredentialsError(f"{role!r} is no role. Choose worker, trainer or server.")
+    if role != "server" and not name:
+        raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
+    name = check_name(name or "server")
+    ca = need(folder / "ca.pem")
+    tlspyo = tlspyo_files.part_of(folder, server=role == "server")
+    if role == "server":
+        made = Signed(need(folder / "server.pem"), need(folder / "server.key", private=True))
+        revoked = read_list(folder / REVOKED_FILE)
+        hashes = folder_hashes(folder)
+        if (folder / "ca.key").exists():
+            with writing(folder):  # from now on this CA is one that has issued something
+                write_list(folder / ISSUED_FILE, read_list(folder / ISSUED_FILE), datetime.now(timezone.utc))
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=hashes, revoked=revoked, tlspyo=tlspyo)
+    else:
+        if not (folder / "ca.key").exists():
+            raise CredentialsError(
+                f"{folder / 'ca.key'} not found. Bundles are made on the machine where `{CREATE}` ran."
+            )
+        authority = Signed(ca, need(folder / "ca.key", private=True))
+        until = datetime.now(timezone.utc) + timedelta(days=days)
+        made = make_client_certificate(authority, role, name, until)
+        facts = read_facts(made.certificate)
+        with writing(folder):  # noted before it is handed out, so that there is none that cannot be revoked
+            note_issued(folder, facts.serial, role, name, facts.not_after)
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, tlspyo=tlspyo)
+    target = Path(out).expanduser() if out is not None else Path()
+    if target.is_dir():
+        target = target / f"{name}.{role}.bundle"
+    write_file(target, msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n", private=True)
+    return target
+
+
+def install(
+    bundle_file: str | os.PathLike[str], directory: str | os.PathLike[str], *, overwrite: bool = False
+) -> list[Path]:
+    """Unpack a bundle into a credentials folder and return the files written.
+
+    Credentials of another CA that stand in the way are moved into a folder beside this one, which is logged: those of a
+    CA that has issued nothing at once, an installed bundle's with `overwrite`, those of a CA that has issued bundles
+    never.
+
+    Raises:
+        CredentialsError: the file is not a bundle, its certificate does not fit its CA, or the folder holds other
+            credentials that `overwrite` does not cover.
+    """
+    content = read_bundle(Path(bundle_file).expanduser())
+    _check_bundle(content, Path(bundle_file))
+    folder = Path(directory).expanduser()
+    with writing(folder):
+        ca_file = folder / "ca.pem"
+        if ca_file.exists() and read_file(ca_file).strip() != content.ca.strip():
+            _check_replaceable(folder, overwrite)
+            _move_aside(folder)
+        elif not overwrite or (folder / ISSUED_FILE).exists():
+            _check_same_secrets(content, folder)
+        stem = "server" if content.role == "server" else f"{content.role}-{content.name}"
+        files = [folder / f"{stem}.key", folder / f"{stem}.pem"]
+        write_file(files[0], content.key, private=True)
+        write_file(files[1], content.certificate)
+        if content.token:
+            files.append(folder / f"{content.role}.token")
+            write_file(files[-1], content.token + "\n", private=True)
+        if content.token_hashes:
+            files.append(folder / TOKENS_FILE)
+            write_file(files[-1], msgspec.json.encode(content.token_hashes).decode() + "\n", private=True)
+        if content.revoked:
+            files.append(folder / REVOKED_FILE)
+            add_revoked(folder, content.revoked)
+        if content.tlspyo is not None:
+            files += tlspyo_files.install(content.tlspyo, folder)
+        files.append(ca_file)
+        write_file(ca_file, content.ca)
+    return files
+
+
+def _check_bundle(content: Bundle, file: Path) -> None:
+    """Refuse a bundle whose parts do not belong together: any of them can be written by anybody."""
+    made = f"Make it anew where the CA is: `{BUNDLE} {content.role} --name {content.name}`."
+    try:
+        check_issued(Signed(content.certificate, content.key), content.ca)
+        names = read_facts(content.certificate).names
+    except CredentialsError as exc:
+        raise CredentialsError(
+            f"{file} was not made by the CA that it names: {exc}. Nothing was installed. {made}"
+        ) from exc
+    identity = identity_of({"subjectAltName": [("URI", name) for name in names]})
+    if identity != (None if content.role == "server" else (content.role, content.name)):
+        found = f"the {identity[0]} {identity[1]}" if identity else "a server"
+        raise CredentialsError(
+            f"{file} says that it is for the {content.role} {content.name}, and its certificate is for {found}. "
+            f"Nothing was installed. {made}"
+        )
+    if content.role != "server" and (content.token_hashes or content.revoked):
+        raise CredentialsError(
+            f"{file} is a {content.role}'s bundle and holds token hashes or revocations, which only a server's has. "
+            f"Nothing was installed. {made}"
+        )
+
+
+def _check_replaceable(folder: Path, overwrite: bool) -> None:
+    elsewhere = "Install the bundle into another folder (network.credentials_dir)"
+    if not (folder / "ca.key").exists():
+        if not overwrite:
+            raise CredentialsError(
+                f"{folder} holds credentials of another CA. {elsewhere}, or say `--overwrite`, which moves them aside."
+            )
+    elif (folder / ISSUED_FILE).exists():
+        count = len(read_list(folder / ISSUED_FILE))
+        raise CredentialsError(
+            f"{folder} holds a CA that has issued bundles ({count} client certificates are listed), and the bundle is "
+            f"of another CA. Without its key nobody could revoke or renew them. {elsewhere}. If this CA is not needed "
+            "any more, move its folder away first."
+        )
+
+
+def _check_same_secrets(content: Bundle, folder: Path) -> None:
+    """Refuse secrets that differ from those here although the CA is the same: it never made both."""
+    here, brings = tlspyo_files.part_of(folder, server=False), content.tlspyo
+    differs = here is not None and brings is not None and brings.certificate != here.certificate
+    if here is not None and brings is not None and here.password:
+        differs |= here.password != brings.password.strip()
+    if (folder / "ca.key").exists():  # elsewhere, a newer bundle brings what was rotated
+        hashes = folder_hashes(folder)
+        brought = dict(content.token_hashes)
+        if content.token:
+            brought[content.role] = token_hash(content.token)
+        differs |= any(hashes.get(role) != digest for role, digest in brought.items())
+    if differs:
+        raise CredentialsError(
+            f"the bundle would replace tokens, or tlspyo's certificate or password, in {folder} with others, though "
+            "its CA is the same. Nothing was installed. Install it into another folder (network.credentials_dir); "
+            "tokens are changed with `--credentials rotate-token ROLE`."
+        )
+
+
+def _move_aside(folder: Path) -> None:
+    """Move the credentials of another CA into a folder beside this one. The caller holds the folder's lock."""
+    aside = folder.with_name(f"{folder.name}.old-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
+    found = [file for pattern in ("*.pem", "*.key", "*.token") for file in folder.glob(pattern)]
+    found += [folder / name for name in (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE) if (folder / name).exists()]
+    try:
+        aside.mkdir(mode=0o700)
+        if (folder / REVOKED_FILE).exists():  # a copy: a running Server takes a list that is gone for an accident
+            write_file(aside / REVOKED_FILE, read_file(folder / REVOKED_FILE))
+        for file in found:
+            file.rename(aside / file.name)
+    except OSError as exc:
+        raise CredentialsError(f"the credentials in {folder} cannot be moved to {aside}: {exc.strerror}") from exc
+    forget_lists(folder)
+    logger.warning("the credentials of another CA that were in %s are in %s now", folder, aside)
+
+
+def show(directory: str | os.PathLike[str]) -> list[Record]:
+    """What a credentials folder (or bundle file) holds: fingerprints and expiry, no secret.
+
+    Raises:
+        CredentialsError: there are no credentials, or a file is not what its name says.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        records = [_certificate_record(content.ca, str(folder)), _certificate_record(content.certificate, str(folder))]
+        if content.token:
+            records.append(_token_record(content.role, token_hash(content.token), str(folder)))
+        records += [_token_record(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
+        return records
+    need(folder / "ca.pem")
+    files = [file for file in folder.glob("*.pem") if file.name != tlspyo_files.KEY]
+    files.sort(key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
+    records = [_certificate_record(read_file(file), str(file)) for file in files]
+    if (folder / "ca.key").exists():
+        records.append(Record("CA key", str(folder / "ca.key")))
+    for role, digest in folder_hashes(folder).items():
+        token_file = folder / f"{role}.token"
+        records.append(_token_record(role, digest, str(token_file if token_file.exists() else folder / TOKENS_FILE)))
+    taken_back = read_list(folder / REVOKED_FILE)
+    gone = {one.serial for one in taken_back}
+    for one in read_list(folder / ISSUED_FILE):
+        if one.serial not in gone:
+            records.append(_listed_record("handed out", one, folder / ISSUED_FILE))
+    return records + [_listed_record("revoked", one, folder / REVOKED_FILE) for one in taken_back]
+
+
+def _listed_record(what: str, one: Listed, file: Path) -> Record:
+    left = (one.not_after - datetime.now(timezone.utc)) // timedelta(days=1)
+    return Record(
+        what,
+        str(file),
+        one.name,
+        role=one.role,
+        not_before=one.at,
+        expires=one.not_after,
+        days_left=left,
+        serial=one.serial,
+    )
+
+
+def _certificate_record(text: str, file: str) -> Record:
+    try:
+        facts = read_facts(text)
+    except CredentialsError as exc:
+        raise CredentialsError(f"{file}: {exc}") from exc
+    identity = identity_of({"subjectAltName": [("URI", name) for name in facts.names]})
+    if identity is not None:
+        what, role = "client certificate", identity[0]
+    elif facts.names:
+        what, role = "tlspyo" if Path(file).name == tlspyo_files.CERTIFICATE else "server", "server"
+        what += " certificate"
+    else:
+        what, role = "CA certificate", ""
+    left = (facts.not_after - datetime.now(timezone.utc)) // timedelta(days=1)
+    return Record(
+        what,
+        file,
+        facts.subject,
+        facts.names,
+        role,
+        facts.fingerprint,
+        facts.not_before,
+        facts.not_after,
+        left,
+        facts.serial,
+    )
+
+
+def _token_record(role: str, digest: str, file: str) -> Record:
+    pairs = [digest[i : i + 2].upper() for i in range(0, len(digest), 2)]
+    return Record("token", file, role=role, fingerprint=":".join(pairs))

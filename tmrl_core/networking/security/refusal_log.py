@@ -1,0 +1,75 @@
+"""Says in the Server's log who was refused and why, without letting whoever knocks fill that log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from tmrl_core.networking.security.admission import network_of
+
+logger = logging.getLogger(__name__)
+
+SAID_AGAIN_S = 60.0
+"""Shortest time in seconds between two lines about the same host and reason."""
+MOST_REMEMBERED = 1000
+LINES_AT_ONCE = 100
+LINES_PER_S = 0.2
+"""How fast lines of many hosts together may follow each other once so many have come at once."""
+
+
+class Refusals:
+    """Counts refused connections and logs them: each host's first for a reason at once, further ones once a minute.
+
+    A host is what `admission.network_of` takes for one. Many hosts at once do not fill the log either: beyond
+    `LINES_AT_ONCE` they are counted, and the count is said with the next line.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._clock = clock
+        self._lines = float(LINES_AT_ONCE)
+        self._lines_at = clock()
+        self._unsaid = 0
+        # When it was said last, and how many came since, by host and reason; the longest silent first.
+        self._said: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+
+    def __call__(self, address: str, reason: str) -> None:
+        """Take note of one.
+
+        Args:
+            address: `host:port` of the peer.
+            reason: in words, without secrets.
+        """
+        self._say(address, reason)
+        self.count += 1  # last: the count tells other threads that the log has said it
+
+    def _say(self, address: str, reason: str) -> None:
+        # Numbers and what is quoted may be the peer's own choice, such as a length that it announced: they make no new
+        # reason, or its lines would use up those of other hosts.
+        key = (network_of(address), re.sub(r"'.*'|\d+", "0", reason))
+        now = self._clock()
+        said_s, since = self._said.get(key, (None, 0))
+        if said_s is not None and now - said_s < SAID_AGAIN_S:
+            self._said[key] = (said_s, since + 1)
+            return
+        self._lines = min(float(LINES_AT_ONCE), self._lines + (now - self._lines_at) * LINES_PER_S)
+        self._lines_at = now
+        if self._lines < 1.0:
+            self._unsaid += 1
+            return
+        self._lines -= 1.0
+        self._said[key] = (now, 0)
+        self._said.move_to_end(key)
+        if len(self._said) > MOST_REMEMBERED:
+            self._said.popitem(last=False)
+        more = f" (and {since} more from there since this was last said)" if since else ""
+        if self._unsaid:
+            more += f" (and {self._unsaid} of other hosts that were not said)"
+            self._unsaid = 0
+        logger.warning("refused a connection from %s: %s%s", address, reason, more)

@@ -1,0 +1,148 @@
+"""Taking credentials back, and making those anew that expire: revoked certificates, rotated tokens, renewed bundles.
+
+Done in the folder where `create` ran. A running Server that reads that folder follows within two seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security.certificates import read_facts
+from tmrl_core.networking.security.credentials import DAYS, bundle, create, new_token
+from tmrl_core.networking.security.handshakes import BUNDLE, CREATE, identity_of
+from tmrl_core.networking.security.revocations import ISSUED_FILE, REVOKED_FILE, Listed, add_revoked, issued, read_list
+from tmrl_core.networking.security.secret_files import need, read_file, write_file, writing
+from tmrl_core.networking.security.tls_contexts import (
+    CLIENT_ROLES,
+    TOKENS_FILE,
+    BundleRole,
+    ClientRole,
+    folder_hashes,
+    read_bundle,
+    token_hash,
+)
+
+
+def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None = None) -> list[Listed]:
+    """Take back the certificates that were handed out to `name` so far; a new bundle for that name works again.
+
+    A running Server that reads this folder disconnects their holders within two seconds. Where it reads another one,
+    `revoked.json` is copied there.
+
+    Args:
+        directory: the folder where `create` ran.
+        name: whose; or the path of the bundle or certificate itself.
+        role: of which role only; None: of any.
+
+    Returns:
+        Those that were not revoked before.
+
+    Raises:
+        CredentialsError: nothing was handed out to that name, or a file is damaged.
+    """
+    folder = Path(directory).expanduser()
+    need(folder / "ca.pem")
+    file = Path(name).expanduser()
+    with writing(folder):
+        found = issued(folder, name, role)
+        if not found and file.is_file():
+            found = [_listed(file)]
+        if not found:
+            names = sorted({one.name for one in read_list(folder / ISSUED_FILE)})
+            raise CredentialsError(
+                f"no certificate was handed out to {name!r} from {folder}"
+                + (f", but to {', '.join(names)}" if names else "")
+                + ". Run this where the bundle was made, or name the bundle or certificate file itself."
+            )
+        return add_revoked(folder, found)
+
+
+def _listed(file: Path) -> Listed:
+    """What a bundle or a certificate says of its holder."""
+    text = read_file(file)
+    facts = read_facts(text if "-----BEGIN CERTIFICATE" in text[:100] else read_bundle(file).certificate)
+    identity = identity_of({"subjectAltName": [("URI", name) for name in facts.names]})
+    if identity is None:
+        raise CredentialsError(
+            f"{file} is not a client's certificate. A Server's is not revoked but renewed: make a new CA "
+            f"(`{CREATE} --overwrite`) if its key was stolen."
+        )
+    role, name = identity
+    return Listed(facts.serial, role, name, facts.not_after, datetime.now(timezone.utc))
+
+
+def renew(
+    directory: str | os.PathLike[str],
+    names: Sequence[str] = (),
+    out: str | os.PathLike[str] | None = None,
+    *,
+    days: float = DAYS,
+) -> list[Path]:
+    """Make what will expire anew, with the same CA: the server certificate, or these names' bundles.
+
+    A running Server takes its new certificate for the connections to come, and clients theirs when they next connect.
+    The certificates that are replaced stay valid until they expire.
+
+    Args:
+        directory: the folder where `create` ran.
+        names: whose bundles; empty: the server certificate.
+        out: the folder for the bundles. None: here.
+        days: of validity, though never beyond the CA's.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        CredentialsError: nothing (that still counts) was handed out to one of the names, or the CA's key is not here.
+    """
+    folder = Path(directory).expanduser()
+    if not names:
+        need(folder / "ca.pem")
+        need(folder / "server.pem")
+        create(folder, days=days)
+        return [folder / "server.pem", folder / "server.key"]
+    taken_back = {one.serial for one in read_list(folder / REVOKED_FILE)}
+    roles: list[tuple[str, BundleRole]] = []
+    for name in names:
+        found = sorted({one.role for one in issued(folder, name) if one.serial not in taken_back})
+        if not found:
+            raise CredentialsError(
+                f"{name!r} has no certificate to renew: none was handed out from {folder}, or all were revoked. Make a "
+                f"bundle: `{BUNDLE} ROLE --name {name}`."
+            )
+        roles += [(name, role) for role in CLIENT_ROLES if role in found]
+    return [bundle(folder, role, name, out, days=days) for name, role in roles]
+
+
+def holders(directory: str | os.PathLike[str]) -> list[str]:
+    """The names that hold a certificate which has neither expired nor been revoked."""
+    folder = Path(directory).expanduser()
+    taken_back = {one.serial for one in read_list(folder / REVOKED_FILE)}
+    now = datetime.now(timezone.utc)
+    listed = read_list(folder / ISSUED_FILE)
+    return sorted({one.name for one in listed if one.serial not in taken_back and one.not_after > now})
+
+
+def rotate_token(directory: str | os.PathLike[str], role: ClientRole) -> Path:
+    """Replace the token of a role: whoever knows the old one only is out, also from a running Server; the new file.
+
+    Raises:
+        CredentialsError: this is not the folder where `create` ran.
+    """
+    folder = Path(directory).expanduser()
+    need(folder / "ca.pem")
+    if not (folder / "ca.key").exists():
+        raise CredentialsError(f"{folder / 'ca.key'} not found. Tokens are rotated where `{CREATE}` ran.")
+    with writing(folder):
+        token = new_token()
+        hashes = folder_hashes(folder) | {role: token_hash(token)}
+        # The client's copy comes first: a role that starts in between tries again.
+        write_file(folder / f"{role}.token", token + "\n", private=True)
+        write_file(folder / TOKENS_FILE, msgspec.json.encode(hashes).decode() + "\n", private=True)
+    return folder / f"{role}.token"

@@ -1,0 +1,112 @@
+"""Certificates that count no more: the list of them, and the record of those that were handed out.
+
+`issued.json` is kept beside the CA's key, so that a stolen machine's certificates can be found by its name.
+`revoked.json` is what a Server reads, from its credentials folder (or beside its bundle file), also while it runs.
+Certificates are known by their serial numbers, which one CA never uses twice: a new bundle for the same name works.
+Both files are replaced in one step; what expired a month ago is left out when they are written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import msgspec
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security.certificates import clean_serial
+from tmrl_core.networking.security.secret_files import read_file, write_file
+
+REVOKED_FILE = "revoked.json"
+ISSUED_FILE = "issued.json"
+
+_FORMAT = "tmrl_core certificates"
+_KEEP = timedelta(days=30)
+
+
+class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One certificate of a client; `at` is when it was handed out, or revoked."""
+
+    serial: str
+    role: str
+    name: str
+    not_after: datetime
+    at: datetime
+
+
+class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    certificates: tuple[Listed, ...]
+
+
+def read_list(file: Path) -> tuple[Listed, ...]:
+    """The certificates in such a file; none where there is no file.
+
+    Raises:
+        CredentialsError: it cannot be read, or is damaged.
+    """
+    if not file.exists():
+        return ()
+    text = read_file(file)
+    try:
+        content = msgspec.json.decode(text, type=_List)
+        if content.format != _FORMAT:
+            raise CredentialsError("it has another format")
+        listed = content.certificates
+        if any(one.serial != clean_serial(one.serial) or one.not_after.tzinfo is None for one in listed):
+            raise CredentialsError("a serial number or a date is none")
+    except (msgspec.DecodeError, CredentialsError) as exc:
+        raise CredentialsError(
+            f"{file} is damaged ({exc}). Restore it from a copy; without it, certificates that were revoked would "
+            "count again."
+        ) from exc
+    return listed
+
+
+def write_list(file: Path, listed: Iterable[Listed], now: datetime) -> None:
+    """Replace such a file in one step."""
+    kept = tuple(one for one in listed if one.not_after + _KEEP > now)
+    text = msgspec.json.format(msgspec.json.encode(_List(_FORMAT, kept)), indent=1).decode()
+    write_file(file, text + "\n")
+
+
+def revoked_file(directory: str | os.PathLike[str]) -> Path:
+    """Where a Server with this credentials folder, or bundle file, looks for revoked certificates."""
+    place = Path(directory).expanduser()
+    return (place.parent if place.is_file() else place) / REVOKED_FILE
+
+
+def note_issued(folder: Path, serial: str, role: str, name: str, not_after: datetime) -> None:
+    """Note that a certificate was handed out. The caller holds the folder's lock."""
+    now = datetime.now(timezone.utc)
+    file = folder / ISSUED_FILE
+    write_list(file, [*read_list(file), Listed(serial, role, name, not_after, now)], now)
+
+
+def issued(folder: Path, name: str, role: str | None = None) -> list[Listed]:
+    """The certificates that were handed out to that name, in that role or in any."""
+    return [one for one in read_list(folder / ISSUED_FILE) if one.name == name and role in (None, one.role)]
+
+
+def forget_lists(folder: Path) -> None:
+    """Another CA takes the place of the one whose certificates are listed. The caller holds the folder's lock.
+
+    A list of revoked ones is emptied, not removed: a running Server takes one that is gone for an accident.
+    """
+    (folder / ISSUED_FILE).unlink(missing_ok=True)
+    if (folder / REVOKED_FILE).exists():
+        write_list(folder / REVOKED_FILE, (), datetime.now(timezone.utc))
+
+
+def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
+    """Put these on the list of revoked ones; those that were not on it. The caller holds the folder's lock."""
+    now = datetime.now(timezone.utc)
+    file = folder / REVOKED_FILE
+    before = read_list(file)
+    known = {one.serial for one in before}
+    new = [msgspec.structs.replace(one, at=now) for one in certificates if one.serial not in known]
+    if new or not file.exists():
+        write_list(file, [*before, *new], now)
+    return new

@@ -1,0 +1,336 @@
+"""What a running role takes from its credentials: TLS contexts, its token, and the means to check tokens.
+
+Nothing here needs `cryptography`; `credentials.py` makes what is used here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import ssl
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security.certificates import Signed, check_name
+from tmrl_core.networking.security.handshakes import BUNDLE, CREATE
+from tmrl_core.networking.security.revocations import Listed, read_list, revoked_file
+from tmrl_core.networking.security.secret_files import missing, need, read_file, warn_if_readable, warn_if_writable
+
+logger = logging.getLogger(__name__)
+
+ClientRole = Literal["worker", "trainer"]
+BundleRole = Literal["worker", "trainer", "server"]
+CLIENT_ROLES: tuple[ClientRole, ...] = ("worker", "trainer")
+ContextRole = Literal["worker", "trainer", "observer"]
+"""Who connects. An observer has no credentials of its own: the trainer's, or those of the Server's own machine."""
+
+BUNDLE_FORMAT = "tmrl_core bundle"
+TOKENS_FILE = "server.tokens.json"
+
+_NO_COMPRESSED_CERTIFICATES = 1 << 33
+"""OpenSSL's SSL_OP_NO_RX_CERTIFICATE_COMPRESSION, which `ssl` has no name for: strangers get nothing decompressed."""
+
+
+class TokenVerifier:
+    """Checks tokens of roles in constant time; knows their hashes only."""
+
+    def __init__(self, hashes: Mapping[str, str]) -> None:
+        self._hashes = dict(hashes)
+
+    def __repr__(self) -> str:
+        return f"TokenVerifier(roles={sorted(self._hashes)})"
+
+    def check(self, role: str, token: str) -> bool:
+        """Whether this is the token of that role. The time it takes depends on neither."""
+        return self.holds(role, token_hash(token))
+
+    def holds(self, role: str, digest: str) -> bool:
+        """Whether `digest` is the hash of the token of that role."""
+        expected = self._hashes.get(role, "")
+        # A role without a token is compared too, with what no SHA-256 equals.
+        return hmac.compare_digest(digest, expected.ljust(64, "-"))
+
+
+class TlspyoPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the transport `tlspyo` needs: the Server's certificate, the password, and for a Server the key."""
+
+    certificate: str
+    password: str = ""
+    key: str = ""
+
+    def __repr__(self) -> str:
+        return "TlspyoPart(...)"
+
+
+class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a bundle file holds. A server's has the hashes of both tokens and the revoked certificates.
+
+    A client's has a certificate of its own and therefore no token: whoever stole it could show that instead.
+    """
+
+    format: str
+    role: BundleRole
+    name: str
+    ca: str
+    certificate: str
+    key: str
+    token: str = ""
+    token_hashes: dict[str, str] = {}
+    tlspyo: TlspyoPart | None = None
+    revoked: tuple[Listed, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Bundle(role={self.role!r}, name={self.name!r}, ...)"
+
+
+def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, TokenVerifier]:
+    """What a Server needs: its side of TLS, where a client may show a certificate of our CA, and the tokens' verifier.
+
+    Raises:
+        CredentialsError: something is missing or does not fit; the message says what to run.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        if content.role != "server":
+            what = f"{folder} is a {content.role}'s bundle"
+            raise CredentialsError(_OTHER_ROLE.format(what=what, found=content.role, role="server"))
+        ca, hashes = content.ca, content.token_hashes
+    else:
+        warn_if_writable(folder)
+        ca, hashes = need(folder / "ca.pem"), folder_hashes(folder)
+        if not (folder / "server.pem").exists():
+            _check_role(folder, "server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A resumed session would be believed for as long as its ticket, also when its certificate has expired meanwhile.
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    if ssl.OPENSSL_VERSION_INFO >= (3, 2):
+        context.options |= _NO_COMPRESSED_CERTIFICATES
+    _load_authority(context, ca, folder)
+    # Asked for, not demanded: a peer without a certificate may still show its role's token.
+    context.verify_mode = ssl.CERT_OPTIONAL
+    if folder.is_file():
+        _load_text_chain(context, Signed(content.certificate, content.key), folder)
+        key = content.key
+    else:
+        _load_file_chain(context, folder / "server.pem", folder / "server.key")
+        key = read_file(folder / "server.key")
+    return context, TokenVerifier({**hashes, "observer": token_hash(observer_token(key))})
+
+
+def observer_token(server_key: str) -> str:
+    """The token of those who only look, from the Server's private key (PEM): whoever holds that may know everything.
+
+    It is derived rather than stored, so that every Server's machine has it already, and no other machine can be given
+    it by accident. It says nothing of the key.
+    """
+    return hmac.new(server_key.strip().encode(), b"tmrl_core observer", hashlib.sha256).hexdigest()
+
+
+def client_context(
+    directory: str | os.PathLike[str], role: ContextRole, name: str | None = None, *, has_token: bool = False
+) -> ssl.SSLContext:
+    """A client's side of TLS: trusts our CA alone, checks the host name, shows its own certificate if there is one.
+
+    An observer shows the trainer's certificate, if there is one.
+
+    Args:
+        directory: the credentials folder or bundle file.
+        role: of which role the certificate is to be.
+        name: whose certificate to take if there are several; with one of that role, that one is taken.
+        has_token: whether there is a token that did not come out of these files.
+
+    Raises:
+        CredentialsError: something is missing or does not fit; the message says what to run.
+    """
+    folder = Path(directory).expanduser()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if folder.is_file():
+        content = read_bundle(folder)
+        _load_authority(context, content.ca, folder)
+        if role == "observer":
+            if content.role == "worker":
+                raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
+            if content.role == "server":  # its certificate is a server's, so its token speaks for it
+                return context
+        elif content.role != role:
+            what = f"{folder} is a {content.role}'s bundle"
+            raise CredentialsError(_OTHER_ROLE.format(what=what, found=content.role, role=role))
+        _load_text_chain(context, Signed(content.certificate, content.key), folder)
+        return context
+    warn_if_writable(folder)
+    _load_authority(context, need(folder / "ca.pem"), folder)
+    of = "trainer" if role == "observer" else role
+    certificates = sorted(folder.glob(f"{of}-*.pem"))
+    own = [file for file in certificates if file.stem == f"{of}-{name}"] or certificates
+    if not own and not has_token and token_for(folder, role) is None:
+        if role == "observer":
+            raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
+        _check_role(folder, role)
+    if len(own) == 1:
+        _load_file_chain(context, own[0], own[0].with_suffix(".key"))
+    elif own:
+        logger.warning(
+            "%s has the certificates of several %ss and none of %r: only the token is shown", folder, role, name
+        )
+    return context
+
+
+def client_name(directory: str | os.PathLike[str], role: ContextRole) -> str | None:
+    """Return the name in the client certificate of that role; None where there is none, or several.
+
+    Raises:
+        CredentialsError: the bundle cannot be read.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        return content.name if content.role == role else None
+    names = [file.stem.removeprefix(f"{role}-") for file in folder.glob(f"{role}-*.pem")]
+    return names[0] if len(names) == 1 else None
+
+
+def _check_role(folder: Path, role: BundleRole) -> None:
+    """Name the role of the credentials in a folder that has none of `role`.
+
+    Raises:
+        CredentialsError: there are another role's.
+    """
+    others = (other for other in ("worker", "trainer", "server") if other != role)
+    if found := next((other for other in others if [*folder.glob(f"{other}*.pem")]), None):
+        raise CredentialsError(_OTHER_ROLE.format(what=folder, found=found, role=role))
+
+
+_OTHER_ROLE = (
+    "these are a {found}'s credentials ({what}), and this is a {role}. Make a {role}'s bundle where the CA is "
+    f"(`{BUNDLE} {{role}} --name NAME`) and install it here, or let network.credentials_dir name the {{role}}'s folder."
+)
+_NOT_FOR_WORKERS = (
+    "{folder} has a worker's credentials only. Only the Server's own machine and the trainer's may ask for its status: "
+    "a stolen worker shall not learn who else there is. Run this there, or point network.credentials_dir at theirs."
+)
+
+
+def token_for(directory: str | os.PathLike[str], role: ContextRole) -> str | None:
+    """The token of that role; None where there is none. An observer's: from the Server's key, else the trainer's.
+
+    Raises:
+        CredentialsError: the file cannot be read.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        if role == "observer":
+            if content.role == "server":
+                return observer_token(content.key)
+            return content.token or None if content.role == "trainer" else None
+        return content.token or None if content.role == role else None
+    if role == "observer":
+        key = folder / "server.key"
+        if key.exists():
+            return observer_token(read_file(key, private=True))
+        role = "trainer"
+    file = folder / f"{role}.token"
+    return read_file(file, private=True).strip() or None if file.exists() else None
+
+
+def read_bundle(file: Path) -> Bundle:
+    """The content of a bundle file.
+
+    Raises:
+        CredentialsError: it cannot be read, or is no bundle.
+    """
+    text = read_file(file, private=True)
+    try:
+        content = msgspec.json.decode(text, type=Bundle)
+    except msgspec.DecodeError:
+        # Without the cause, which could quote the file.
+        raise CredentialsError(
+            f"{file} is not a bundle of tmrl_core. Make one with `{BUNDLE} ROLE --name NAME`."
+        ) from None
+    if content.format != BUNDLE_FORMAT:
+        raise CredentialsError(f"{file} is not a bundle of tmrl_core.")
+    check_name(content.name)  # it becomes part of a file name
+    return content
+
+
+def read_revoked(directory: str | os.PathLike[str]) -> frozenset[str]:
+    """Serial numbers of the certificates that a Server with these credentials refuses.
+
+    Raises:
+        CredentialsError: the list is damaged.
+    """
+    place = Path(directory).expanduser()
+    bundled = read_bundle(place).revoked if place.is_file() else ()
+    return frozenset(one.serial for one in (*bundled, *read_list(revoked_file(place))))
+
+
+def folder_hashes(folder: Path) -> dict[str, str]:
+    """Of the tokens that this folder knows, in full or by hash."""
+    hashes: dict[str, str] = {}
+    file = folder / TOKENS_FILE
+    if file.exists():
+        try:
+            hashes = msgspec.json.decode(read_file(file, private=True), type=dict[str, str])
+        except msgspec.DecodeError as exc:
+            raise CredentialsError(f"{file} is damaged. Make it anew with `{CREATE} --overwrite`.") from exc
+    else:
+        hashes = {role: token_hash(token) for role in CLIENT_ROLES if (token := token_for(folder, role))}
+    return hashes
+
+
+def token_hash(token: str) -> str:
+    """The SHA-256 of a token, 64 hexadecimal digits: what is kept instead of it."""
+    # A plain hash will do: a token is 256 random bits, there is nothing to guess.
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _load_authority(context: ssl.SSLContext, ca: str, folder: Path) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cadata=ca)
+    except ssl.SSLError as exc:
+        raise CredentialsError(f"the CA certificate in {folder} is not a certificate in PEM form") from exc
+
+
+def _load_file_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    for file in (certificate, key):
+        if not file.exists():
+            raise CredentialsError(missing(file))
+    warn_if_readable(key)
+    _load_chain(context, certificate, key, certificate)
+
+
+def _load_text_chain(context: ssl.SSLContext, chain: Signed, source: Path) -> None:
+    """OpenSSL reads keys from files only: one that this user alone can read, gone when this returns."""
+    handle, name = tempfile.mkstemp(prefix="tmrl_core-", suffix=".pem")
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(chain.key + "\n" + chain.certificate)
+        _load_chain(context, Path(name), None, source)
+    finally:
+        os.unlink(name)
+
+
+def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path | None, source: Path) -> None:
+    def refuse_password() -> str:
+        # Without this OpenSSL asks the terminal, and a role that runs unattended waits for ever.
+        raise CredentialsError(f"the key of {source} is encrypted; tmrl_core's own keys are not. Store it without.")
+
+    try:
+        context.load_cert_chain(certificate, key, password=refuse_password)
+    except ssl.SSLError as exc:
+        raise CredentialsError(
+            f"{source} and its key do not fit together, or are not PEM ({exc.reason or 'unreadable'}). "
+            f"Make them anew with `{CREATE}` or `{BUNDLE}`."
+        ) from exc
+    except OSError as exc:
+        raise CredentialsError(f"{source} or its key cannot be read: {exc.strerror}") from exc

@@ -1,0 +1,103 @@
+"""The files that tlspyo looks for in its `keys_dir`, and its password: for the transport `tlspyo` and tlspyo itself.
+
+    certificate.pem    the Relay's certificate, signed by itself: clients trust it by having it
+    key.pem            its key: the Server's machine only
+    tlspyo.password    the one password of all roles (ours: tlspyo is given its password in other ways)
+
+tlspyo's own command for making the first two fails with today's pyOpenSSL. The certificate is for tlspyo's usual host
+name `default`, for this machine's loopback, and for the hosts that were named when it was made; it is not made anew
+when others are named later, since every client would need the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security.certificates import LOOPBACK_HOSTS, make_self_signed_certificate
+from tmrl_core.networking.security.handshakes import CREATE
+from tmrl_core.networking.security.secret_files import read_file, write_file
+from tmrl_core.networking.security.tls_contexts import TlspyoPart, read_bundle
+
+CERTIFICATE, KEY, PASSWORD = "certificate.pem", "key.pem", "tlspyo.password"
+HOSTNAME = "default"
+"""The name that tlspyo's clients expect in the certificate unless they are told another."""
+
+_PASSWORD_BYTES = 32
+
+
+def make(folder: Path, hosts: Iterable[str], not_after: datetime, *, overwrite: bool = False) -> bool:
+    """Make what is missing; whether anything was. The folder is being written by this process alone."""
+    made = False
+    if overwrite or not ((folder / CERTIFICATE).exists() or (folder / KEY).exists()):
+        names = dict.fromkeys((HOSTNAME, *hosts, *LOOPBACK_HOSTS))
+        pair = make_self_signed_certificate(names, not_after)
+        write_file(folder / KEY, pair.key, private=True)
+        write_file(folder / CERTIFICATE, pair.certificate)
+        made = True
+    # Without its key, the certificate came from another machine, and so must the password.
+    if overwrite or ((folder / KEY).exists() and not (folder / PASSWORD).exists()):
+        write_file(folder / PASSWORD, secrets.token_urlsafe(_PASSWORD_BYTES) + "\n", private=True)
+        made = True
+    return made
+
+
+def part_of(folder: Path, *, server: bool) -> TlspyoPart | None:
+    """What a bundle of this folder holds for tlspyo; None: the folder has nothing for it."""
+    if not (folder / CERTIFICATE).exists() or (server and not (folder / KEY).exists()):
+        return None
+    key = read_file(folder / KEY, private=True) if server else ""
+    return TlspyoPart(read_file(folder / CERTIFICATE), password_in(folder), key)
+
+
+def install(part: TlspyoPart, folder: Path) -> list[Path]:
+    """Write what a bundle holds for tlspyo; the files."""
+    files = []
+    for name, text in ((KEY, part.key), (PASSWORD, part.password)):
+        if text:
+            files.append(folder / name)
+            write_file(files[-1], text.strip() + "\n", private=True)
+    files.append(folder / CERTIFICATE)
+    write_file(files[-1], part.certificate)
+    return files
+
+
+def password_in(directory: str | os.PathLike[str]) -> str:
+    """The password in a credentials folder or bundle file; empty: there is none."""
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        part = read_bundle(folder).tlspyo
+        return part.password if part is not None else ""
+    return read_file(folder / PASSWORD, private=True).strip() if (folder / PASSWORD).exists() else ""
+
+
+def load(directory: str | os.PathLike[str], *, server: bool) -> TlspyoPart:
+    """What a Server, or a client, needs of a credentials folder, a folder of tlspyo's, or a bundle file.
+
+    Raises:
+        CredentialsError: it is not there; the message says what to run.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        part = read_bundle(folder).tlspyo
+        if part is None or (server and not part.key):
+            raise CredentialsError(f"{folder} holds nothing for tlspyo. {_ADVICE}")
+        return part
+    if not folder.exists():
+        raise CredentialsError(f"{folder} not found. {_ADVICE}")
+    for name in (CERTIFICATE, KEY) if server else (CERTIFICATE,):
+        if not (folder / name).exists():
+            raise CredentialsError(f"{folder / name} not found. {_ADVICE}")
+    part = part_of(folder, server=server)
+    assert part is not None
+    return part
+
+
+_ADVICE = (
+    f"Run `{CREATE}` on the machine of the Server and copy bundles from there, or let network.credentials_dir name the "
+    "folder of tlspyo's own certificate.pem (with key.pem beside it for the Server)."
+)

@@ -1,0 +1,1 @@
+"""Spools: samples that the Server keeps for workers that have ended."""

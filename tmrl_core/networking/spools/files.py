@@ -1,0 +1,329 @@
+"""The Server's spool in files, so that it outlives the Server: `server.spool_dir`.
+
+One append-only file of checksummed records (`tmrl_core.storage`) for each stream: its head says whose it is, each
+record holds one message, and the file is removed when a trainer has acknowledged all of it. A restarted Server may
+therefore hold messages again that were acknowledged: the trainer's resume passes over them.
+
+A thread of its own writes, in the order of the calls, so that a slow disk holds up no link; what it has not written yet
+stays in memory, within the credit that workers have for it. Its results are handed to the relay's thread with `post`.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import queue
+import stat
+import struct
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.errors import StorageError
+from tmrl_core.networking.protocol.framing import MAX_NUMBER
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.spools.memory import About, Spool, SpooledMessage, SpooledStream
+from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader
+from tmrl_core.storage.files import Sync
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "tmrl_core spool 1"
+SUFFIX = ".seg"
+_NOTE = struct.Struct("<BQQQI")
+"""Of each record: what it is, and number, floor, position, samples of the message that is its payload."""
+_MESSAGE = 1
+_END = 2
+"""The worker has ended in order; no payload."""
+_MOST_CHARACTERS = 200
+"""Of a run's or a worker's name, as at the relay."""
+_OPEN_FILES = 32
+_JOIN_S = 30.0
+
+
+class DiskSpool(Spool):
+    """A spool in the files of one folder, which nobody else uses meanwhile.
+
+    What is there is found again; what a process that died has left half written is cut off, and a warning says so.
+
+    Args:
+        folder: made if it is not there.
+        limit_bytes: see `Spool`. An acknowledged message gives its room back with the last one of its stream.
+        post: calls a function in the relay's thread, soon; to be set before the first `append`.
+        sync: "os": what is stored survives this process; "fsync": this machine.
+        calls: how files are written.
+
+    Raises:
+        FolderLockedError: another Server uses the folder.
+        StorageError: the folder cannot be used.
+    """
+
+    frees_messages = False
+
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        *,
+        post: Callable[[Callable[[], None]], object] = lambda function: function(),
+        sync: Sync = "os",
+        calls: FileCalls = OS,
+    ) -> None:
+        super().__init__(limit_bytes)
+        self.folder = folder
+        self.post = post
+        self.torn_bytes = 0
+        """How much was cut off on opening."""
+        self._sync: Sync = sync
+        self._calls = calls
+        with suppress(OSError):  # what is wrong with it, the lock says; samples are nobody else's on this machine
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = FolderLock(folder, "the Server's spool")
+        _warn_if_open(folder)
+        # Of the writing thread, once it runs:
+        self._files: OrderedDict[bytes, SegmentFile] = OrderedDict()
+        self._lengths: dict[bytes, int] = {}
+        """Up to where the files that are not open are whole."""
+        self._broken: dict[bytes, str] = {}
+        """Streams of which a message could not be written: those after it must not be, either."""
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        try:
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                self._find(path)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    # --- what an earlier Server has left ---
+
+    def _find(self, path: Path) -> None:
+        try:
+            if path.is_symlink():
+                raise StorageError(f"{path} is a symbolic link")
+            with suppress(OSError):
+                path.chmod(0o600)  # earlier versions left it to the umask
+            reader = SegmentReader(path)
+            about = _about(reader.format_name, reader.description, path)
+        except StorageError as exc:
+            aside = path.with_name(path.name + ".damaged")
+            logger.warning("%s: it is left as %s and not used", str(exc).rstrip("."), aside.name)
+            with suppress(OSError):
+                path.replace(aside)
+            return
+        kept = SpooledStream(about)
+        for note, length, place in _notes(reader):
+            kind, number, floor, position, samples = _NOTE.unpack(note)
+            kept.ended = kind == _END
+            if kind == _MESSAGE and number >= kept.next_number:
+                message = SpooledMessage(number, floor, position, samples, length)
+                message.place = place
+                kept.messages.append(message)
+                kept.next_number = kept.stored = number + 1
+                kept.samples += samples
+                kept.cost += message.cost
+        good, torn = reader.good_bytes, reader.torn_bytes
+        reader.close()
+        if torn:
+            self.torn_bytes += torn
+            logger.warning(
+                "%s: the last %d bytes are no whole record (a process or machine died while writing) and were cut off; "
+                "no worker was told that they were stored",
+                path,
+                torn,
+            )
+            SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=good).close()
+        if not kept.messages:
+            path.unlink()
+            return
+        self._lengths[about.stream] = good
+        self.streams[about.stream] = kept
+        self.used_bytes += kept.cost
+
+    # --- for the base class, in the relay's thread ---
+
+    def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
+        self._do(lambda: self._write(kept, message))
+
+    def _store_end(self, kept: SpooledStream) -> None:
+        self._do(lambda: self._write_end(kept))
+
+    def _forget(self, kept: SpooledStream) -> None:
+        self._do(lambda: self._delete(kept.about.stream))
+
+    def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
+        with self._path(kept.about.stream).open("rb", buffering=0) as file:
+            file.seek(message.place)
+            body = bytearray(message.length)
+            filled = 0
+            while filled < len(body):
+                n = file.readinto(memoryview(body)[filled:])
+                if not n:
+                    raise OSError(f"{file.name} ends before byte {message.place + len(body)}")
+                filled += n
+        return [memoryview(body)]
+
+    def _written(self, kept: SpooledStream, message: SpooledMessage, place: int | None, reason: str) -> None:
+        if self._closed:
+            return
+        if place is not None:
+            message.place = place
+            message.body = None
+            self._is_stored(kept, message)
+            return
+        self._is_lost(kept, message, reason)
+        self._do(lambda: self._mend(kept.about.stream, reason))
+
+    def close(self) -> None:
+        """Finish what is being written, release the folder. Nothing is called back any more; a second call is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(timeout=_JOIN_S)
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._lock.close()
+
+    # --- the writing thread ---
+
+    def _do(self, job: Callable[[], None]) -> None:
+        if self._closed:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tmrl-spool", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            try:
+                job()
+            except Exception:
+                logger.exception("the spool's writing thread goes on after an error")
+
+    def _path(self, stream: bytes) -> Path:
+        return self.folder / f"{stream.hex()}{SUFFIX}"
+
+    def _file(self, about: About) -> SegmentFile:
+        file = self._files.get(about.stream)
+        if file is None:
+            length = self._lengths.pop(about.stream, None)
+            path = self._path(about.stream)
+            if length is None:
+                file = SegmentFile.create(
+                    path, FORMAT, _description(about), sync=self._sync, calls=self._calls, mode=0o600
+                )
+            else:
+                file = SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=length)
+            self._files[about.stream] = file
+            if len(self._files) > _OPEN_FILES:
+                self._close_file(next(iter(self._files)))
+        else:
+            self._files.move_to_end(about.stream)
+        return file
+
+    def _close_file(self, stream: bytes) -> None:
+        file = self._files.pop(stream, None)
+        if file is not None:
+            self._lengths[stream] = file.bytes
+            file.close()
+
+    def _write(self, kept: SpooledStream, message: SpooledMessage) -> None:
+        stream = kept.about.stream
+        reason = self._broken.get(stream, "")
+        place = None
+        body = message.body
+        if not reason and body is not None:
+            note = _NOTE.pack(_MESSAGE, message.number, message.floor, message.position, message.samples)
+            try:
+                place, _ = self._file(kept.about).append(note, body)
+            except (StorageError, OSError) as exc:
+                reason = self._broken[stream] = f"the Server could not store them: {exc}"
+                logger.error("a spooled message of worker %s could not be written: %s", kept.about.name, exc)
+        self._tell(lambda: self._written(kept, message, place, reason))
+
+    def _write_end(self, kept: SpooledStream) -> None:
+        stream = kept.about.stream
+        if stream in self._broken:
+            return
+        try:
+            self._file(kept.about).append(_NOTE.pack(_END, 0, 0, 0, 0))
+        except (StorageError, OSError) as exc:  # only whether it will come back is then not known
+            logger.warning("that worker %s has ended could not be written: %s", kept.about.name, exc)
+        self._close_file(stream)
+
+    def _mend(self, stream: bytes, reason: str) -> None:
+        if self._broken.get(stream) == reason:
+            del self._broken[stream]
+
+    def _delete(self, stream: bytes) -> None:
+        self._close_file(stream)
+        self._lengths.pop(stream, None)
+        try:
+            self._path(stream).unlink(missing_ok=True)
+        except OSError as exc:
+            logger.warning("%s cannot be removed: %s", self._path(stream), exc)
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the relay's loop is closed
+            self.post(function)
+
+
+def _warn_if_open(folder: Path) -> None:
+    """Log a warning when other users may look or write into the spool's folder; it is used all the same."""
+    about = folder.stat()
+    if sys.platform != "win32" and (stat.S_IMODE(about.st_mode) & 0o077 or about.st_uid != os.getuid()):
+        logger.warning(
+            "%s (server.spool_dir) is open to other users of this machine. Its files are not, but make it yours alone: "
+            "`chmod 700 %s`.",
+            folder,
+            folder,
+        )
+
+
+def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:
+    """Note, length of the payload and where it begins, of each record; holds on to none of them."""
+    for record in reader.records():
+        if len(record.note) == _NOTE.size and max(_NOTE.unpack(record.note)[1:4]) < MAX_NUMBER:
+            yield record.note, len(record.payload), record.payload_offset
+
+
+def _description(about: About) -> dict[str, str]:
+    return {
+        "stream": about.stream.hex(),
+        "run": about.run,
+        "name": about.name,
+        "signature": base64.b64encode(about.signature).decode(),
+    }
+
+
+def _about(format_name: str, description: Any, path: Path) -> About:
+    if format_name != FORMAT:
+        raise StorageError(f"{path} holds records of the kind {format_name!r}, not {FORMAT!r}")
+    try:
+        about = About(
+            bytes.fromhex(description["stream"]),
+            str(description["run"]),
+            str(description["name"]),
+            base64.b64decode(description["signature"]),
+        )
+        # What a stream that a worker opens may be, so that a trainer can be told of this one.
+        if len(about.stream) != 16 or path.stem != about.stream.hex():
+            raise ValueError("another stream")
+        if max(len(about.run), len(about.name)) > _MOST_CHARACTERS or len(about.signature) > MAX_SIGNATURE_BYTES:
+            raise ValueError("too long")
+        return about
+    except (TypeError, KeyError, ValueError) as exc:
+        raise StorageError(f"{path}: its head does not say whose messages these are") from exc

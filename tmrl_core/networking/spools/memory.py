@@ -1,0 +1,288 @@
+"""The Server's spool: messages of workers that have ended, kept until a trainer has acknowledged them. Sans-I/O.
+
+`Spool` is the seam, and keeps the books: which stream holds which messages, and how many bytes that takes of the bound.
+Where the bytes lie is what implementations differ in: `MemorySpool` here, `networking.spool_files.DiskSpool` in files.
+Both pass `tests/networking/spools/test_spools.py`.
+
+A message is never changed nor decoded. Only its floor is told anew when it is read: what an earlier trainer has
+acknowledged is held no more, so the first message that is left explains the gap before it (`delivery`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
+
+MAX_SPOOLED_STREAMS = 1_024
+"""Streams that are kept at most, however small."""
+MESSAGE_COST_BYTES = 512
+"""What a message counts besides its body."""
+STREAM_COST_BYTES = 4_096
+"""What a stream counts besides its messages, name and signature."""
+
+
+class About(NamedTuple):
+    """What a trainer has to know of a stream."""
+
+    stream: bytes
+    run: str
+    name: str
+    signature: bytes
+
+
+class SpooledMessage:
+    """One message: what its head says, and where its body lies."""
+
+    __slots__ = ("body", "floor", "length", "number", "place", "position", "samples")
+
+    def __init__(self, number: int, floor: int, position: int, samples: int, length: int) -> None:
+        self.number = number
+        self.floor = floor
+        self.position = position
+        self.samples = samples
+        self.length = length
+        self.body: Sequence[bytes | memoryview] | None = None
+        """The body in memory; None once it lies elsewhere."""
+        self.place: Any = None
+        """Where an implementation finds the body."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes on a link."""
+        return message_bytes(SAMPLES_HEAD, self.length)
+
+    @property
+    def cost(self) -> int:
+        """Bytes that it counts of the spool's bound."""
+        return self.length + MESSAGE_COST_BYTES
+
+
+class SpooledStream:
+    """What is kept of one stream: messages in order, without those that were acknowledged."""
+
+    def __init__(self, about: About) -> None:
+        self.about = about
+        self.messages: list[SpooledMessage] = []
+        self.next_number = 0
+        """The first number that was not taken."""
+        self.stored = 0
+        """Every message below it that was taken is where it stays."""
+        self.samples = 0
+        self.ended = False
+        """Whether its worker has ended in order, having handed over everything."""
+        self.cost = STREAM_COST_BYTES + len(about.name) + len(about.signature)
+
+    def find(self, number: int) -> int:
+        """Index of the first message from `number` on."""
+        return bisect_left(self.messages, number, key=lambda message: message.number)
+
+
+class Spool(ABC):
+    """Keeps messages of streams, bounded in bytes. Not thread-safe: the relay's thread makes all calls.
+
+    Args:
+        limit_bytes: most bytes kept, with a fixed cost for each message and stream.
+
+    Attributes:
+        streams: what is kept, by the stream's id.
+        used_bytes: of the bound.
+        on_stored: called with a stream's id, in the relay's thread, after its `stored` has risen.
+        on_failed: called with a stream's id and a reason, in the relay's thread, after messages that were taken could
+            not be stored: they are kept no more, and `next_number` has gone back to the first of them.
+    """
+
+    frees_messages = True
+    """Whether an acknowledged message gives its room back at once, or only with the whole stream."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.streams: dict[bytes, SpooledStream] = {}
+        self.on_stored: Callable[[bytes], None] = lambda stream: None
+        self.on_failed: Callable[[bytes, str], None] = lambda stream, reason: None
+
+    # --- for the relay ---
+
+    def append(
+        self,
+        about: About,
+        *,
+        number: int,
+        floor: int,
+        position: int,
+        samples: int,
+        body: Sequence[bytes | memoryview],
+    ) -> str:
+        """Take one message, whole; it is kept for good when `stored` has passed it. The buffers are the spool's now.
+
+        Returns:
+            Why it was not taken, for people; empty: it was.
+
+        Raises:
+            ValueError: its number is below `next_number`.
+        """
+        kept = self.streams.get(about.stream)
+        if kept is None and len(self.streams) >= MAX_SPOOLED_STREAMS:
+            return f"the Server's spool keeps {MAX_SPOOLED_STREAMS} workers' samples already"
+        stream = kept or SpooledStream(about)
+        if number < stream.next_number:
+            raise ValueError(f"message {number} comes after message {stream.next_number - 1}")
+        message = SpooledMessage(number, floor, position, samples, sum(map(len, body)))
+        need = message.cost + (stream.cost if kept is None else 0)
+        if self.used_bytes + need > self.limit_bytes:
+            return (
+                f"the Server's spool is full: {self.used_bytes} of {self.limit_bytes} bytes (server.spool_bytes) are "
+                "in use, until a trainer comes for them"
+            )
+        if kept is None:
+            self.streams[about.stream] = stream
+        self.used_bytes += need
+        stream.cost += message.cost
+        stream.messages.append(message)
+        stream.next_number = number + 1
+        stream.samples += samples
+        stream.ended = False
+        message.body = body
+        self._store(stream, message)
+        return ""
+
+    def peek(self, stream: bytes, number: int) -> SpooledMessage | None:
+        """The first message of `stream` from `number` on; None: there is none."""
+        kept = self.streams.get(stream)
+        if kept is None:
+            return None
+        index = kept.find(number)
+        return kept.messages[index] if index < len(kept.messages) else None
+
+    def read(self, stream: bytes, message: SpooledMessage) -> tuple[bytes, Sequence[bytes | memoryview]]:
+        """Head and body of a message that `peek` returned. The body is only to be read.
+
+        Raises:
+            OSError: it cannot be read; `discard` it.
+        """
+        kept = self.streams[stream]
+        index = kept.find(message.number)
+        before = kept.messages[index - 1].number + 1 if index else 0
+        head = SAMPLES_HEAD.pack(
+            message.number, min(message.floor, before), message.position, message.samples, message.length
+        )
+        return head, message.body if message.body is not None else self._load(kept, message)
+
+    def drop(self, stream: bytes, next_number: int) -> int:
+        """Everything below `next_number` is acknowledged; a stream of which nothing is left is forgotten.
+
+        Returns:
+            How many samples were let go.
+        """
+        kept = self.streams.get(stream)
+        if kept is None:
+            return 0
+        return self._remove(kept, 0, kept.find(next_number))
+
+    def discard(self, stream: bytes, message: SpooledMessage) -> None:
+        """Let go of one message, as one that cannot be read: the trainer will count a gap."""
+        kept = self.streams[stream]
+        index = kept.find(message.number)
+        self._remove(kept, index, index + 1)
+
+    def end(self, stream: bytes) -> None:
+        """The worker of this stream has ended in order."""
+        kept = self.streams.get(stream)
+        if kept is not None and not kept.ended:
+            kept.ended = True
+            self._store_end(kept)
+
+    def of_run(self, run: str) -> list[SpooledStream]:
+        """The streams of one run."""
+        return [kept for kept in self.streams.values() if kept.about.run == run]
+
+    def summary(self) -> list[str]:
+        """What is kept, a line for each run: for logs."""
+        runs = sorted({kept.about.run for kept in self.streams.values()})
+        lines = []
+        for run in runs:
+            streams = self.of_run(run)
+            samples = sum(kept.samples for kept in streams)
+            lines.append(f"{len(streams)} stream{'s' * (len(streams) != 1)}, {samples:,} samples of run {run!r}")
+        return lines
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is being written. Nothing is called back any more."""
+
+    # --- for implementations ---
+
+    def _is_stored(self, kept: SpooledStream, message: SpooledMessage) -> None:
+        """Call this in the relay's thread when a message is where it stays; in the order of `_store`."""
+        if self.streams.get(kept.about.stream) is kept and message.number >= kept.stored:
+            kept.stored = message.number + 1
+            self.on_stored(kept.about.stream)
+
+    def _is_lost(self, kept: SpooledStream, message: SpooledMessage, reason: str) -> None:
+        """Call this in the relay's thread when a message could not be stored: it and those after it are let go."""
+        index = kept.find(message.number)
+        here = kept.messages[index : index + 1]
+        # Those after it are lost with it; what comes of them is no news, also where they have been handed over again.
+        if self.streams.get(kept.about.stream) is not kept or not here or here[0] is not message:
+            return
+        kept.next_number = message.number
+        self._remove(kept, index, len(kept.messages))
+        self.on_failed(kept.about.stream, reason)
+
+    def _remove(self, kept: SpooledStream, start: int, stop: int) -> int:
+        gone = kept.messages[start:stop]
+        del kept.messages[start:stop]
+        samples = sum(message.samples for message in gone)
+        kept.samples -= samples
+        if self.frees_messages:
+            freed = sum(message.cost for message in gone)
+            kept.cost -= freed
+            self.used_bytes -= freed
+        if not kept.messages:
+            del self.streams[kept.about.stream]
+            self.used_bytes -= kept.cost
+            self._forget(kept)
+        return samples
+
+    @abstractmethod
+    def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
+        """Put a message where it stays, then call `_is_stored` or `_is_lost`; at once or later, in order."""
+
+    @abstractmethod
+    def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
+        """The body of a message that is not in memory.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+
+    @abstractmethod
+    def _store_end(self, kept: SpooledStream) -> None:
+        """Note that the stream has ended."""
+
+    @abstractmethod
+    def _forget(self, kept: SpooledStream) -> None:
+        """Nothing of a stream is needed any more."""
+
+
+class MemorySpool(Spool):
+    """A spool in this process' memory: it goes with the process."""
+
+    def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
+        self._is_stored(kept, message)
+
+    def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
+        raise AssertionError("bodies stay in memory here")
+
+    def _store_end(self, kept: SpooledStream) -> None:
+        """Nothing to do: `ended` says it."""
+
+    def _forget(self, kept: SpooledStream) -> None:
+        """Nothing to do: nobody refers to it any more."""
+
+    def close(self) -> None:
+        """Nothing to do: nothing is being written."""

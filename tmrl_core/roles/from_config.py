@@ -1,0 +1,273 @@
+"""The roles as the configuration describes them: references resolved, public classes made, the right method run.
+
+Nothing here imports torch: a worker whose policy does not need it, and the Server, run without.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional
+from tmrl_core.config.algorithms import (
+    action_space_problem,
+    actor_of,
+    algorithm_of,
+    memory_of,
+    policy_kwargs,
+    policy_problem,
+    stacks_problem,
+)
+from tmrl_core.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from tmrl_core.networking import RolloutWorker, Server, Trainer
+
+logger = logging.getLogger(__name__)
+
+
+GYMNASIUM_ENVIRONMENTS = frozenset({"tmrl_core:GenericGymEnv", "tmrl_core.envs:GenericGymEnv"})
+"""References of what only wraps Gymnasium's environments."""
+
+
+def ensure_credentials(config: Config) -> bool:
+    """Make credentials where there are none and the Server is on this machine; whether they were made.
+
+    For a Server elsewhere somebody has to say its name first: the roles then explain what to run.
+    """
+    network = config.network
+    if network.transport == "local" or network.security is None or not is_loopback(config.server.host):
+        return False
+    from tmrl_core.networking.security import credentials
+
+    return credentials.ensure(credentials.find(network.credentials_dir), tlspyo=network.transport == "tlspyo")
+
+
+def make_server(config: Config) -> Server:
+    """The Server; it listens from now on.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials do not serve.
+        NetworkError: the port cannot be had.
+    """
+    from tmrl_core.networking import Server
+
+    return Server(config=config)
+
+
+def make_worker(
+    config: Config,
+    *,
+    name: str | None = None,
+    standalone: bool = False,
+    model_path: Path | Cfg = CFG,
+    render_mode: str | None = None,
+) -> RolloutWorker:
+    """A RolloutWorker, not yet collecting.
+
+    Args:
+        config: the configuration; it must be the one in use (`tmrl_core.config.use`), where the worker looks too.
+        name: label in logs and metrics; None: `worker.name`.
+        standalone: without a Server.
+        model_path: file of the local copy of the policy; left out: the configuration's.
+        render_mode: `human` or `rgb_array`, in which its environment is made; one of the second can be filmed.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials do not serve.
+    """
+    from tmrl_core.actor import choose_actor
+    from tmrl_core.envs.filmed import check_encoder
+    from tmrl_core.networking import RolloutWorker
+
+    worker = config.worker
+    check_device(worker.device, "worker.device")
+    limit = worker.max_samples_per_episode
+    films = worker.evaluation_videos and not standalone
+    if films:
+        check_encoder("worker.evaluation_videos")
+        render_mode = "rgb_array"
+    made = RolloutWorker(
+        env_cls=_environment(config, render_mode),
+        # By its reference, not resolved: where there is a NumPy twin, the policy's own module and torch stay out.
+        actor_module_cls=choose_actor(
+            config.actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend
+        ),
+        sample_compressor=resolve_optional(worker.sample_compressor, "worker.sample_compressor"),
+        device=worker.device,
+        max_samples_per_episode=math.inf if limit is None else limit,
+        obs_preprocessor=resolve_optional(worker.obs_preprocessor, "worker.obs_preprocessor"),
+        model_path=model_path,
+        crc_debug=worker.crc_debug,
+        standalone=standalone,
+        server_ip=config.server.host,
+        name=name if name is not None else worker.name,
+        backend="torch" if worker.backend == "torch" else "auto",
+    )
+    if films:
+        made.evaluation_videos = config.run_folder / "worker" / "videos"
+    return made
+
+
+def _environment(config: Config, render_mode: str | None) -> Callable[[], Any]:
+    reference, kwargs = config.environment.cls, config.environment.kwargs
+    if render_mode is None:
+        return environment_maker(reference, kwargs)
+    from tmrl_core.envs.filmed import Filmed, rendering
+
+    wraps = reference in GYMNASIUM_ENVIRONMENTS
+    make = environment_maker(reference, rendering(reference, kwargs, render_mode, wraps_gymnasium=wraps))
+    return (lambda: Filmed(make())) if render_mode == "rgb_array" else make
+
+
+def check_device(device: str | None, key: str) -> None:
+    """See that there is such a device; None and `cpu` always are.
+
+    Nothing is set up on a CUDA device: who looks here may be another process than the one that computes there.
+
+    Raises:
+        ConfigError: there is not.
+        MissingExtraError: torch is not installed.
+    """
+    if device in (None, "cpu"):
+        return
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("torch", "trainer", f"{key} = {device}") from exc
+    try:
+        wanted = torch.device(device)
+        if wanted.type != "cuda":
+            torch.ones(1, device=wanted).sum().item()
+            return
+    except (RuntimeError, AssertionError, NotImplementedError) as exc:
+        reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
+        raise ConfigError(f"{key}: found {device!r}, allowed: a device of this machine, such as cpu: {reason}") from exc
+    built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    count = torch.cuda.device_count() if built else 0
+    if (wanted.index or 0) < count:
+        return
+    if count:
+        allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise ConfigError(f"{key}: found {device!r}, allowed on this machine: {allowed}")
+    raise ConfigError(
+        f"{key}: found {device!r}, allowed on this machine: cpu. "
+        + (
+            "Torch finds no CUDA device: see whether nvidia-smi lists one, and what CUDA_VISIBLE_DEVICES says."
+            if built
+            else f"Torch {torch.__version__} is built without CUDA; where there is a GPU, install another build of it."
+        )
+    )
+
+
+def saved_policy(config: Config) -> Path:
+    """The run's saved policy: the trainer's or the worker's copy, whichever is newer.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    places = [config.trainer_model_path, config.worker_model_path]
+    found = [path for path in places if path.is_file()]
+    if not found:
+        raise ConfigError(
+            f"run {config.run.name!r} has no saved policy: neither {places[0]} nor {places[1]} is there. Train it "
+            "first, run this in the folder where it was trained, or set trainer.model_path or run.name."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -> None:
+    """Collect as `worker.collection` says, until the trainer finishes, a limit is reached, or `worker.stop()`.
+
+    Raises:
+        TmrlError: the environment failed too often, the link failed for good, or both sides wait for each other.
+    """
+    settings = config.worker
+    nb_steps = math.inf if settings.nb_steps is None else settings.nb_steps
+    nb_episodes = math.inf if settings.nb_episodes is None else settings.nb_episodes
+    if expert and settings.collection == "lockstep":
+        raise ConfigError(
+            "worker.collection: lockstep trains on what its own policy has done, so an expert's samples are of no use; "
+            "use asynchronous collection with experts"
+        )
+    if expert or settings.collection == "asynchronous":
+        worker.run(
+            test_episode_interval=settings.test_episode_interval,
+            nb_episodes=nb_episodes,
+            verbose=False,
+            expert=expert,
+        )
+    elif settings.collection == "synchronous":
+        per_update = settings.max_steps_per_update
+        worker.run_synchronous(
+            test_episode_interval=settings.test_episode_interval,
+            nb_steps=nb_steps,
+            initial_steps=settings.initial_steps,
+            max_steps_per_update=math.inf if per_update is None else per_update,
+            end_episodes=settings.end_episodes,
+            verbose=False,
+        )
+    else:
+        worker.run_lockstep()
+
+
+def make_trainer(config: Config) -> Trainer:
+    """The Trainer; it trains when `run` is called.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials do not serve.
+        MissingExtraError: torch is not installed.
+    """
+    from tmrl_core.networking import Trainer
+
+    check_device(config.trainer.device, "trainer.device")
+    return Trainer(config=config)
+
+
+def run_trainer(trainer: Trainer, config: Config) -> None:
+    """Train until the epochs are done, the target is reached, the time is over, or `trainer.stop()`."""
+    if config.metrics.wandb:
+        trainer.run_with_wandb()
+    else:
+        trainer.run()
+
+
+def check_spaces(config: Config) -> None:
+    """See that the project's own algorithm, policy and memory go with the environment, where it is one of Gymnasium's.
+
+    It is made for that, and closed: one of the user's own may be a machine that is not to be started twice, so
+    that one is looked at by the trainer only, when it makes it.
+
+    Raises:
+        ConfigError: they do not; with what works. Or there is no such environment.
+    """
+    algorithm = algorithm_of(config.agent.cls)
+    stacks = memory_of(config.memory.cls) == "FrameStackMemory"
+    ours = algorithm is not None or actor_of(config.actor.cls) is not None or stacks
+    if not ours or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
+        return
+    env = environment_maker(config.environment.cls, config.environment.kwargs)()
+    try:
+        accepted = algorithm.action_spaces if algorithm is not None else frozenset()
+        problem = action_space_problem(config.agent.cls, accepted, env.action_space)
+        problem = problem or policy_problem(config, env.action_space) or stacks_problem(config, env.observation_space)
+    finally:
+        env.close()
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def longest_episode(config: Config) -> int | None:
+    """Steps after which the environment truncates, where Gymnasium's registry knows the id that the config names."""
+    name = config.environment.kwargs.get("id")
+    if not isinstance(name, str):
+        return None
+    import gymnasium
+
+    try:
+        steps: Any = gymnasium.spec(name).max_episode_steps
+    except (gymnasium.error.Error, ImportError):
+        return None
+    return steps if isinstance(steps, int) else None

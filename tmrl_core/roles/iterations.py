@@ -1,0 +1,103 @@
+"""Training one round at a time, from Python: what `Trainer.train_iteration` and its neighbours do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tmrl_core.errors import CheckpointError, LinkClosedError
+from tmrl_core.samples import EpisodeRecord
+
+if TYPE_CHECKING:
+    from tmrl_core.roles.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class Iterations:
+    """A Trainer's training object and link, kept between one round and the next.
+
+    Args:
+        trainer: whose.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._closing = contextlib.ExitStack()
+        self._recorder: Any = None
+        self._episodes: list[EpisodeRecord] = []
+
+    @property
+    def training(self) -> Any:
+        """The training object; a new one when there was none."""
+        trainer = self._trainer
+        if trainer.training is None:
+            trainer.training = trainer.make_training()
+        return trainer.training
+
+    def train(self) -> dict[str, Any]:
+        """One round; what `Trainer.train_iteration` says.
+
+        Raises:
+            LinkClosedError: the trainer was stopped.
+        """
+        training = self.training
+        interface = self._trainer.interface
+        if self._recorder is None or interface is None:
+            self._recorder = self._trainer.open_recorder(training, self._closing)
+            interface = self._trainer.open_interface(training, self._recorder)
+            interface.on_episode = self._note
+        self._episodes = []
+        with interface.whole_round():  # whoever calls this says when it is enough
+            row = training.run_iteration(interface)
+        if row is None:
+            raise LinkClosedError("the trainer was stopped within the iteration; its samples are not trained on")
+        return {**_episode_statistics(self._episodes), **row, "iteration": iterations_of(training)}
+
+    def _note(self, record: EpisodeRecord) -> None:
+        if record.mode == "train" and record.end != "aborted":
+            self._episodes.append(record)
+
+    def save(self, root: Path) -> Path:
+        """Write a checkpoint into a folder of its own under `root`; returns that folder."""
+        training = self.training
+        path = root / f"checkpoint_{iterations_of(training):06d}"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise CheckpointError(f"no checkpoint can be written into {root}: {exc}") from exc
+        self._trainer.dump_training(training, path, self._recorder)
+        return path
+
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint that `save` wrote; a link is made anew with the next round."""
+        training = self._trainer.load_training(path)
+        self.close()
+        self._trainer.training = training
+
+    def close(self) -> None:
+        """Close the link and the records; the training object stays."""
+        self._recorder = None
+        self._trainer.close_interface()
+        self._closing.close()
+
+
+def iterations_of(training: Any) -> int:
+    """How many rounds a training object has done."""
+    return int(training.epoch * training.rounds + training.round)
+
+
+def _episode_statistics(records: list[EpisodeRecord]) -> dict[str, Any]:
+    """Of the training episodes that have arrived in a round; a lockstep round counts its own."""
+    returns = [record.episode_return for record in records]
+    return {
+        "episodes": len(returns),
+        "return_min": min(returns, default=math.nan),
+        "return_mean": statistics.fmean(returns) if returns else math.nan,
+        "return_max": max(returns, default=math.nan),
+        "episode_length_mean": statistics.fmean(record.length for record in records) if records else math.nan,
+    }

@@ -1,0 +1,539 @@
+"""Trainer: learns from what workers send, publishes policies, keeps checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config.run_folder import check_run_folder, write_in_force
+from tmrl_core.errors import ConfigError, NetworkError, StorageError
+from tmrl_core.metrics import names
+from tmrl_core.metrics.console import show_messages
+from tmrl_core.metrics.recorder import Recorder
+from tmrl_core.metrics.standard import WandbSettings, open_sinks
+from tmrl_core.networking.transports.selection import link_settings
+from tmrl_core.roles.iterations import Iterations
+from tmrl_core.roles.training import prepare_torch, training_from_config
+from tmrl_core.training.agent import actor_of
+from tmrl_core.training.checkpoints.model_file import ModelFile
+from tmrl_core.training.checkpoints.run_checkpoints import RunCheckpoints
+from tmrl_core.training.remote.delivery import LinkedTraining
+from tmrl_core.training.remote.run_shutdown import Farewell
+
+if TYPE_CHECKING:
+    from tmrl_core.training.remote.interface import RemoteInterface
+
+logger = logging.getLogger(__name__)
+
+FINISHED_S = 5.0
+"""Longest wait in seconds for a Server where the checkpoint is of a finished run, so that workers hear of that."""
+ROOM_S = 600.0
+"""How long in seconds the end of a run is tried to be written to a disk that does not take it."""
+ROOM_RETRY_S = 5.0
+
+
+class Trainer:
+    """Trains with samples that a Server relays from RolloutWorkers.
+
+    Everything that is `cfg` comes from the configuration when it is left out.
+
+    Args:
+        training_cls: callable without arguments that makes the training object (`TrainingOffline` or one like it).
+        server_ip: name or address of the Server; None: this machine.
+        server_port: its port.
+        password: the token.
+        local_com_port: matters to the transport `tlspyo` only.
+        header_size: matters to the transport `tlspyo` only.
+        max_buf_len: matters to the transport `tlspyo` only.
+        security: "TLS", or None for plain TCP.
+        keys_dir: folder of credentials.
+        hostname: name that the Server's certificate is checked against.
+        model_path: file of the current weights; None: they are not written.
+        checkpoint_path: folder of checkpoints; None: there are none.
+        dump_run_instance_fn: `(run_instance, path)` writes a checkpoint; None: the project's own format, or the
+            training object's `save` where that is its own.
+        load_run_instance_fn: `(path) -> run_instance` reads it.
+        updater_fn: `(run_instance, training_cls) -> run_instance`, called after a checkpoint was loaded.
+        config: the configuration; None: the one in use.
+        transport: `tls`, `local` or `tlspyo`.
+        run_name: name of the run.
+
+    Raises:
+        ConfigError: the settings do not serve.
+    """
+
+    def __init__(
+        self,
+        training_cls: Callable[[], Any] | Cfg = CFG,
+        server_ip: str | Cfg | None = CFG,
+        server_port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_com_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        max_buf_len: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        hostname: str | Cfg | None = CFG,
+        model_path: str | Path | Cfg | None = CFG,
+        checkpoint_path: str | Path | Cfg | None = CFG,
+        dump_run_instance_fn: Callable[[Any, Path], None] | None = None,
+        load_run_instance_fn: Callable[[Path], Any] | None = None,
+        updater_fn: Callable[[Any, Callable[[], Any]], Any] | None = None,
+        *,
+        config: Config | None = None,
+        transport: Literal["tls", "local", "tlspyo"] | Cfg = CFG,
+        run_name: str | Cfg = CFG,
+    ) -> None:
+        show_messages()
+        config = self._config = config if config is not None else current()
+        kind = given(transport, config.network.transport)
+        self._configured = isinstance(training_cls, Cfg)
+        self.training_cls: Callable[[], Any] = (
+            training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
+        )
+        host = given(server_ip, config.server.host)
+        settings = link_settings(
+            config,
+            host="127.0.0.1" if host is None else host,
+            port=given(server_port, config.server.port),
+            transport=kind,
+            security=security,
+            keys_dir=keys_dir,
+            hostname=hostname,
+            password=password,
+            local_port=given(local_com_port, config.network.local_port_trainer),
+            header_size=header_size,
+            max_buf_len=max_buf_len,
+        )
+        self._run_name = given(run_name, config.run.name)
+        model = given(model_path, config.trainer_model_path)
+        self._model = ModelFile(Path(model) if model is not None else None)
+        checkpoint = given(checkpoint_path, config.checkpoint_path)
+        self._checkpoints = RunCheckpoints(
+            Path(checkpoint) if checkpoint is not None else None,
+            config,
+            self._make,
+            dump_run_instance_fn,
+            load_run_instance_fn,
+            None if updater_fn is None else lambda training: updater_fn(training, self.training_cls),
+            configured=self._configured,
+        )
+        self._checkpoint_told: tuple[int, int] | None = None
+        self._linked = LinkedTraining(settings, config, self._run_name, self._write_weights)
+        self._running: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._iterations = Iterations(self)
+        self.training: Any = None
+        """The training object, once `run`, `train_iteration` or `restore` has made or loaded it."""
+
+    @property
+    def checkpoint_path(self) -> Path | None:
+        """Folder of checkpoints; None: there are none."""
+        return self._checkpoints.path
+
+    @checkpoint_path.setter
+    def checkpoint_path(self, path: Path | None) -> None:
+        self._checkpoints.path = path
+
+    @property
+    def model_path(self) -> Path | None:
+        """File of the current weights; None: they are not written."""
+        return self._model.path
+
+    @model_path.setter
+    def model_path(self, path: Path | None) -> None:
+        self._model.path = path
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until the epochs are done, the target is reached, the time is over, or `stop`; in any thread.
+
+        Raises:
+            CheckpointError: no checkpoint can be written, or none of those that are there can be used.
+            StarvedError: workers and trainer wait for each other.
+            TmrlError: credentials are missing, or the Server refuses this trainer for good.
+        """
+        self._run(None)
+
+    def run_with_wandb(
+        self,
+        entity: str | Cfg | None = CFG,
+        project: str | Cfg = CFG,
+        run_id: str | Cfg | None = CFG,
+        key: str | None = None,
+    ) -> None:
+        """`run`, with its records sent to wandb too. A failing wandb never stops training.
+
+        Raises:
+            TmrlError: as `run`.
+        """
+        from tmrl_core.metrics.wandb_sink import run_id_of
+
+        metrics, run = self._config.metrics, self._config.run
+        self._run(
+            WandbSettings(
+                project=given(project, metrics.wandb_project),
+                entity=given(entity, metrics.wandb_entity),
+                run_id=given(run_id, metrics.wandb_run_id) or run_id_of(self._config.run_folder, self._run_name),
+                run_name=self._run_name,
+                group=run.group,
+                tags=run.tags,
+                notes=run.notes,
+                config=msgspec.to_builtins(self._config, enc_hook=str),
+                key=key,
+            )
+        )
+
+    def stop(self) -> None:
+        """Have `run` end in order: a checkpoint is written. Safe in signal handlers and from other threads."""
+        self._linked.stop()
+
+    def checkpoint(self) -> None:
+        """Have `run` write a checkpoint between two updates, and go on. Safe from other threads."""
+        self._checkpoints.asked = True
+
+    def close(self) -> None:
+        """End everything: `run` in another thread is stopped and waited for, what is being written is finished."""
+        self.stop()
+        if self._running is not threading.current_thread():
+            self._idle.wait(60.0)
+        self._checkpoints.close()
+        self._iterations.close()
+
+    # --- one round at a time ------------------------------------------------------------------------------------------
+
+    def train_iteration(self) -> dict[str, Any]:
+        """Train for one round of the training object, with workers that stay linked between the rounds.
+
+        The first call makes a new training object, unless `restore` has loaded one, and dials the Server. Neither this
+        nor `save` looks at `checkpoint_path`; `trainer.epochs` and targets end nothing here.
+
+        Returns:
+            The round's row of statistics, with `iteration` (how many are done), and of the training episodes that have
+            ended in it `episodes` (how many), `return_min`, `return_mean`, `return_max` and `episode_length_mean`; NaN
+            where there was none. In lockstep these are exactly the episodes that ended in the round.
+
+        Raises:
+            LinkClosedError: `stop` or `close` was called meanwhile.
+            TmrlError: as `run`.
+        """
+        return self._iterations.train()
+
+    def save(self, root: str | Path) -> Path:
+        """Write a checkpoint into a folder of its own under `root`, and wait until it is there.
+
+        Returns:
+            The checkpoint's folder, `checkpoint_` and the number of iterations; `restore` takes it.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        return self._iterations.save(Path(root))
+
+    def restore(self, path: str | Path) -> None:
+        """Go on from a checkpoint that `save` wrote; for `train_iteration` and `act`.
+
+        Raises:
+            CheckpointError: it is damaged, or belongs to another configuration. Nothing was changed then.
+        """
+        self._iterations.restore(Path(path))
+
+    def act(self, obs: Any, test: bool = True) -> Any:
+        """The policy's action for one observation; `test`: without exploration. Needs no Server.
+
+        Raises:
+            ConfigError: the training object has no agent.
+        """
+        actor = actor_of(self._iterations.training)
+        if actor is None:
+            raise ConfigError("this training object has no agent that could act")
+        return actor.act_(obs, test=test)
+
+    def finish(self) -> None:
+        """After `train_iteration`: tell the workers that the run is over, so that they end, and take what they send."""
+        if self.interface is not None and self.training is not None:
+            Farewell(self.training, self.interface).send_home()
+
+    # What `Iterations` makes these of.
+
+    @property
+    def interface(self) -> RemoteInterface | None:
+        """What the training object sees of the Server, while there is a link."""
+        return self._linked.interface
+
+    def make_training(self) -> Any:
+        """A new training object."""
+        prepare_torch(self._config)
+        return self._make()
+
+    def load_training(self, path: Path) -> Any:
+        """The training object of a checkpoint that `dump_training` wrote.
+
+        Raises:
+            CheckpointError: it is damaged, or belongs to another configuration.
+        """
+        prepare_torch(self._config)
+        return self._checkpoints.read(path)
+
+    def dump_training(self, training: Any, path: Path, recorder: Recorder | None) -> None:
+        """Write a checkpoint to `path`.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._linked.note_delivery(training, recorder)
+        self._checkpoints.write_apart(training, path)
+
+    def open_recorder(
+        self, training: Any, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
+    ) -> Recorder:
+        """Return where the run's records go, closed with `closing`.
+
+        Raises:
+            ConfigError: they cannot be written there.
+        """
+        try:
+            sinks = open_sinks(
+                self._config.run_folder,
+                tensorboard=self._config.metrics.tensorboard,
+                wandb=wandb,
+                console=self._config.metrics.console,
+                x_axis=self._config.metrics.x_axis,
+                hparams=msgspec.to_builtins(self._config, enc_hook=str),
+            )
+        except OSError as exc:
+            raise ConfigError(f"no records can be written to {self._config.run_folder}: {exc}") from exc
+        recorder = Recorder(
+            sinks,
+            elapsed_s=getattr(training, "elapsed_s", 0.0),
+            env_steps=getattr(training, "total_samples", 0),
+        )
+        closing.callback(recorder.close)
+        return recorder
+
+    def open_interface(self, training: Any, recorder: Recorder) -> RemoteInterface:
+        """Dial the Server."""
+        interface = self._linked.open(training, recorder)
+        interface.on_let_in = self._write_configuration
+        interface.event(names.EVENT_START, run_name=self._run_name)
+        return interface
+
+    def close_interface(self) -> None:
+        """Close the link, if there is one."""
+        self._linked.close()
+        self._linked.interface = None
+
+    def _write_configuration(self) -> None:
+        """Leave the configuration in force in the run's folder, where the training object is made of it."""
+        if self._configured:
+            try:
+                write_in_force(self._checkpoints.in_force)
+            except OSError as exc:
+                logger.warning("the configuration cannot be written to %s: %s", self._config.run_folder, exc)
+
+    def _close_memory(self, training: Any) -> None:
+        """Let another trainer use the folder of a memory on disk; it can still be read."""
+        close = getattr(getattr(training, "memory", None), "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, wandb: WandbSettings | None) -> None:
+        self._running = threading.current_thread()
+        self._idle.clear()
+        self._checkpoints.locked = True
+        try:
+            self._run_here(wandb)
+        finally:
+            self._close_memory(self.training)
+            self._checkpoints.unlock()
+            self._idle.set()
+            self._running = None
+
+    def _run_here(self, wandb: WandbSettings | None) -> None:
+        if self._configured:
+            check_run_folder(self._config)
+        prepare_torch(self._config)
+        training, _ = self._checkpoints.make_or_load()
+        self.training = training
+        if training.epoch >= training.epochs:
+            logger.info(
+                "the checkpoint is of a finished run: %d of %d epochs. To train on, raise trainer.epochs; to begin "
+                "anew, choose another run.name",
+                training.epoch,
+                training.epochs,
+            )
+            self._pass_on_the_end(training)
+            return
+        problem = self._model.check(training)
+        if problem:
+            raise StorageError(
+                f"the current weights cannot be written to {self._model.path} (trainer.model_path): {problem}. Name a "
+                "file in a folder that can be written to, with room on its disk."
+            )
+        with contextlib.ExitStack() as closing:
+            recorder = self.open_recorder(training, closing, wandb)
+            interface = self._linked.open(training, recorder)
+            interface.on_let_in = self._write_configuration
+            interface.on_rest = lambda: self._rest(training, recorder)
+            closing.callback(self._linked.close)
+            self._train(training, interface, recorder)
+
+    def _train(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
+        target = self._config.trainer.evaluation.target_return
+        facts: dict[str, Any] = {} if target is None else {names.RETURN_TARGET: target}
+        interface.event(names.EVENT_START, run_name=self._run_name, **facts)
+        why = "failed"
+        try:
+            while training.epoch < training.epochs and not interface.stopping:
+                training.run_epoch(interface)
+                if interface.reached_target and not self._confirmed(training, interface):
+                    continue
+                if not interface.stopping:
+                    self._checkpoint(training, recorder)
+            why = self._why(interface)
+            if interface.asked_to_stop:
+                self._linked.commit(training)
+            else:
+                if not interface.reached_target:
+                    Farewell(training, interface).evaluate()
+                Farewell(training, interface).send_home()
+            try:
+                self._write_end(training, interface, recorder)
+            except StorageError:
+                why += ", but its end could not be written to disk"
+                raise
+        finally:
+            updates = getattr(training, "total_updates", None)
+            interface.event(names.EVENT_END, why, step=updates, phase="done")
+            if not self._config.metrics.console:  # which logs that event
+                logger.info("end: %s", why)
+
+    def _write_end(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
+        """Write the last checkpoint and the final weights; a disk that is full is given time to be made room on.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        deadline = time.monotonic() + ROOM_S
+        told = False
+        while True:
+            try:
+                problem = self._checkpoint(training, recorder, wait=True)
+            except (OSError, StorageError) as exc:
+                problem = str(exc)
+            weights = self._write_weights(training, now=True)
+            if weights:
+                problem = f"{problem}; {self._model.path}: {weights}" if problem else f"{self._model.path}: {weights}"
+            if not problem:
+                return
+            if interface.asked_to_stop or time.monotonic() >= deadline:
+                raise StorageError(
+                    f"the end of this run cannot be written to {self._config.run_folder}: {problem}. What was written "
+                    "before is as it was; mend that (make room) and start the trainer again, which goes on from its "
+                    "latest checkpoint."
+                )
+            if not told:
+                told = True
+                logger.error(
+                    "the end of this run cannot be written to %s: %s. Make room, or mend it: it is tried again for "
+                    "%g s, or until this trainer is stopped.",
+                    self._config.run_folder,
+                    problem,
+                    ROOM_S,
+                )
+            time.sleep(ROOM_RETRY_S)
+
+    def _why(self, interface: RemoteInterface) -> str:
+        if interface.asked_to_stop:
+            return "stopped on request"
+        if interface.reached_target:
+            return "two evaluations have reached the target"
+        return "the time limit is reached" if interface.time_is_over else "all epochs are done"
+
+    def _confirmed(self, training: Any, interface: RemoteInterface) -> bool:
+        """Evaluate the policy as it is now; the one that has reached the target is some updates older."""
+        Farewell(training, interface).evaluate()
+        return interface.confirm_target()
+
+    def _pass_on_the_end(self, training: Any) -> None:
+        """Tell workers that wait for this run's trainer that it is over: nobody else would."""
+        samples = getattr(training, "total_samples", 0)
+        with contextlib.ExitStack() as closing:
+            recorder = Recorder([])
+            interface = self._linked.open(training, recorder)
+            closing.callback(self._linked.close)
+            deadline = time.monotonic() + FINISHED_S
+            try:
+                while not interface.asked_to_stop and time.monotonic() < deadline:
+                    if interface.link.wait_connected(0.1):
+                        logger.info("workers that wait for this run are told that it is over")
+                        Farewell(training, interface).send_home(just_come=True)
+                        break
+                else:
+                    logger.info("no Server was told: none let this trainer in within %g s", FINISHED_S)
+            except NetworkError as exc:
+                logger.warning("workers that wait for this trainer are not told that the run is over: %s", exc)
+            if getattr(training, "total_samples", 0) != samples:
+                self._checkpoint(training, recorder, wait=True)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _rest(self, training: Any, recorder: Recorder) -> None:
+        if self._checkpoints.due(training):
+            self._checkpoint(training, recorder)
+
+    def _write_weights(self, training: Any, now: bool = False) -> str:
+        """Write the current weights, as `ModelFile.write`, once a Server has let this trainer in.
+
+        A refused trainer leaves no untrained policy, which `--test` would play.
+        """
+        interface = self.interface
+        return self._model.write(training, now) if interface is not None and interface.link.was_connected else ""
+
+    def _checkpoint(self, training: Any, recorder: Recorder, wait: bool = False) -> str:
+        """Write a checkpoint; why it could not be written, as far as that is known already."""
+        if self.checkpoint_path is None:
+            return ""
+        evaluator = self.interface.evaluator if self.interface is not None else None
+        score = evaluator.latest.mean if evaluator is not None and evaluator.latest is not None else None
+        self._linked.note_delivery(training, recorder)
+        at = (training.epoch, getattr(training, "total_updates", 0))
+
+        def written() -> None:
+            # The last one holds no more than what came in while the workers went home.
+            if at != self._checkpoint_told:
+                self._checkpoint_told = at
+                recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
+
+        return self._checkpoints.write(training, score=score, wait=wait, on_written=written)
+
+    def _make(self) -> Any:
+        seed = self._config.run.seed
+        if seed is not None:
+            import torch
+
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+        return self.training_cls()

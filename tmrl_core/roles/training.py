@@ -1,0 +1,311 @@
+"""The training object that a configuration describes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
+from tmrl_core.config.algorithms import (
+    action_space_problem,
+    actor_of,
+    algorithm_of,
+    memory_of,
+    out_of_range,
+    policy_problem,
+    stacks_problem,
+)
+from tmrl_core.config.references import check_kwargs
+from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.training.loops.threads import available_cores
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_torch(config: Config) -> None:
+    """Have torch compute with as many threads as the configuration says, and see that it can on its device.
+
+    Raises:
+        ConfigError: it cannot.
+        MissingExtraError: torch is not installed.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("torch", "trainer", "the Trainer") from exc
+    device = config.trainer.device
+    if device not in (None, "cpu"):
+        try:
+            # A device that is there may be one that this build of torch has no code for, or another process's alone.
+            torch.ones(1, device=device).sum().item()
+        except (RuntimeError, AssertionError, NotImplementedError) as exc:
+            reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
+            raise ConfigError(
+                f"trainer.device: torch cannot compute on {device!r}, take another, or cpu: {reason}"
+            ) from exc
+    threads = config.trainer.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    logger.info(
+        "threads of torch: %s%d (trainer.threads), cores: %d",
+        "" if threads is not None else "measured while training, at most ",
+        torch.get_num_threads(),
+        available_cores(),
+    )
+
+
+def _storage(config: Config) -> dict[str, Any]:
+    """Keyword arguments of a memory on disk.
+
+    Raises:
+        ConfigError: the memory keeps its samples in RAM only.
+    """
+    memory = config.memory
+    if memory.storage == "ram":
+        return {}
+    found = resolve(memory.cls, "memory.cls")
+    try:
+        accepted = inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        accepted = inspect.signature(lambda: None).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+    if not takes_any and not {"storage", "folder", "sync"} <= accepted.keys():
+        raise ConfigError(
+            f"memory.storage: disk, but {memory.cls} keeps its samples in RAM. Take memory.cls: "
+            "tmrl_core.training:ReplayMemory (numeric arrays of fixed shapes), or memory.storage: ram."
+        )
+    return {"storage": memory.storage, "folder": config.memory_path, "sync": memory.sync}
+
+
+def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a memory that joins several steps, or draws otherwise than uniformly and at once.
+
+    Raises:
+        ConfigError: the agent looks at nothing of that.
+    """
+    memory = config.memory
+    wanted: dict[str, Any] = {}
+    if memory.n_step > 1:
+        parameter = inspect.signature(agent_cls).parameters.get("gamma")
+        gamma = agent_kwargs.get("gamma", None if parameter is None else parameter.default)
+        if not isinstance(gamma, int | float):
+            raise ConfigError(f"memory.n_step: {memory.n_step} needs the discount: set agent.kwargs.gamma.")
+        wanted |= {"n_step": memory.n_step, "gamma": gamma}
+    if memory.sampling == "prioritized":
+        wanted["priority"] = msgspec.structs.asdict(memory.priority)
+    wanted_extras = bool(wanted)
+    wanted |= {
+        name: value
+        for name, value in (("max_drawn_lag", memory.max_drawn_lag), ("prefetch", memory.prefetch))
+        if value is not None
+    }
+    if wanted_extras and not getattr(agent_cls, "wants_extras", False):
+        raise ConfigError(
+            f"memory.n_step: {memory.n_step} and memory.sampling: {memory.sampling} give batches with further columns "
+            f"(discounts, weights), which {config.agent.cls} does not look at. Take an agent whose class says "
+            "wants_extras = True (SAC, REDQ, TD3, DQN, discrete SAC here), or n_step: 1 and sampling: uniform."
+        )
+    return wanted
+
+
+def training_from_config(config: Config) -> Callable[[], Any]:
+    """What makes the training object that the configuration describes.
+
+    Raises:
+        ConfigError: a reference names nothing, or the memory cannot be on disk.
+    """
+    trainer, memory = config.trainer, config.memory
+    agent_cls = resolve(config.agent.cls, "agent.cls")
+    agent_kwargs = {
+        key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
+        for key, value in config.agent.kwargs.items()
+    }
+    memory_cls = resolve_with(
+        memory.cls,
+        {
+            "memory_size": memory.capacity,
+            "batch_size": memory.batch_size,
+            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
+            "crc_debug": config.worker.crc_debug,
+            **_storage(config),
+            **_drawing(config, agent_cls, agent_kwargs),
+            **memory.kwargs,
+        },
+        "memory.cls",
+    )
+    check_kwargs(agent_cls, agent_kwargs, "agent.kwargs")
+    check_collection(agent_cls, config)
+    # The agent's policy has to be the one that workers act with: what describes that one describes both.
+    accepted = inspect.signature(agent_cls).parameters
+    shared = {key: value for key, value in config.actor.kwargs.items() if key in accepted and key not in agent_kwargs}
+    check_kwargs(agent_cls, shared, "actor.kwargs")
+    agent_kwargs |= shared
+    if algorithm_of(config.agent.cls) is not None:
+        problems = [
+            f"{'actor' if name in shared else 'agent'}.kwargs.{name}: {problem}"
+            for name, problem in out_of_range(agent_kwargs)
+        ]
+        if problems:
+            raise ConfigError("\n".join(problems))
+    loop = resolve_with(trainer.loop, {}, "trainer.loop")
+    made = partial(
+        loop,
+        env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
+        memory_cls=memory_cls,
+        training_agent_cls=partial(make_agent, config, agent_cls, agent_kwargs),
+        epochs=trainer.epochs,
+        rounds=trainer.rounds,
+        steps=trainer.steps,
+        update_model_interval=trainer.update_model_interval,
+        update_buffer_interval=trainer.update_buffer_interval,
+        max_training_steps_per_env_step=trainer.max_training_steps_per_env_step,
+        sleep_between_buffer_retrieval_attempts=trainer.sleep_between_buffer_retrieval_attempts,
+        profiling=trainer.profiling,
+        agent_scheduler=resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
+        start_training=trainer.start_training,
+        device=trainer.device,
+        **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
+        **_of_our_loops(config, loop),
+        **_limiter(config),
+        **_declared(config, loop),
+        **_lockstep(config),
+    )
+    _check_loop(made, trainer.loop)
+    return made
+
+
+def _check_loop(made: partial[Any], reference: str) -> None:
+    """See that a training loop takes what it will be made with, where Python knows what it takes.
+
+    Raises:
+        ConfigError: it does not, so it is none.
+    """
+    try:
+        signature = inspect.signature(made.func)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind_partial(**made.keywords)
+    except TypeError as exc:
+        raise ConfigError(
+            f"trainer.loop: {reference!r} is no training loop: {exc}. Take tmrl_core.training:TorchTrainingOffline (in "
+            "lockstep TrainingLockstep), or a class of your own that takes the same arguments."
+        ) from exc
+
+
+def _of_our_loops(config: Config, loop: Any) -> dict[str, Any]:
+    """Return the keyword arguments for bad updates and threads, if the training loop accepts them."""
+    from tmrl_core.training.loops.offline import TrainingOffline
+
+    if not (isinstance(loop, type) and issubclass(loop, TrainingOffline)):
+        return {}
+    threads = config.trainer.threads
+    if threads is None and config.run.seed is not None and config.worker.collection != "asynchronous":
+        threads = 1  # such a run can be repeated, if its rounding is the same
+    return {
+        "max_bad_updates": config.trainer.max_bad_updates,
+        "bad_updates_folder": config.run_folder / "bad_updates",
+        "threads": threads,
+    }
+
+
+def _declared(config: Config, loop: Any) -> dict[str, Any]:
+    """What reaches the memory as the environment and the policy declare it, for a loop that has it checked."""
+    try:
+        accepted = inspect.signature(loop).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if not config.trainer.check_spaces or not any(p.name == "declared" or p.kind is p.VAR_KEYWORD for p in accepted):
+        return {}
+    if config.worker.collection == "lockstep":
+        known = {"extras"}
+    elif memory_of(config.memory.cls) is not None:
+        known = set()
+    else:
+        return {}  # a memory of one's own may change what it is given
+    if config.worker.sample_compressor is None:
+        known |= {"action"} if config.worker.obs_preprocessor is not None else {"observation", "action"}
+        known |= {"dtypes"} if actor_of(config.actor.cls) is not None else set()
+    return {"declared": frozenset(known)}
+
+
+def _limiter(config: Config) -> dict[str, Any]:
+    """Keyword arguments of a loop that holds a ratio within a band."""
+    limiter = config.trainer.limiter
+    if limiter.samples_per_insert is None:
+        return {}
+    return {"samples_per_insert": limiter.samples_per_insert, "error_buffer": limiter.error_buffer}
+
+
+def _lockstep(config: Config) -> dict[str, Any]:
+    """Keyword arguments of a loop for lockstep collection."""
+    if config.worker.collection != "lockstep":
+        return {}
+    lockstep = config.trainer.lockstep
+    return {
+        "steps_per_round": lockstep.steps_per_round,
+        "episodes_per_round": lockstep.episodes_per_round,
+        "grace_s": lockstep.grace_s,
+        "min_workers": lockstep.min_workers,
+        "seed": config.run.seed,
+    }
+
+
+def make_agent(
+    config: Config,
+    agent_cls: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    *,
+    observation_space: Any,
+    action_space: Any,
+    **more: Any,
+) -> Any:
+    """The agent, where its class says that it takes this action space, or nothing of that.
+
+    Raises:
+        ConfigError: it says that it does not, with the pairs that work; or the workers' policy cannot act in it, or the
+            memory not store the observations; or one of the project's own cannot be made with these values.
+    """
+    accepted: frozenset[str] = getattr(agent_cls, "action_spaces", frozenset())
+    problem = action_space_problem(config.agent.cls, accepted, action_space)
+    if algorithm_of(config.agent.cls) is not None:
+        # Beside an agent of one's own, workers may act with what the configuration does not name.
+        problem = problem or policy_problem(config, action_space)
+    problem = problem or stacks_problem(config, observation_space)
+    if problem is not None:
+        raise ConfigError(problem)
+    try:
+        return agent_cls(observation_space=observation_space, action_space=action_space, **more, **kwargs)
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError) as exc:
+        # In code of one's own a traceback says more.
+        if (
+            isinstance(exc, ConfigError)
+            or algorithm_of(config.agent.cls) is None
+            or any(map(callable, kwargs.values()))
+        ):
+            raise
+        given = ", ".join(f"{key}: {value!r:.100}" for key, value in kwargs.items())
+        raise ConfigError(
+            f"agent.kwargs: {config.agent.cls} cannot be made with {{{given}}} (those of actor.kwargs included): {exc}"
+        ) from exc
+
+
+def check_collection(agent_cls: Any, config: Config) -> None:
+    """See that the agent can learn from what is collected in this mode, as far as its class says.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    modes = getattr(agent_cls, "collection", None)
+    collection = config.worker.collection
+    if modes is None or collection in modes:
+        return
+    raise ConfigError(
+        f"agent.cls: {config.agent.cls} does not learn from worker.collection: {collection}; it works with "
+        f"{' and '.join(sorted(modes))}"
+    )

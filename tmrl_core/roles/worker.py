@@ -1,0 +1,260 @@
+"""RolloutWorker: a worker with a link to the Server, configured as the public API says."""
+
+from __future__ import annotations
+
+import math
+import socket
+import weakref
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.policies.numpy.backends import choose_actor
+from tmrl_core.actor.rollout.link import Farewell
+from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.actor.rollout.worker import Worker, make_loop
+from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.metrics.console import show_messages
+from tmrl_core.networking.links import WorkerLink
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.security.credentials import find as find_credentials
+from tmrl_core.networking.security.tls_contexts import client_name
+from tmrl_core.networking.transports.selection import link_settings
+from tmrl_core.roles.labels import Label, own_label
+from tmrl_core.samples import Buffer, encode_value
+
+
+class RolloutWorker(Worker):
+    """Collects samples in an environment, sends them to the Server and acts with the policies that come back.
+
+    What is left out comes from the configuration when the worker is made; an explicit None means none. It begins to
+    connect at once, in the background, and collects when one of the `run` methods is called. Close it, or use it as a
+    context manager.
+
+    Args:
+        env_cls: makes the environment.
+        actor_module_cls: `(observation_space=, action_space=)` makes the ActorModule; or its reference
+            "package.module:Name". The project's own policy is replaced by its NumPy twin, see `backend`.
+        sample_compressor: `(prev_act, obs, rew, terminated, truncated, info)` -> the same, changed; None: none.
+        device: where the policy runs.
+        max_samples_per_episode: longer episodes are cut: truncated.
+        model_path: file of the local copy of the policy; loaded at construction if it is there.
+        obs_preprocessor: applied to observations from the environment, before act and compressor.
+        crc_debug: every sample's info carries the original transition, as `crc_sample`.
+        model_path_history: how the names of dated copies of the policy begin.
+        model_history: a dated copy every so many updates that brought a model; 0 or less: never.
+        standalone: there is no Server.
+        server_ip: where the Server is; None: this machine.
+        server_port: its port.
+        password: the token of workers.
+        local_port, header_size, max_buf_len: of the transport tlspyo only.
+        security: "TLS" or None.
+        keys_dir: folder of the credentials.
+        hostname: the name that the Server's certificate is checked against.
+        name: label in logs and metrics; None: the name in the worker's certificate, else the host's, and for further
+            workers on this machine the same with `-2`, `-3`, ...
+        seed: of the environment's first reset and of exploration; None: from the operating system.
+        run_name: samples and weights of other runs are kept apart.
+        backend: `auto`: the policy's NumPy twin where there is one and the device is the CPU; `numpy`; `torch`.
+        collection: what `when_full="auto"` and the brake go by: `asynchronous`, `synchronous`, `lockstep`.
+        when_full: `block`, `drop_oldest`, or `auto`: the second in asynchronous collection.
+        queue_bytes: of samples that wait for their acknowledgement.
+        send_every: send every so many steps also within an episode; 0: at episode ends.
+        update_weights: `episode` or `step`.
+        max_env_steps_per_update: `run` waits while the trainer has more environment steps; None: never.
+        max_failures: how often in a row the environment may fail.
+        info_metrics: keys of the environment's infos that become metrics of each episode.
+        strict_spaces: refuse observations whose dtype is not their space's, instead of casting them.
+        drain_timeout_s: how long `close` waits for acknowledgements.
+        buffer_maxlen: samples that the Buffer holds.
+        transport: `tls`, `local` or `tlspyo`.
+        config: what arguments left out are taken from; None: `tmrl_core.config.current()`.
+
+    Raises:
+        ConfigError: arguments or the configuration contradict each other.
+        CredentialsError: there is nothing to authenticate with.
+
+    Attributes:
+        env, actor, buffer, model_path: what the worker plays with.
+    """
+
+    def __init__(
+        self,
+        env_cls: Callable[[], Any],
+        actor_module_cls: Callable[..., Any] | str,
+        sample_compressor: Callable[..., Any] | None = None,
+        device: Any = "cpu",
+        max_samples_per_episode: float = math.inf,
+        model_path: str | Path | Cfg | None = CFG,
+        obs_preprocessor: Callable[[Any], Any] | None = None,
+        crc_debug: bool = False,
+        model_path_history: str | Path | Cfg | None = CFG,
+        model_history: int | Cfg = CFG,
+        standalone: bool = False,
+        server_ip: str | None = None,
+        server_port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        max_buf_len: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        hostname: str | Cfg | None = CFG,
+        *,
+        name: str | Cfg | None = CFG,
+        seed: int | Cfg | None = CFG,
+        run_name: str | Cfg = CFG,
+        backend: str | Cfg = CFG,
+        collection: str | Cfg = CFG,
+        when_full: str | Cfg = CFG,
+        queue_bytes: int | Cfg = CFG,
+        send_every: int | Cfg = CFG,
+        update_weights: str | Cfg = CFG,
+        max_env_steps_per_update: float | Cfg | None = CFG,
+        max_failures: int | Cfg = CFG,
+        strict_spaces: bool | Cfg = CFG,
+        info_metrics: Sequence[str] | Cfg = CFG,
+        drain_timeout_s: float | Cfg = CFG,
+        buffer_maxlen: float | Cfg | None = CFG,
+        transport: str | Cfg = CFG,
+        config: Config | None = None,
+    ) -> None:
+        show_messages()
+        if config is None:
+            config = current()
+        settings = config.worker
+        kind = given(transport, config.network.transport)
+        chosen_name = given(name, settings.name)
+        if chosen_name:
+            label = Label(chosen_name, chosen_name)
+        elif standalone:
+            label = Label(socket.gethostname(), socket.gethostname())
+        else:
+            folder = find_credentials(given(keys_dir, config.network.credentials_dir))
+            label = own_label(client_name(folder, "worker") if kind != "local" else None)
+        # Also where the rest of this fails.
+        self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
+        chosen_seed = _mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
+        drain_s = given(drain_timeout_s, settings.drain_timeout_s)
+        copy = given(model_path, config.worker_model_path)
+        history = given(model_path_history, config.worker_history_path)
+        loop = make_loop(
+            env_cls,
+            choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
+            buffer=Buffer(given(buffer_maxlen, settings.buffer_maxlen)),
+            name=label.text,
+            device=device,
+            seed=chosen_seed,
+            sample_compressor=sample_compressor,
+            obs_preprocessor=obs_preprocessor,
+            crc_debug=crc_debug,
+            max_samples_per_episode=max_samples_per_episode,
+            max_failures=given(max_failures, settings.max_failures),
+            strict_spaces=given(strict_spaces, settings.strict_spaces),
+            info_metrics=given(info_metrics, settings.info_metrics),
+        )
+        link: WorkerLink | None = None
+        if not standalone:
+            full = given(when_full, settings.when_full)
+            if full == "auto":
+                full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
+            link = WorkerLink(
+                link_settings(
+                    config,
+                    host="127.0.0.1" if server_ip is None else server_ip,
+                    port=given(server_port, config.server.port),
+                    transport=cast(Literal["tls", "local", "tlspyo"], kind),
+                    security=security,
+                    keys_dir=keys_dir,
+                    hostname=hostname,
+                    password=password,
+                    local_port=given(local_port, config.network.local_port_worker),
+                    header_size=header_size,
+                    max_buf_len=max_buf_len,
+                ),
+                name=label.text,
+                run=given(run_name, config.run.name),
+                signature=_signature(loop.environment.env, loop.runner.actor),
+                queue_bytes=given(queue_bytes, settings.queue_bytes),
+                when_full=cast(Literal["block", "drop_oldest"], full),
+                drain_timeout_s=drain_s,
+            )
+        uplink = Uplink(
+            link,
+            loop.recorder,
+            loop.runner,
+            files=PolicyFiles(
+                Path(copy) if copy is not None else None,
+                str(history) if history is not None else None,
+                given(model_history, settings.model_history),
+            ),
+            drain_timeout_s=drain_s,
+            needs_policy=standalone,
+        )
+        super().__init__(
+            Player(loop, uplink, seed=chosen_seed),
+            send_every=given(send_every, settings.send_every),
+            update_weights=given(update_weights, settings.update_weights),
+            max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
+        )
+        if link is None:
+            return
+        try:
+            link.start()
+        except BaseException:
+            loop.environment.close()
+            raise
+
+    def close(self) -> Farewell | None:
+        """As `Worker.close`; let other workers have the label."""
+        report = super().close()
+        if self._unclaim is not None:
+            self._unclaim()
+        return report
+
+
+def _mixed_seed(seed: int | None, name: str) -> int | None:
+    """The run's seed mixed with the worker's name, so that workers of one run do not play the same episodes."""
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1)[0])
+
+
+def _signature(env: Any, actor: ActorModule) -> dict[str, Any]:
+    """Return what the trainer checks when this worker joins; without the policy where that makes it too long."""
+    of_env = env_signature(env)
+    whole = {**of_env, "policy": actor.architecture()}
+    return whole if len(encode_value(whole)) <= MAX_SIGNATURE_BYTES else of_env
+
+
+def env_signature(env: Any) -> dict[str, Any]:
+    """What the environment looks like from outside, for the trainer to check: spaces, and the arrays in them."""
+    return {
+        "observation_space": repr(env.observation_space),
+        "action_space": repr(env.action_space),
+        "observation": _arrays(env.observation_space, ""),
+        "action": _arrays(env.action_space, ""),
+    }
+
+
+def _arrays(space: Any, path: str) -> list[dict[str, Any]]:
+    entries = getattr(space, "spaces", None)
+    if isinstance(entries, Mapping):
+        return [leaf for key, entry in entries.items() for leaf in _arrays(entry, f"{path}/{key}")]
+    if isinstance(entries, (tuple, list)):
+        return [leaf for index, entry in enumerate(entries) for leaf in _arrays(entry, f"{path}/{index}")]
+    shape = getattr(space, "shape", None)
+    dtype = getattr(space, "dtype", None)
+    return [
+        {
+            "path": path,
+            "shape": [int(size) for size in shape] if shape is not None else None,
+            "dtype": str(dtype) if dtype is not None else None,
+        }
+    ]

@@ -1,0 +1,68 @@
+"""Which chunks can be one message, and what their rows are then: ten small messages cost more than a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.samples.columns import Chunk
+from tmrl_core.samples.segments import Segment
+
+
+def same_layout(first: Chunk, second: Chunk) -> bool:
+    """Whether the rows of both have the same structure, dtypes, shapes and kinds, so that they can be one chunk."""
+    return (
+        first.kinds == second.kinds
+        and first.stream == second.stream
+        and list(first.extras) == list(second.extras)
+        and _alike(first.action, second.action)
+        and _alike(first.observation, second.observation)
+        and _alike(first.reward, second.reward)
+        and all(_alike(tree, second.extras[name]) for name, tree in first.extras.items())
+    )
+
+
+def join_segments(chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
+    """The segments of all rows in order; neighbours of one episode and version that follow each other become one."""
+    if len(chunks) == 1:
+        return chunks[0].segments
+    segments: list[Segment] = []
+    for chunk in chunks:
+        for segment in chunk.segments:
+            before = segments[-1] if segments else None
+            if (
+                before is not None
+                and (before.episode, before.version) == (segment.episode, segment.version)
+                and before.first_step + before.rows == segment.first_step
+            ):
+                segments[-1] = Segment(
+                    before.rows + segment.rows, before.episode, before.first_step, before.incarnation, before.counter
+                )
+            else:
+                segments.append(segment)
+    return tuple(segments)
+
+
+def join_infos(chunks: Sequence[Chunk]) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """The infos of all rows in order, each with the number that its row has among all."""
+    rows = 0
+    for chunk in chunks:
+        for row, info in chunk.info.items():
+            yield rows + row, info
+        rows += chunk.rows
+
+
+def _alike(first: Any, second: Any) -> bool:
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, np.ndarray):
+        return bool(first.dtype == second.dtype and first.shape[1:] == second.shape[1:])
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    if isinstance(first, dict):
+        # 1, 1.0 and True are one key to a dict, and not the same to who reads the observation.
+        keys = [(type(key), key) for key in first]
+        return keys == [(type(key), key) for key in second] and all(map(_alike, first.values(), second.values()))
+    return True

@@ -1,0 +1,1 @@
+"""Tools for testing: conformance suites and a proxy that degrades connections."""

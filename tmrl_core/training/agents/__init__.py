@@ -1,0 +1,1 @@
+"""Algorithms with their networks, losses and optimizers."""

@@ -1,0 +1,164 @@
+"""Soft actor-critic for a few discrete actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch
+from tmrl_core.training.agents.losses import (
+    critic_loss,
+    discrete_policy_loss,
+    soft_value,
+    td_error,
+    td_target,
+    temperature_loss,
+)
+from tmrl_core.training.agents.networks import CategoricalActorCritic
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
+from tmrl_core.training.agents.optimizers import make_optimizer, minimise
+from tmrl_core.training.batches import Transitions
+
+
+class DiscreteSacAgent(OffPolicyAgent):
+    """Soft actor-critic whose expectations over actions are exact sums.
+
+    Args:
+        observation_space: of the environment.
+        action_space: Discrete.
+        device: where it computes; None: cuda where there is one.
+        model_cls: makes the policy and its critics, see `CategoricalActorCritic`.
+        gamma: discount per step.
+        polyak: share of the target critics that stays at each update.
+        alpha: temperature, or its first value when it is learned.
+        lr_actor: learning rate of the policy.
+        lr_critic: learning rate of the critics.
+        lr_entropy: learning rate of the temperature.
+        learn_entropy_coef: learn the temperature.
+        target_entropy_share: what the temperature is learned towards, as a share of log N, the entropy of a uniform
+            choice among N actions.
+        optimizer_actor: adam, adamw or sgd.
+        optimizer_critic: adam, adamw or sgd.
+        betas_actor: Adam's; None: torch's default.
+        betas_critic: Adam's; None: torch's default.
+        l2_actor: weight decay; None: the optimizer's default.
+        l2_critic: weight decay; None: the optimizer's default.
+        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
+        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        model_kwargs: further keyword arguments of `model_cls`.
+        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
+        precision: float32 or bfloat16, see there.
+
+    Raises:
+        ConfigError: an optimizer's name is unknown, or a space does not fit.
+
+    Source: Christodoulou, arXiv:1910.07207 (whose target entropy is 0.98 log N).
+    """
+
+    type_id = "discrete_sac"
+    type_version = 1
+
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
+    transient: ClassVar[frozenset[str]] = frozenset({"target_entropy"})
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: torch.device | str | None = None,
+        model_cls: Callable[..., Any] = CategoricalActorCritic,
+        gamma: float = 0.99,
+        polyak: float = 0.995,
+        alpha: float = 0.2,
+        lr_actor: float = 1e-3,
+        lr_critic: float = 1e-3,
+        lr_entropy: float = 1e-3,
+        learn_entropy_coef: bool = True,
+        target_entropy_share: float = 0.5,
+        optimizer_actor: str = "adam",
+        optimizer_critic: str = "adam",
+        betas_actor: Sequence[float] | None = None,
+        betas_critic: Sequence[float] | None = None,
+        l2_actor: float | None = None,
+        l2_critic: float | None = None,
+        *,
+        hidden_sizes: Sequence[int] | None = None,
+        activation: Any = None,
+        model_kwargs: dict[str, Any] | None = None,
+        compile: bool | str = "auto",
+        precision: str = "float32",
+    ) -> None:
+        actions = discrete_actions("DiscreteSacAgent", action_space)
+        arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation)
+        super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
+        self.compute_with(compile, precision)
+        self.target_entropy = target_entropy_share * math.log(actions.count)
+        self.first_action = actions.start
+        self.critics = self.model.critics
+        self.target_critics = slow_copy(self.critics)
+        self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
+        self.optimizer_actor = make_optimizer(
+            optimizer_actor, list(self.model.actor.parameters()), lr_actor, betas_actor, l2_actor
+        )
+        self.optimizer_critic = make_optimizer(
+            optimizer_critic, list(self.critics.parameters()), lr_critic, betas_critic, l2_critic
+        )
+        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
+
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        """The target critics."""
+        return [(self.target_critics, self.critics)]
+
+    def _log_probs(self, obs: Any) -> Tensor:
+        log_prob_BN: Tensor = self.model.actor.log_probs(flatten_batch(self.model.actor.layout, obs))
+        return log_prob_BN
+
+    def update_kind(self) -> Hashable:
+        """All updates are alike."""
+        return ""
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        """One update of critics, policy and temperature."""
+        metrics = self._update_critics(transitions)
+        log_prob_BN = self._log_probs(transitions.obs)
+        metrics |= self._update_policy(transitions.obs, log_prob_BN)
+        metrics |= self._update_temperature(log_prob_BN.detach())
+        self._update_targets()
+        return metrics
+
+    def _update_critics(self, t: Transitions) -> dict[str, Tensor]:
+        alpha = self.log_alpha.detach().exp()
+        with torch.no_grad():
+            next_q_BN = self.target_critics(t.next_obs).amin(dim=0)
+            next_value_B = soft_value(next_q_BN, self._log_probs(t.next_obs), alpha)
+            target_B = td_target(t.reward_B, t.terminated_B, next_value_B, t.discount)
+        index_B = t.action.reshape(-1).to(torch.int64) - self.first_action
+        q_KBN = self.critics(t.obs)
+        index_KB1 = index_B.expand(q_KBN.shape[0], -1).unsqueeze(-1)
+        q_KB = q_KBN.gather(-1, index_KB1).squeeze(-1)
+        loss = critic_loss(q_KB, target_B, t.weight_B)
+        minimise(self.optimizer_critic, loss)
+        if t.weight_B is not None:
+            self.td_error_B = td_error(q_KB, target_B)
+        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
+
+    def _update_policy(self, obs: Any, log_prob_BN: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            q_BN = self.critics(obs).amin(dim=0)
+        loss = discrete_policy_loss(q_BN, log_prob_BN, self.log_alpha.detach().exp())
+        minimise(self.optimizer_actor, loss)
+        return {"loss_actor": loss.detach()}
+
+    def _update_temperature(self, log_prob_BN: Tensor) -> dict[str, Tensor]:
+        entropy_B = -(log_prob_BN.exp() * log_prob_BN).sum(dim=-1)
+        metrics = {"entropy": entropy_B.mean()}
+        if self.optimizer_alpha is not None:
+            loss = temperature_loss(self.log_alpha, -entropy_B, self.target_entropy)
+            minimise(self.optimizer_alpha, loss)
+            metrics["loss_entropy"] = loss.detach()
+        return metrics | {"entropy_coef": self.log_alpha.detach().exp()}

@@ -1,0 +1,139 @@
+"""Deep Q-networks: double, dueling, with any number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents.losses import chosen_value, double_value, huber_loss, td_error, td_target
+from tmrl_core.training.agents.networks import QNetwork
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
+from tmrl_core.training.agents.optimizers import make_optimizer, minimise
+from tmrl_core.training.batches import Transitions
+
+
+class DQNAgent(OffPolicyAgent):
+    """Learns what each action is worth; the policy takes the best one, or by chance another.
+
+    How many steps a target looks ahead is the memory's matter: a batch says its discount, gamma^n.
+
+    Args:
+        observation_space: of the environment.
+        action_space: Discrete.
+        device: where it computes; None: cuda where there is one.
+        model_cls: makes the network, see `QNetwork`.
+        gamma: discount per step.
+        polyak: share of the target network that stays when it follows; 0: it becomes equal.
+        target_interval: updates between two times that it follows.
+        lr: learning rate.
+        double: the target network says what the online network's best action is worth, instead of its own best one.
+        dueling: handed to `model_cls`; None: its default.
+        epsilon_initial: share of actions by chance until the first update.
+        epsilon_final: that share in the end.
+        epsilon_updates: updates in which it falls from the one to the other, in a straight line.
+        max_grad_norm: larger gradients are scaled down to this; None: none are.
+        optimizer: adam, adamw or sgd.
+        betas: Adam's; None: torch's default.
+        l2: weight decay; None: the optimizer's default.
+        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
+        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        model_kwargs: further keyword arguments of `model_cls`.
+        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
+        precision: float32 or bfloat16, see there.
+
+    Raises:
+        ConfigError: an optimizer's name is unknown, a share or an interval impossible, or a space does not fit.
+
+    Source: Mnih et al., Nature 518 (2015); van Hasselt et al., arXiv:1509.06461; Wang et al., arXiv:1511.06581.
+    """
+
+    type_id = "dqn"
+    type_version = 1
+
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: torch.device | str | None = None,
+        model_cls: Callable[..., Any] = QNetwork,
+        gamma: float = 0.99,
+        polyak: float = 0.0,
+        target_interval: int = 500,
+        lr: float = 5e-4,
+        double: bool = True,
+        dueling: bool | None = None,
+        epsilon_initial: float = 1.0,
+        epsilon_final: float = 0.05,
+        epsilon_updates: int = 10_000,
+        max_grad_norm: float | None = 10.0,
+        optimizer: str = "adam",
+        betas: Sequence[float] | None = None,
+        l2: float | None = None,
+        *,
+        hidden_sizes: Sequence[int] | None = None,
+        activation: Any = None,
+        model_kwargs: dict[str, Any] | None = None,
+        compile: bool | str = "auto",
+        precision: str = "float32",
+    ) -> None:
+        for name, share in (("epsilon_initial", epsilon_initial), ("epsilon_final", epsilon_final)):
+            if not 0.0 <= share <= 1.0:
+                raise ConfigError(f"DQN needs 0 <= {name} <= 1, got {share}")
+        for name, count in (("epsilon_updates", epsilon_updates), ("target_interval", target_interval)):
+            if count < 1:
+                raise ConfigError(f"DQN needs {name} >= 1, got {count}")
+        arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation, dueling=dueling)
+        super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
+        self.compute_with(compile, precision)
+        self.target_interval = target_interval
+        self.double = double
+        self.epsilon_initial = epsilon_initial
+        self.epsilon_final = epsilon_final
+        self.epsilon_updates = epsilon_updates
+        self.max_grad_norm = max_grad_norm
+        self.updates = 0
+        self.target_network = slow_copy(self.model.actor)
+        self.optimizer = make_optimizer(optimizer, list(self.model.actor.parameters()), lr, betas, l2)
+
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        """The target network."""
+        return [(self.target_network, self.model.actor)]
+
+    @property
+    def epsilon(self) -> float:
+        """Share of actions by chance after the updates done so far."""
+        progress = min(1.0, self.updates / self.epsilon_updates)
+        return self.epsilon_initial + progress * (self.epsilon_final - self.epsilon_initial)
+
+    def get_actor(self) -> Any:
+        """The network, where it is trained, with the epsilon to explore with."""
+        self.model.actor.set_exploration({"epsilon": self.epsilon})
+        return self.model.actor
+
+    def update_kind(self) -> Hashable:
+        """Whether the next one moves the slow copy too."""
+        return (self.updates + 1) % self.target_interval == 0
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        """One update of the network, and every so often of its slow copy."""
+        t = transitions
+        self.updates += 1
+        online = self.model.actor
+        with torch.no_grad():
+            next_q_BN = self.target_network(t.next_obs)
+            next_value_B = double_value(online(t.next_obs), next_q_BN) if self.double else next_q_BN.amax(dim=-1)
+            target_B = td_target(t.reward_B, t.terminated_B, next_value_B, t.discount)
+        q_B = chosen_value(online(t.obs), online.index(t.action))
+        loss = huber_loss(q_B, target_B, t.weight_B)
+        metrics = minimise(self.optimizer, loss, self.max_grad_norm)
+        if t.weight_B is not None:
+            self.td_error_B = td_error(q_B, target_B)
+        if self.updates % self.target_interval == 0:
+            self._update_targets()
+        return {"loss_critic": loss.detach(), "q_mean": q_B.detach().mean(), **metrics}

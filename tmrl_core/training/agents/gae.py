@@ -1,0 +1,78 @@
+"""Generalized advantage estimation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tmrl_core.training.memories.layout import Array
+
+
+def generalized_advantages(
+    reward_T: Array,
+    value_T: Array,
+    next_value_T: Array,
+    terminated_T: Array,
+    ends_T: Array,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Array, Array]:
+    """Advantages, and returns for the value function, of transitions in the order in which they were made.
+
+    A termination ends the sum and its value: nothing follows. Whatever else ends a run of transitions (a truncation,
+    the end of what was collected, an episode that was given up) ends the sum only, and the value of the observation
+    that it led to stands for the rest.
+
+    Args:
+        reward_T: [T] rewards.
+        value_T: [T] value of the observation acted on.
+        next_value_T: [T] value of the observation that followed.
+        terminated_T: [T] non-zero where the episode has terminated.
+        ends_T: [T] non-zero where the next transition does not continue this one; so it has to be at terminations.
+        gamma: discount of one step.
+        gae_lambda: 0: one-step advantages; 1: Monte Carlo ones.
+
+    Returns:
+        [T] float32 advantages, and [T] float32 returns: advantages plus values.
+
+    Raises:
+        ValueError: the arguments are not [T] alike.
+
+    Source: Schulman et al., arXiv:1506.02438, eq. 16.
+    """
+    arrays = (reward_T, value_T, next_value_T, terminated_T, ends_T)
+    if len({array.shape for array in arrays}) != 1 or reward_T.ndim != 1:
+        raise ValueError(f"five arrays of one length are needed, found {[array.shape for array in arrays]}")
+    reward, value, next_value = (array.astype(np.float64) for array in arrays[:3])
+    goes_on = 1.0 - (terminated_T != 0)
+    delta = (reward + gamma * goes_on * next_value - value).tolist()
+    factor = (gamma * gae_lambda * (1.0 - (ends_T != 0))).tolist()
+    advantages = [0.0] * len(delta)
+    advantage = 0.0
+    for index in range(len(delta) - 1, -1, -1):
+        advantage = delta[index] + factor[index] * advantage
+        advantages[index] = advantage
+    result = np.array(advantages)
+    return result.astype(np.float32), (result + value).astype(np.float32)
+
+
+def discounted_sums(reward_T: Array, ends_T: Array, *, gamma: float, before_T: Array | None = None) -> Array:
+    """[T] float64 of each transition, its reward and the ones before it in its run, the older the less.
+
+    Args:
+        reward_T: [T] rewards, in the order in which they were made.
+        ends_T: [T] non-zero where the next transition does not continue this one.
+        gamma: discount of one step.
+        before_T: [T] where a run begins, the sum of what it goes on from; None: of nothing.
+
+    Source: what rewards are scaled by, see Engstrom et al., arXiv:2005.12729, appendix A.2.
+    """
+    sums = []
+    total = 0.0
+    before = [0.0] * len(reward_T) if before_T is None else before_T.tolist()
+    for reward, end, earlier in zip(reward_T.tolist(), ends_T.tolist(), before, strict=True):
+        total = reward + gamma * (total + earlier)
+        sums.append(total)
+        if end:
+            total = 0.0
+    return np.array(sums, np.float64)

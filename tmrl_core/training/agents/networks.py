@@ -1,0 +1,314 @@
+"""State-action values as one batched ensemble, and models that hold a policy and its critics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.actor.policies.flattening import layout_of, vector_size
+from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
+from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor, flatten_batch, make_activation
+
+# Shape suffixes: K critics, B batch, I inputs, A action elements, N discrete actions.
+
+
+class EnsembleLinear(nn.Module):
+    """`count` independent affine layers, computed as one batched product.
+
+    Args:
+        count: K, how many.
+        inputs: features in.
+        outputs: features out.
+    """
+
+    def __init__(self, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        # As torch.nn.Linear initialises each of them.
+        bound = 1.0 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x_KBI: Tensor) -> Tensor:
+        """[K, B, outputs] of [K, B, inputs]."""
+        device = x_KBI.device.type
+        if self.weight.shape[-1] == 1 and (device == "cpu" or torch.is_autocast_enabled(device)):
+            # Batched products of a matrix and one column are slow on a CPU: 180 us instead of 50 for two of 256 x 256.
+            # And in less than float32 a value of some hundreds would be rounded to a whole number, as a product's is.
+            return (x_KBI * self.weight.transpose(1, 2)).sum(dim=-1, keepdim=True) + self.bias
+        return torch.baddbmm(self.bias, x_KBI, self.weight)
+
+
+def ensemble_mlp(
+    count: int, inputs: int, hidden_sizes: Sequence[int], outputs: int, activation: str | Callable[[], nn.Module]
+) -> nn.Sequential:
+    """`count` independent multi-layer perceptrons, [K, B, inputs] to [K, B, outputs].
+
+    Args:
+        count: K, how many.
+        inputs: features in.
+        hidden_sizes: width of each hidden layer.
+        outputs: features out.
+        activation: class of the hidden layers' activation, or its name.
+    """
+    make = make_activation(activation)
+    layers: list[nn.Module] = []
+    width = inputs
+    for hidden in hidden_sizes:
+        layers += [EnsembleLinear(count, width, int(hidden)), make()]
+        width = int(hidden)
+    return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
+
+
+def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
+    """[A] gain and [A] shift that take each element of an action from its bounds to [-1, 1], where it has bounds."""
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (action_space.low, action_space.high)
+    )
+    bounded = torch.isfinite(low) & torch.isfinite(high) & (low < high)
+    span = torch.where(bounded, high - low, 2.0)
+    middle = torch.where(bounded, (high + low) / 2.0, 0.0)
+    return (2.0 / span).float(), (-2.0 * middle / span).float()
+
+
+class EnsembleCritic(nn.Module):
+    """Several independent multi-layer perceptrons that estimate the value of an action.
+
+    They see an action scaled to [-1, 1] in each element, so that what they learn does not depend on the actuators'
+    units; one without finite bounds as it is.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: a Box of floats.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        count: K, how many critics.
+    """
+
+    gain: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        count: int = 2,
+    ) -> None:
+        super().__init__()
+        self._layout = layout_of(observation_space)
+        self.count = count
+        gain, shift = _to_unit(action_space)
+        # Of the environment, not learned: checkpoints do not hold them.
+        self.register_buffer("gain", gain, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+        self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
+        inputs = vector_size(self._layout) + math.prod(action_space.shape)
+        self.net = ensemble_mlp(count, inputs, hidden_sizes, 1, activation)
+
+    def forward(self, obs: Any, act: Tensor) -> Tensor:
+        """[K, B] values.
+
+        Args:
+            obs: nested as the observation space is, leaves [B, *shape] tensors.
+            act: [B, *action shape].
+        """
+        act_BA = act.reshape(act.shape[0], -1).float()
+        if self._scales:
+            act_BA = torch.addcmul(self.shift, act_BA, self.gain)
+        x_BI = torch.cat([flatten_batch(self._layout, obs), act_BA], dim=-1)
+        q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
+        return q_KB1.squeeze(-1).float()
+
+
+class EnsembleQ(nn.Module):
+    """Several independent multi-layer perceptrons that estimate the value of each of a few actions.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: Discrete.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        count: K, how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        count: int = 2,
+    ) -> None:
+        super().__init__()
+        self._layout = layout_of(observation_space)
+        self.count = count
+        actions = discrete_actions("EnsembleQ", action_space).count
+        self.net = ensemble_mlp(count, vector_size(self._layout), hidden_sizes, actions, activation)
+
+    def forward(self, obs: Any) -> Tensor:
+        """[K, B, N] values.
+
+        Args:
+            obs: nested as the observation space is, leaves [B, *shape] tensors.
+        """
+        q_KBN: Tensor = self.net(flatten_batch(self._layout, obs).expand(self.count, -1, -1))
+        return q_KBN
+
+
+class CriticList(nn.Module):
+    """Critics that are modules of their own, each `(obs, act) -> [B]`, behind the interface of `EnsembleCritic`."""
+
+    def __init__(self, critics: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.critics = nn.ModuleList(critics)
+        self.count = len(critics)
+
+    def forward(self, obs: Any, act: Tensor) -> Tensor:
+        """[K, B] values."""
+        return torch.stack([critic(obs, act).reshape(-1) for critic in self.critics])
+
+
+class MLPActorCritic(nn.Module):
+    """A squashed-Gaussian policy and its critics.
+
+    A model of one's own needs `actor(obs, test=False, compute_logprob=True) -> (action, logp_B)`, which is an
+    ActorModule too, and `critics(obs, act) -> q_KB`; or, instead of `critics`, modules `q1` and `q2`, or a list `qs`.
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer, of the policy and of the critics.
+        activation: class of the hidden layers' activation, or its name.
+        n: how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        n: int = 2,
+    ) -> None:
+        super().__init__()
+        self.actor = SquashedGaussianMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class REDQMLPActorCritic(MLPActorCritic):
+    """An `MLPActorCritic` with the ten critics of REDQ."""
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        n: int = 10,
+    ) -> None:
+        super().__init__(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class DeterministicActorCritic(nn.Module):
+    """A deterministic policy and its critics, as TD3 has them.
+
+    A model of one's own needs `actor(obs) -> action`, which is an ActorModule too and has the buffers `low` and `high`
+    of the action's shape, and critics as `MLPActorCritic` says.
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer, of the policy and of the critics.
+        activation: class of the hidden layers' activation, or its name.
+        n: how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        n: int = 2,
+    ) -> None:
+        super().__init__()
+        self.actor = DeterministicMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class CategoricalActorCritic(nn.Module):
+    """A policy over a few actions and critics that say what each of them is worth.
+
+    A model of one's own needs `actor`, an ActorModule with `log_probs(flat_BD) -> [B, N]` and `layout` as
+    `CategoricalMLPActor` has them, and `critics(obs) -> [K, B, N]`.
+
+    Args:
+        observation_space: of the environment.
+        action_space: Discrete.
+        hidden_sizes: width of each hidden layer, of the policy and of the critics.
+        activation: class of the hidden layers' activation, or its name.
+        n: how many critics.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str | Callable[[], nn.Module] = "tanh",
+        n: int = 2,
+    ) -> None:
+        super().__init__()
+        self.actor = CategoricalMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.critics = EnsembleQ(observation_space, action_space, hidden_sizes, activation, n)
+
+
+class QNetwork(nn.Module):
+    """DQN's network, which is its policy.
+
+    A model of one's own needs `actor(obs) -> q_BN`, which is an ActorModule too and has `index(action_B)`.
+
+    Args:
+        observation_space: of the environment.
+        action_space: Discrete.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        dueling: the last layer says the state's value and each action's advantage.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        dueling: bool = False,
+    ) -> None:
+        super().__init__()
+        self.actor = QValueMLPActor(observation_space, action_space, hidden_sizes, activation, dueling)
+
+
+def critics_of(model: Any) -> nn.Module:
+    """A model's critics as one module `(obs, act) -> q_KB`.
+
+    Raises:
+        TypeError: the model has none that this module knows.
+    """
+    if hasattr(model, "critics"):
+        critics: nn.Module = model.critics
+        return critics
+    if hasattr(model, "qs"):
+        return CriticList(list(model.qs))
+    if hasattr(model, "q1") and hasattr(model, "q2"):
+        return CriticList([model.q1, model.q2])
+    raise TypeError(
+        f"{type(model).__name__} has no critics: give it an attribute `critics` (module, (obs, act) -> [K, B]), "
+        "or `q1` and `q2`, or `qs`."
+    )

@@ -1,0 +1,358 @@
+"""Proximal policy optimization, for discrete and for continuous actions."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from tmrl_core.actor.policies.flattening import vector_size
+from tmrl_core.actor.policies.torch.on_policy import (
+    CategoricalMLPActor,
+    GaussianMLPActor,
+    OnPolicyActor,
+    make_mlp,
+    orthogonal,
+)
+from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
+from tmrl_core.training.agents.optimizers import make_optimizer
+from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, value_loss
+from tmrl_core.training.agents.running_moments import RunningMoments
+from tmrl_core.training.batches import ENDS, PLACES
+from tmrl_core.training.updates.rollback import all_finite
+from tmrl_core.training.updates.skipped_updates import SKIPPED
+
+REWARD_LIMIT = 10.0
+"""Scaled rewards are cut here."""
+
+
+class PPOActorCritic(torch.nn.Module):
+    """A policy with a density, and the value of observations; they share no weights.
+
+    Args:
+        observation_space, action_space, hidden_sizes, activation: as for the policies.
+        actor_cls: makes the policy; None: a categorical one for Discrete actions, else a Gaussian one.
+        actor_kwargs: its further keyword arguments.
+
+    Raises:
+        ConfigError: a space that the policy cannot take.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int],
+        activation: str | Callable[[], torch.nn.Module],
+        actor_cls: Callable[..., OnPolicyActor] | None,
+        **actor_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if actor_cls is None:
+            actor_cls = CategoricalMLPActor if isinstance(action_space, spaces.Discrete) else GaussianMLPActor
+        self.actor = actor_cls(
+            observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation, **actor_kwargs
+        )
+        layers, width = make_mlp(vector_size(self.actor.layout), hidden_sizes, activation)
+        self.critic = torch.nn.Sequential(*layers, orthogonal(torch.nn.Linear(width, 1), 1.0))
+
+    def value(self, flat_BD: Tensor) -> Tensor:
+        """[B] values of flattened observations [B, D]."""
+        value_B: Tensor = self.critic(self.actor.normalized(flat_BD)).squeeze(-1)
+        return value_B
+
+
+class PPOAgent(TrainingAgent):
+    """Learns from one round of lockstep collection at a time: some epochs of minibatches of it, with clipped ratios.
+
+    It waits for its device: after each minibatch, to see whether the gradient is finite, and with `target_kl` how far
+    the policy has moved; and about its advantages, which are computed on the CPU.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: Discrete, or a Box of floats.
+        device: where it computes; None: cpu.
+        actor_cls: makes the policy; None: `CategoricalMLPActor` for Discrete actions, else `GaussianMLPActor`.
+        hidden_sizes: width of each hidden layer, of the policy and of the value alike.
+        activation: their class, or its name.
+        log_std: of the Gaussian policy, the logarithm of its first standard deviation.
+        gamma: discount of one step.
+        gae_lambda: weight of longer sums in the advantages.
+        lr: learning rate.
+        lr_final: the rate falls to this part of it in a straight line, over `lr_rounds`; 1: it stays.
+        lr_rounds: in how many rounds.
+        update_epochs: how often each transition is trained on.
+        minibatch_size: transitions in a minibatch.
+        clip_ratio: how far from 1 the ratio of densities is followed.
+        value_clip: how far from the old value the new one is followed; None: everywhere.
+        value_coef: weight of the value's loss.
+        entropy_coef: weight of the bonus for entropy.
+        max_grad_norm: longer gradients are shortened to this; None: they are not.
+        target_kl: training on a round stops once the policy has moved 1.5 times as far, in nats; None: never.
+        normalize_advantages: to a mean of 0 and a standard deviation of 1, in each minibatch.
+        normalize_observations: of the policy, whose it is to say, and of the value; a round is trained on as it was
+            acted on, then its observations count.
+        normalize_rewards: divided by the standard deviation of discounted sums of the rewards so far, and cut at 10. A
+            sum goes on from round to round, as long as its episode does.
+        optimizer: adam, adamw or sgd.
+        adam_eps: what Adam adds to the root of the mean square that it divides by. The first gradients of the policy's
+            hidden layers are not much larger than this, which keeps them from moving at the full rate on noise.
+
+    Raises:
+        ConfigError: a space or a parameter that does not fit.
+
+    Source: Schulman et al., arXiv:1707.06347.
+    """
+
+    type_id = "ppo"
+    type_version = 1
+
+    collection: ClassVar[frozenset[str]] = frozenset({"lockstep"})
+    """Modes of collection that it can learn from."""
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
+    wants_extras: ClassVar[bool] = True
+    transient: ClassVar[frozenset[str]] = frozenset({"after_update"})
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = None,
+        actor_cls: Callable[..., OnPolicyActor] | None = None,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str | Callable[[], torch.nn.Module] = "tanh",
+        log_std: float | None = None,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        lr: float = 3e-4,
+        lr_final: float = 1.0,
+        lr_rounds: int | None = None,
+        update_epochs: int = 10,
+        minibatch_size: int = 64,
+        clip_ratio: float = 0.2,
+        value_clip: float | None = None,
+        value_coef: float = 0.5,
+        entropy_coef: float = 0.0,
+        max_grad_norm: float | None = 0.5,
+        target_kl: float | None = None,
+        normalize_advantages: bool = True,
+        normalize_observations: bool = False,
+        normalize_rewards: bool = False,
+        optimizer: str = "adam",
+        adam_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(observation_space, action_space, device if device is not None else "cpu")
+        for name, value in (("update_epochs", update_epochs), ("minibatch_size", minibatch_size)):
+            if value < 1:
+                raise ConfigError(f"agent.kwargs.{name}: found {value}, allowed: at least 1")
+        if normalize_advantages and minibatch_size < 2:
+            raise ConfigError(
+                "agent.kwargs.minibatch_size: found 1, allowed: at least 2, since one advantage cannot be normalized; "
+                "or normalize_advantages: false"
+            )
+        if lr_final != 1.0 and not lr_rounds:
+            raise ConfigError("agent.kwargs.lr_rounds: set it, since lr_final says what the rate falls to by then")
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self.lr = lr
+        self.lr_final = lr_final
+        self.lr_rounds = lr_rounds
+        self.update_epochs = update_epochs
+        self.minibatch_size = minibatch_size
+        self.clip_ratio = clip_ratio
+        self.value_clip = value_clip
+        self.value_coef = value_coef
+        self.entropy_coef = entropy_coef
+        self.max_grad_norm = max_grad_norm
+        self.target_kl = target_kl
+        self.normalize_advantages = normalize_advantages
+        self.after_update: Callable[[float], None] | None = None
+        self.rounds = 0
+        """Rounds trained on."""
+        kwargs: dict[str, Any] = {} if log_std is None else {"log_std": log_std}
+        if normalize_observations:
+            kwargs["normalize_observations"] = True
+        self.model = PPOActorCritic(observation_space, action_space, hidden_sizes, activation, actor_cls, **kwargs).to(
+            self.device
+        )
+        self.model.actor.to_device(self.device)
+        width = vector_size(self.model.actor.layout)
+        self.observations = RunningMoments(width) if normalize_observations else None
+        self.returns = RunningMoments(1) if normalize_rewards else None
+        self._last_sums: dict[int, tuple[int, int, float]] = {}
+        """Of each stream in the last round: episode, step, and the discounted sum of rewards up to there."""
+        self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, eps=adam_eps)
+        self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
+
+    def get_actor(self) -> OnPolicyActor:
+        """The policy."""
+        return self.model.actor
+
+    def train(self, batch: Any) -> dict[str, Any]:
+        """Train on one round.
+
+        Args:
+            batch: `(prev_obs, new_act, rew, new_obs, terminated, truncated, extras)` of [T, ...] tensors, in the order
+                in which they were made; extras with `logp`, `ends`, what the policy needs beside, and
+                perhaps `places`, without which sums of rewards begin anew.
+
+        Returns:
+            Metrics, and how many `updates` were made; `updates_skipped` are those whose gradient was not finite. Where
+            none was made, or a number of the round is not finite (then nothing at all is changed), `SKIPPED` is true.
+
+        Raises:
+            ConfigError: the workers' policy says no `logp`.
+        """
+        obs, action, reward_T, next_obs, terminated_T, _, extras = batch
+        if "logp" not in extras:
+            raise ConfigError(
+                "actor.cls: the workers' policy brings no logp with its actions; take one of tmrl_core.actor: "
+                "CategoricalMLPActor (Discrete actions) or GaussianMLPActor"
+            )
+        if not all_finite(tree_leaves(batch)):
+            # Not even what it normalizes by may see them: it would never be a number again.
+            return {"updates": 0, SKIPPED: True}
+        flat_TD = flatten_batch(self.model.actor.layout, obs)
+        reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
+        old_log_prob_T = extras["logp"].reshape(-1)
+        known = self.model.actor.trained_action(action, extras)
+        with torch.no_grad():
+            value_T = self.model.value(flat_TD)
+        advantage_T, return_T = self._advantages(reward_T, value_T, next_obs, terminated_T, extras[ENDS])
+        self._set_rate()
+        sums: dict[str, list[Tensor]] = {}
+        updates = skipped = 0
+        stopped = False
+        for _ in range(self.update_epochs):
+            order = torch.randperm(len(flat_TD), generator=self.generator).to(flat_TD.device)
+            for index_B in torch.split(order, self.minibatch_size):
+                if self.normalize_advantages and len(index_B) < 2:
+                    continue  # one advantage has no standard deviation
+                started = time.perf_counter()
+                loss, metrics = self._loss(
+                    flat_TD[index_B], known[index_B], old_log_prob_T[index_B],
+                    advantage_T[index_B], return_T[index_B], value_T[index_B],
+                )  # fmt: skip
+                if self.target_kl is not None and float(metrics["kl"]) > 1.5 * self.target_kl:
+                    stopped = True
+                    break
+                norm = self._step(loss)
+                if bool(torch.isfinite(norm)):
+                    metrics["grad_norm"] = norm
+                    updates += 1
+                else:
+                    skipped += 1
+                if self.after_update is not None:
+                    self.after_update(time.perf_counter() - started)
+                for name, value in metrics.items():
+                    sums.setdefault(name, []).append(value)
+            if stopped:
+                break
+        self.rounds += 1
+        self._count_observations(flat_TD)
+        unexplained = (return_T - value_T).var() / (return_T.var() + 1e-8)
+        return {
+            "updates": updates,
+            **{name: torch.stack(values).mean() for name, values in sums.items()},
+            "updates_skipped": skipped,
+            "kl_stopped": float(stopped),
+            "explained_variance": 1.0 - unexplained,
+            **({SKIPPED: True} if skipped and not updates else {}),
+        }
+
+    def _scaled(self, reward_T: Tensor, ends_T: Tensor, places_T3: Tensor | None) -> Tensor:
+        """[T] rewards as training gets them."""
+        if self.returns is None:
+            return reward_T
+        places = places_T3.tolist() if places_T3 is not None else []
+        before = np.zeros(len(reward_T))
+        for index, (stream, episode, step) in enumerate(places):
+            # Within a round nothing follows what the round before ended with but the first of it.
+            earlier = self._last_sums.get(stream)
+            if earlier is not None and earlier[:2] == (episode, step - 1):
+                before[index] = earlier[2]
+        sums = discounted_sums(reward_T.cpu().numpy(), ends_T.cpu().numpy(), gamma=self.gamma, before_T=before)
+        self._last_sums = {
+            stream: (episode, step, total)
+            for (stream, episode, step), total in zip(places, sums.tolist(), strict=False)
+        }
+        self.returns.see(torch.from_numpy(sums)[:, None])
+        scale = float(self.returns.std)
+        return (reward_T / scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
+
+    def _count_observations(self, flat_TD: Tensor) -> None:
+        """The next version of the policy normalizes by these too; values and densities so far were by the old ones."""
+        if self.observations is not None:
+            self.observations.see(flat_TD)
+            self.model.actor.obs_mean.copy_(self.observations.mean)
+            self.model.actor.obs_std.copy_(self.observations.std)
+
+    def _advantages(
+        self, reward_T: Tensor, value_T: Tensor, next_obs: Any, terminated_T: Tensor, ends_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[T] advantages and [T] returns. Only where a run ends the value of what followed is not that of the next."""
+        next_value_T = torch.cat([value_T[1:], value_T[:1]])
+        at = torch.nonzero(ends_T).squeeze(1)
+        with torch.no_grad():
+            flat_ED = flatten_batch(self.model.actor.layout, _rows(next_obs, at))
+            next_value_T[at] = self.model.value(flat_ED)
+        arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, ends_T))
+        advantages, returns = generalized_advantages(*arrays, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        return torch.from_numpy(advantages).to(value_T.device), torch.from_numpy(returns).to(value_T.device)
+
+    def _loss(
+        self, flat_BD: Tensor, known: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, return_B: Tensor,
+        old_value_B: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        if self.normalize_advantages:
+            advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
+        log_prob_B, entropy_B = self.model.actor.log_prob_and_entropy(flat_BD, known)
+        loss_actor = clipped_policy_loss(log_prob_B, old_log_prob_B, advantage_B, self.clip_ratio)
+        loss_critic = value_loss(self.model.value(flat_BD), return_B, old_value_B, self.value_clip)
+        entropy = entropy_B.mean()
+        # Twice half the squared error: the coefficient is that of the paper's L^VF.
+        loss = loss_actor + 2.0 * self.value_coef * loss_critic - self.entropy_coef * entropy
+        with torch.no_grad():
+            clipped = ((log_prob_B - old_log_prob_B).exp() - 1.0).abs() > self.clip_ratio
+            return loss, {
+                "loss_actor": loss_actor.detach(),
+                "loss_critic": loss_critic.detach(),
+                "entropy": entropy.detach(),
+                "kl": divergence(log_prob_B, old_log_prob_B),
+                "clip_fraction": clipped.float().mean(),
+            }
+
+    def _step(self, loss: Tensor) -> Tensor:
+        """One step against the gradient, whose norm is returned; where that is not finite, nothing has changed."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        longest = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+        return norm
+
+    def _set_rate(self) -> None:
+        if self.lr_rounds:
+            part = min(1.0, self.rounds / self.lr_rounds)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr * (1.0 + part * (self.lr_final - 1.0))
+
+
+def _rows(tree: Any, at: Tensor) -> Any:
+    """The rows `at` of each leaf."""
+    if isinstance(tree, dict):
+        return {key: _rows(value, at) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_rows(value, at) for value in tree)
+    return tree[at]

@@ -1,0 +1,100 @@
+"""Randomized ensembled double Q-learning: soft actor-critic with many critics and many updates for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents.networks import REDQMLPActorCritic
+from tmrl_core.training.agents.sac import SacAgent
+from tmrl_core.training.batches import Transitions
+
+
+class REDQSACAgent(SacAgent):
+    """Soft actor-critic with a randomized ensemble of critics and several critic updates for each of the policy.
+
+    The paper's algorithm makes G = 20 updates of the critics for each step of the environment, and then one of the
+    policy: set `q_updates_per_policy_update` to G and `trainer.max_training_steps_per_env_step` to G too.
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds.
+        device: where it computes; None: cuda where there is one.
+        model_cls: makes the policy and its critics.
+        n: critics.
+        m: critics, drawn at random for each update, whose lowest value makes the target.
+        q_updates_per_policy_update: updates of the critics for each of the policy and of the temperature.
+        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
+        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        model_kwargs: further keyword arguments of `model_cls`.
+        settings: as `SacAgent`'s.
+
+    Raises:
+        ConfigError: not 1 <= m <= n, or no critic update for each of the policy.
+
+    Source: Chen et al., arXiv:2101.05982, algorithm 1.
+    """
+
+    type_id = "redq"
+    type_version = 1
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: torch.device | str | None = None,
+        model_cls: Callable[..., Any] = REDQMLPActorCritic,
+        n: int = 10,
+        m: int = 2,
+        q_updates_per_policy_update: int = 1,
+        *,
+        hidden_sizes: Sequence[int] | None = None,
+        activation: Any = None,
+        model_kwargs: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        if not 1 <= m <= n:
+            raise ConfigError(f"REDQ needs 1 <= m <= n, got m={m} and n={n}")
+        if q_updates_per_policy_update < 1:
+            raise ConfigError(f"REDQ needs q_updates_per_policy_update >= 1, got {q_updates_per_policy_update}")
+        self.m = m
+        self.q_updates_per_policy_update = q_updates_per_policy_update
+        self.updates = 0
+        super().__init__(
+            observation_space,
+            action_space,
+            device,
+            model_cls,
+            hidden_sizes=hidden_sizes,
+            activation=activation,
+            model_kwargs={"n": n, **(model_kwargs or {})},
+            **settings,
+        )
+
+    def update_kind(self) -> Hashable:
+        """Whether the next one moves the policy and the temperature too."""
+        return (self.updates + 1) % self.q_updates_per_policy_update == 0
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        """One update of the critics, and every so often of the policy and the temperature."""
+        self.updates += 1
+        metrics = self._update_critics(transitions)
+        if self.updates % self.q_updates_per_policy_update == 0:
+            action, log_prob_B = self.model.actor(transitions.obs)
+            metrics |= self._update_policy(transitions.obs, action, log_prob_B)
+            metrics |= self._update_temperature(log_prob_B)
+        self._update_targets()
+        return metrics
+
+    def _pessimistic(self, q_KB: Tensor) -> Tensor:
+        """[B] the lowest of a few critics, drawn anew for each update."""
+        chosen = torch.randperm(q_KB.shape[0], device=q_KB.device)[: self.m]
+        return q_KB[chosen].amin(dim=0)
+
+    def _value(self, q_KB: Tensor) -> Tensor:
+        """[B] the mean of all critics."""
+        return q_KB.mean(dim=0)

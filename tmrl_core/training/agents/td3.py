@@ -1,0 +1,168 @@
+"""Twin delayed deep deterministic policy gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents.losses import (
+    critic_loss,
+    deterministic_policy_loss,
+    smoothed_action,
+    td_error,
+    td_target,
+)
+from tmrl_core.training.agents.networks import DeterministicActorCritic, critics_of
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
+from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
+from tmrl_core.training.batches import Transitions
+
+
+class TD3Agent(OffPolicyAgent):
+    """A deterministic policy, two critics of which targets take the lower one, and delayed updates of the policy.
+
+    Until the first update the policy that it hands out draws uniformly from the action space (`exploration`).
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds.
+        device: where it computes; None: cuda where there is one.
+        model_cls: makes the policy and its critics, see `DeterministicActorCritic`.
+        gamma: discount per step.
+        polyak: share of the slow copies of policy and critics that stays at each of the policy's updates.
+        lr_actor: learning rate of the policy.
+        lr_critic: learning rate of the critics.
+        policy_delay: updates of the critics for each of the policy and of the slow copies.
+        target_noise: standard deviation of the noise on the target policy's actions; like the next two where actions
+            are scaled to [-1, 1].
+        target_noise_clip: bound of that noise.
+        exploration_noise: standard deviation of the noise that workers explore with.
+        optimizer_actor: adam, adamw or sgd.
+        optimizer_critic: adam, adamw or sgd.
+        betas_actor: Adam's; None: torch's default.
+        betas_critic: Adam's; None: torch's default.
+        l2_actor: weight decay; None: the optimizer's default.
+        l2_critic: weight decay; None: the optimizer's default.
+        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
+        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        model_kwargs: further keyword arguments of `model_cls`.
+        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
+        precision: float32 or bfloat16, see there.
+
+    Raises:
+        ConfigError: an optimizer's name is unknown, the delay is not positive, or a space does not fit.
+
+    Source: Fujimoto et al., arXiv:1802.09477, algorithm 1.
+    """
+
+    type_id = "td3"
+    type_version = 1
+
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"box"})
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        device: torch.device | str | None = None,
+        model_cls: Callable[..., Any] = DeterministicActorCritic,
+        gamma: float = 0.99,
+        polyak: float = 0.995,
+        lr_actor: float = 1e-3,
+        lr_critic: float = 1e-3,
+        policy_delay: int = 2,
+        target_noise: float = 0.2,
+        target_noise_clip: float = 0.5,
+        exploration_noise: float = 0.1,
+        optimizer_actor: str = "adam",
+        optimizer_critic: str = "adam",
+        betas_actor: Sequence[float] | None = None,
+        betas_critic: Sequence[float] | None = None,
+        l2_actor: float | None = None,
+        l2_critic: float | None = None,
+        *,
+        hidden_sizes: Sequence[int] | None = None,
+        activation: Any = None,
+        model_kwargs: dict[str, Any] | None = None,
+        compile: bool | str = "auto",
+        precision: str = "float32",
+    ) -> None:
+        if policy_delay < 1:
+            raise ConfigError(f"TD3 needs policy_delay >= 1, got {policy_delay}")
+        arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation)
+        super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
+        self.compute_with(compile, precision)
+        self.policy_delay = policy_delay
+        self.target_noise = target_noise
+        self.target_noise_clip = target_noise_clip
+        self.exploration_noise = exploration_noise
+        self.updates = 0
+        self.critics = critics_of(self.model)
+        self.target_actor = slow_copy(self.model.actor)
+        self.target_critics = slow_copy(self.critics)
+        self.optimizer_actor = make_optimizer(
+            optimizer_actor, list(self.model.actor.parameters()), lr_actor, betas_actor, l2_actor
+        )
+        self.optimizer_critic = make_optimizer(
+            optimizer_critic, list(self.critics.parameters()), lr_critic, betas_critic, l2_critic
+        )
+
+    # Kept out of checkpoints: the critics' own parameters, listed once.
+    @cached_property
+    def _critic_parameters(self) -> list[Tensor]:
+        return list(self.critics.parameters())
+
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        """The target policy and the target critics."""
+        return [(self.target_actor, self.model.actor), (self.target_critics, self.critics)]
+
+    def get_actor(self) -> Any:
+        """The policy, where it is trained, and what to explore with: random actions until it has learned something."""
+        actor = self.model.actor
+        actor.set_exploration({"noise": self.exploration_noise, "random": 0.0 if self.updates else 1.0})
+        return actor
+
+    def update_kind(self) -> Hashable:
+        """Whether the next one moves the policy too."""
+        return (self.updates + 1) % self.policy_delay == 0
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        """One update of the critics, and every so often of the policy and the slow copies."""
+        self.updates += 1
+        metrics = self._update_critics(transitions)
+        if self.updates % self.policy_delay == 0:
+            metrics |= self._update_policy(transitions.obs)
+            self._update_targets()
+        return metrics
+
+    def _update_critics(self, t: Transitions) -> dict[str, Tensor]:
+        with torch.no_grad():
+            action = self.target_actor(t.next_obs)
+            next_action = smoothed_action(
+                action,
+                torch.randn_like(action),
+                self.target_noise,
+                self.target_noise_clip,
+                self.target_actor.low,
+                self.target_actor.high,
+            )
+            next_q_B = self.target_critics(t.next_obs, next_action).amin(dim=0)
+            target_B = td_target(t.reward_B, t.terminated_B, next_q_B, t.discount)
+        q_KB = self.critics(t.obs, t.action)
+        loss = critic_loss(q_KB, target_B, t.weight_B)
+        minimise(self.optimizer_critic, loss)
+        if t.weight_B is not None:
+            self.td_error_B = td_error(q_KB, target_B)
+        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
+
+    def _update_policy(self, obs: Any) -> dict[str, Tensor]:
+        # Gradients go through the critic to the action, not into it.
+        with held(self._critic_parameters):
+            loss = deterministic_policy_loss(self.critics(obs, self.model.actor(obs))[0])
+            minimise(self.optimizer_actor, loss)
+        return {"loss_actor": loss.detach()}

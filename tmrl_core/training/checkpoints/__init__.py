@@ -1,0 +1,1 @@
+"""Checkpoints: captured state, files and the store of a run."""

@@ -1,0 +1,171 @@
+"""One checkpoint: complete and atomic; what it is on the disk, how it is written and read.
+
+    checkpoint/
+      12/ 13/                  one folder per checkpoint
+        manifest.json          what belongs to it, with sizes and checksums; and a checksum of itself
+        state.json             the tree of `tmrl_core.training.checkpoints.state`
+        arrays.safetensors     its arrays
+      replay/
+        rows-....seg           replay rows (`row_files.py`), shared by the checkpoints that need them
+
+A checkpoint is written to a folder with another name, flushed to the disk and renamed, so that a folder with a number
+as its name is whole, or was damaged later; checksums tell. A memory on disk has written its rows itself: a checkpoint
+says how many there were, and when it is loaded, what the memory's folder says of rows, marks and samples counts;
+networks, optimizers and the rest come from the checkpoint. The checkpoints of a run are kept by store.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.samples import encode_value
+from tmrl_core.training.checkpoints.files import (
+    FORMAT,
+    flush_folder,
+    parse_safetensors,
+    parse_state,
+    read_file,
+    read_manifest,
+    safetensors_parts,
+    write_file,
+    write_manifest,
+)
+from tmrl_core.training.checkpoints.rows import read_rows
+from tmrl_core.training.checkpoints.state import Captured, capture, restore
+
+logger = logging.getLogger(__name__)
+
+
+def delivery_note(training: Any) -> bytes:
+    """Where the streams of samples stood: goes into the files of rows too, so that these speak for themselves."""
+    marks = getattr(training, "delivery", {}).get("marks", {})
+    return encode_value({"marks": {stream: list(mark) for stream, mark in marks.items()}})
+
+
+def flush_memory(training: Any) -> None:
+    """Have a memory on disk be as safe from its machine's end as the checkpoint that refers to it."""
+    flush = getattr(getattr(training, "memory", None), "flush", None)
+    if flush is not None:
+        try:
+            flush()
+        except StorageError as exc:
+            logger.warning("%s", exc)
+
+
+def facts_of(training: Any) -> dict[str, Any]:
+    """How far it is, for whoever looks into a manifest."""
+    names = {
+        "epoch": "epoch",
+        "updates": "total_updates",
+        "samples": "total_samples",
+    }
+    return {name: getattr(training, attribute, None) for name, attribute in names.items()}
+
+
+def write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> None:
+    """Write a whole checkpoint's folder under another name, then rename it."""
+    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        files = {
+            "state.json": write_file(temporary / "state.json", [json.dumps(captured.tree).encode()]),
+            "arrays.safetensors": write_file(temporary / "arrays.safetensors", safetensors_parts(captured.arrays)),
+        }
+        write_manifest(temporary, {"format": FORMAT, "files": files, **body})
+        flush_folder(temporary)
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.old")
+            folder.rename(old)
+            temporary.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            temporary.rename(folder)
+        flush_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def restore_checkpoint(training: Any, folder: Path, rows_folder: Path, *, drop_damaged: bool = False) -> dict[str, Any]:
+    """Fill `training` from a folder; returns its manifest.
+
+    Args:
+        training: as it was made for the one that was saved.
+        folder: of the checkpoint.
+        rows_folder: of the replay rows.
+        drop_damaged: go on without the replay rows up to the last one that is damaged.
+
+    Raises:
+        CheckpointError: something is cut short, damaged, missing, or does not fit `training`.
+    """
+    body = read_manifest(folder)
+    tree = parse_state(read_file(folder / "state.json", body["files"]["state.json"]), folder / "state.json")
+    arrays = parse_safetensors(
+        read_file(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
+    )
+    rows = {path: read_rows(entry, folder, rows_folder, drop_damaged) for path, entry in body["rows"].items()}
+    try:
+        restore(training, tree, arrays, rows)
+    except CheckpointError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as exc:
+        raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
+    follow_memory = getattr(training, "follow_memory", None)
+    if follow_memory is not None:
+        follow_memory()
+    return body
+
+
+def let_go(training: Any) -> None:
+    """Have a training object that is not used give back what only one can hold: its memory's folder."""
+    close = getattr(getattr(training, "memory", None), "close", None)
+    if close is not None:
+        close()
+
+
+def save_training(training: Any, folder: Path) -> None:
+    """Write a checkpoint that stands alone: a folder with all of it, replay rows included.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    captured = capture(training)
+    captured.warn(set())
+    flush_memory(training)
+    note, described, written = delivery_note(training), {}, []
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for path, rows in captured.rows.items():
+                name = f"rows-{uuid.uuid4().hex[:8]}.seg"
+                written.append((folder.with_name(f".{folder.name}-{name}"), name))
+                described[path] = rows.describe([{"file": name, "bytes": rows.write(written[-1][0], note)}])
+            if folder.exists() and not folder.is_dir():
+                raise CheckpointError(f"{folder} is a file; a checkpoint is a folder")
+            write_checkpoint(folder, captured, {"counter": 0, "score": None, "rows": described, **facts_of(training)})
+            for side, name in written:
+                side.rename(folder / name)
+                flush_folder(folder)
+        finally:
+            for side, _ in written:
+                side.unlink(missing_ok=True)
+    except (OSError, StorageError) as exc:
+        raise CheckpointError(f"the checkpoint {folder} cannot be written: {exc}") from exc
+
+
+def load_training(training: Any, folder: Path) -> None:
+    """Fill `training` from what `save_training` wrote, or from one numbered folder of a `CheckpointStore`.
+
+    Raises:
+        CheckpointError: it is missing, damaged or does not fit. Nothing was changed then.
+    """
+    body = read_manifest(folder)
+    names = [segment["file"] for described in body["rows"].values() for segment in described["segments"]]
+    shared = bool(names) and not (folder / names[0]).exists()
+    restore_checkpoint(training, folder, folder.parent / "replay" if shared else folder)

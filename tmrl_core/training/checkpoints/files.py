@@ -1,0 +1,229 @@
+"""The files of one checkpoint: written in slices and flushed, read only when sizes and checksums are right.
+
+Arrays are in the safetensors format, which other programs read too; everything else is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.training.memories.layout import Array
+
+FORMAT = 3
+"""Written; types in it have the names of `tmrl_core.training.checkpoints.type_ids`."""
+READABLE = (2, FORMAT)
+MANIFEST = "manifest.json"
+SLICE_BYTES = 1 << 20
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_NAMES = {tag: np.dtype(name) for name, tag in _DTYPES.items()}
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class _File(msgspec.Struct):
+    bytes: _Count
+    crc32: _Count
+
+
+class _RowsFile(msgspec.Struct):
+    # A plain name: what belongs to a checkpoint lies in its folder.
+    file: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
+    bytes: _Count
+
+
+class _Rows(msgspec.Struct):
+    start: _Count
+    stop: _Count
+    segments: list[_RowsFile]
+
+
+class _Manifest(msgspec.Struct):
+    """What is relied upon in a manifest."""
+
+    files: dict[Literal["state.json", "arrays.safetensors"], _File]
+    rows: dict[str, _Rows]
+    counter: _Count
+    score: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.files) != 2:
+            raise ValueError("it names not all files")
+        if any(rows.stop < rows.start for rows in self.rows.values()):
+            raise ValueError("its rows end before they begin")
+
+
+def flush_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut; Windows has no such call and needs none."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_file(path: Path, parts: Sequence[memoryview | bytes]) -> dict[str, int]:
+    """Write and flush a file in slices that release the interpreter's lock; return its size and checksum."""
+    crc = size = 0
+    with path.open("wb", buffering=0) as file:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), SLICE_BYTES):
+                piece = view[start : start + SLICE_BYTES]
+                while piece:
+                    written = file.write(piece)
+                    crc = zlib.crc32(piece[:written], crc)
+                    size += written
+                    piece = piece[written:]
+        os.fsync(file.fileno())
+    return {"bytes": size, "crc32": crc}
+
+
+def read_file(path: Path, expected: dict[str, int]) -> bytes:
+    """The content of a file that `write_file` wrote.
+
+    Raises:
+        CheckpointError: it is missing, cut short or damaged.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(f"{path} cannot be read: {exc}") from exc
+    if len(data) != expected["bytes"]:
+        raise CheckpointError(f"{path} is cut short: {len(data)} of {expected['bytes']} bytes")
+    if zlib.crc32(data) != expected["crc32"]:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    return data
+
+
+def safetensors_parts(arrays: dict[str, Array]) -> list[memoryview | bytes]:
+    """The parts of a safetensors file, without a copy of the arrays."""
+    entries: dict[str, Any] = {}
+    parts: list[memoryview | bytes] = []
+    offset = 0
+    for name, array in arrays.items():
+        tag = _DTYPES.get(array.dtype.name)
+        if tag is None:
+            raise CheckpointError(f"{name} is of {array.dtype}, which a checkpoint cannot hold.")
+        entries[name] = {
+            "dtype": tag,
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+        if array.nbytes:
+            parts.append(array.reshape(-1).view(np.uint8).data)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *parts]
+
+
+def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
+    """Arrays by name, as views of `data`; `path` is for the message.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if length > len(data) - 8:
+            raise ValueError("it is cut short within its head")
+        entries = json.loads(data[8 : 8 + length])
+        arrays = {}
+        for name, entry in entries.items():
+            begin, end = map(int, entry["data_offsets"])
+            dtype = _NAMES[entry["dtype"]]
+            shape = tuple(map(int, entry["shape"]))
+            size = math.prod(shape)
+            if min(begin, 0, *shape) < 0 or end - begin != size * dtype.itemsize or 8 + length + end > len(data):
+                raise ValueError(f"{name} cannot lie where its entry says")
+            # An empty one may end where the file does, where no view of it begins.
+            values = np.frombuffer(data, dtype, size, 8 + length + begin) if size else np.empty(0, dtype)
+            arrays[name] = values.reshape(shape)
+        return arrays
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+        raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
+
+
+def parse_state(data: bytes, path: Path) -> dict[str, Any]:
+    """The tree of `tmrl_core.training.checkpoints.state`; `path` is for the message.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} does not hold what its manifest says: it is a {type(tree).__name__}")
+    return tree
+
+
+def write_manifest(folder: Path, body: dict[str, Any]) -> None:
+    """Write a checkpoint's manifest, with a checksum of itself."""
+    text = json.dumps(body, sort_keys=True)
+    whole = json.dumps({"body": body, "crc32": zlib.crc32(text.encode())}, sort_keys=True, indent=1)
+    write_file(folder / MANIFEST, [whole.encode()])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint's folder holds.
+
+    Raises:
+        CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
+    """
+    path = folder / MANIFEST
+    try:
+        whole = json.loads(path.read_bytes())
+        body: dict[str, Any] = whole["body"]
+        crc = whole["crc32"]
+        if not isinstance(body, dict):
+            raise TypeError(f"it holds a {type(body).__name__}")
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
+        advice = f". There are checkpoints in it: name one of them, such as {inside[-1]}" if inside else ""
+        raise CheckpointError(f"{folder} is no checkpoint: {MANIFEST} is missing there{advice}") from exc
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise CheckpointError(f"{path} is cut short or damaged: {exc}") from exc
+    if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    if body.get("format") not in READABLE:
+        raise CheckpointError(
+            f"{path} has format {body.get('format')!r}; this release reads formats {READABLE[0]} to {FORMAT}. Use the "
+            "release that wrote it, or a newer one."
+        )
+    if body["format"] == 2:
+        # It knew one memory at most.
+        body["rows"] = {} if body.get("rows") is None else {"memory": body["rows"]}
+    try:
+        # The checksum tells of damage, not of a manifest that somebody else has written.
+        msgspec.convert(body, _Manifest)
+    except msgspec.ValidationError as exc:
+        raise CheckpointError(f"{path} is no manifest: {exc}") from exc
+    return body

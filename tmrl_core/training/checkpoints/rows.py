@@ -1,0 +1,175 @@
+"""The replay rows of a checkpoint: ranges of a memory's rows in files of records, which checkpoints of a run share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.storage import SegmentFile
+from tmrl_core.training.checkpoints.files import flush_folder
+from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.memories.row_files import (
+    FORMAT_NAME,
+    RowFormat,
+    append_rows,
+    behind_damage,
+    gather_rows,
+    read_segment,
+)
+from tmrl_core.training.memories.rows import RowLease, RowMemory
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 << 20
+"""Size of a shared file of rows from which on a new one is begun, so that old rows can be removed."""
+
+
+class RowsError(CheckpointError):
+    """The replay rows of a checkpoint are damaged, missing, or other ones than its manifest says."""
+
+
+@dataclass
+class MemoryRows:
+    """Rows [start, stop) of a memory in RAM."""
+
+    memory: RowMemory
+    rings: list[Array]
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, memory: RowMemory) -> MemoryRows:
+        """Return all rows that a memory holds now."""
+        return cls(memory, list(memory.row_arrays), memory.written - len(memory), memory.written)
+
+    def describe(self, segments: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the manifest's entry for these rows, which are in these files."""
+        return {"start": self.start, "stop": self.stop, **RowFormat.of(self.rings).describe(), "segments": segments}
+
+    def create(self, path: Path) -> SegmentFile:
+        """Create a file for rows of this format."""
+        return SegmentFile.create(path, FORMAT_NAME, RowFormat.of(self.rings).describe())
+
+    def write(self, path: Path, note: bytes) -> int:
+        """Write them to a file of their own; return its size."""
+        with contextlib.closing(self.create(path)) as file:
+            append_rows(file, self.rings, self.start, self.stop, note)
+            file.flush()
+            return file.bytes
+
+
+class SharedRows:
+    """The files with one memory's rows, which the checkpoints of a run share.
+
+    Args:
+        folder: of the files.
+        described: the manifest's entry in the checkpoint from which the run goes on; None: the first checkpoint writes
+            all rows.
+
+    Attributes:
+        segments: the files' entries, oldest first; `stop` is the row after a file's last.
+        saved_until: the row after the last that is written.
+    """
+
+    def __init__(self, folder: Path, described: dict[str, Any] | None = None) -> None:
+        self.segments: list[dict[str, Any]] = [dict(entry) for entry in described["segments"]] if described else []
+        self.saved_until: int = described["stop"] if described else 0
+        self._folder = folder
+        self._open: Path | None = None
+
+    def write(self, rows: MemoryRows, lease: RowLease, note: bytes) -> dict[str, Any]:
+        """Append the rows that no file holds yet; return the manifest's entry.
+
+        Raises:
+            StorageError, OSError: they cannot be written; the files are as they were.
+        """
+        if rows.start > self.saved_until:
+            self.segments = []  # all that was written has left the memory since
+        self.segments = [entry for entry in self.segments if entry["stop"] > rows.start]
+        start = max(rows.start, self.saved_until)
+        if start < rows.stop:
+            self._append(rows, start, lease, note)
+        return rows.describe([dict(entry) for entry in self.segments])
+
+    def _append(self, rows: MemoryRows, start: int, lease: RowLease, note: bytes) -> None:
+        path = self._open
+        new = path is None or not self.segments or self.segments[-1]["bytes"] >= SEGMENT_BYTES
+        if path is None or new:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"rows-{start:014d}-{uuid.uuid4().hex[:8]}.seg"
+        # What an attempt that failed left behind it is cut off.
+        file = rows.create(path) if new else SegmentFile.open(path, good_bytes=self.segments[-1]["bytes"])
+        try:
+            with contextlib.closing(file):
+                append_rows(file, rows.rings, start, rows.stop, note, lease.advance)
+                file.flush()
+        except StorageError:
+            with suppress(OSError):
+                if new:
+                    path.unlink(missing_ok=True)
+                else:
+                    os.truncate(path, self.segments[-1]["bytes"])
+            raise
+        flush_folder(self._folder)
+        entry = {"file": path.name, "bytes": file.bytes, "stop": rows.stop}
+        self.segments = [*(self.segments if new else self.segments[:-1]), entry]
+        self._open = path
+        self.saved_until = rows.stop
+
+
+def read_rows(described: dict[str, Any], checkpoint: Path, folder: Path, drop_damaged: bool) -> list[Array]:
+    """Read the rows of one memory.
+
+    Args:
+        described: the manifest's entry.
+        checkpoint: folder of the checkpoint, for messages.
+        folder: of the files.
+        drop_damaged: go on without the rows up to the last one that is damaged.
+
+    Raises:
+        RowsError: rows are damaged or missing.
+    """
+    try:
+        return _read(described, checkpoint, folder, drop_damaged)
+    except CheckpointError as exc:
+        raise RowsError(str(exc)) from exc
+
+
+def _read(described: dict[str, Any], checkpoint: Path, folder: Path, drop_damaged: bool) -> list[Array]:
+    row_format = RowFormat.from_description(described, str(checkpoint / "manifest.json"))
+    start, stop = described["start"], described["stop"]
+    segments = []
+    for entry in described["segments"]:
+        path = folder / entry["file"]
+        try:
+            segment = read_segment(path, entry["bytes"], over_damage=drop_damaged)
+        except CheckpointError as exc:
+            if not drop_damaged:
+                raise
+            logger.warning("%s", exc)
+            continue
+        if segment.good_bytes < entry["bytes"]:
+            logger.warning("%s is cut short or damaged after byte %d of %d", path, segment.good_bytes, entry["bytes"])
+        segments.append(segment)
+    if drop_damaged:
+        first = behind_damage(segments, start, stop)
+        if first == stop > start:
+            raise CheckpointError("the newest replay rows are damaged too, so that none can be kept")
+        if first > start:
+            logger.warning(
+                "checkpoint %s: %d of %d transitions are let go, as some of them are damaged; training goes on with "
+                "the newest %d",
+                checkpoint,
+                first - start,
+                stop - start,
+                stop - first,
+            )
+            start = first
+    return gather_rows(segments, row_format, start, stop)

@@ -1,0 +1,318 @@
+"""What a run goes on from: its checkpoints, in the project's own format or in another one, and who may write them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tmrl_core.config.resuming import FIRST, Change, changes_since, in_force, plain
+from tmrl_core.errors import CheckpointError, ConfigError, FolderLockedError, StorageError
+from tmrl_core.storage.lock import FolderLock
+
+if TYPE_CHECKING:
+    from tmrl_core.config import Config
+    from tmrl_core.training.checkpoints.store import CheckpointStore
+
+logger = logging.getLogger(__name__)
+
+
+class RunCheckpoints:
+    """The checkpoints of one run.
+
+    Args:
+        path: folder of checkpoints, or the file of a format of one's own; None: there are none.
+        config: the configuration.
+        make: makes a new training object.
+        dump: `(training, path)` writes a checkpoint; None: the project's own format, or the training object's `save`
+            where that is its own.
+        load: `(path) -> training` reads it.
+        updater: `(training) -> training`, called after a checkpoint was loaded.
+        configured: the training object is made of the configuration, so that checkpoints hold it, and what has changed
+            since is looked at.
+        clock: seconds.
+
+    Attributes:
+        asked: set it, from any thread, to have one written when the loop rests next.
+        in_force: the configuration, with the checkpoint's value where only that matters.
+        locked: whether the folder of the project's own format is kept from other trainers.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        config: Config,
+        make: Callable[[], Any],
+        dump: Callable[[Any, Path], None] | None = None,
+        load: Callable[[Path], Any] | None = None,
+        updater: Callable[[Any], Any] | None = None,
+        *,
+        configured: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = path
+        self.locked = False
+        self.asked = False
+        self.in_force = config
+        self._config = config
+        self._configured = configured
+        self._clock = clock
+        self._changes: list[Change] = []
+        self._first = False
+        """Nothing of this run is on the disk."""
+        self._written_at = 0.0
+        self._written: tuple[Any, Any] = (None, None)
+        self._make = make
+        self._dump = dump
+        self._load = load
+        self._updater = updater
+        self._store: CheckpointStore | None = None
+        self._lock: FolderLock | None = None
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        training: Any,
+        *,
+        score: float | None = None,
+        wait: bool = False,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Write a checkpoint, if there are any, and if there is something to go back to: samples were accepted.
+
+        The first one of a new run is waited for, and if it cannot be written the run is not to go on.
+
+        Args:
+            training: what is trained.
+            score: its latest evaluation's mean return.
+            wait: return when it is on the disk.
+            on_written: called once it is on the disk.
+
+        Returns:
+            Why it could not be written, as far as that is known already; empty otherwise.
+
+        Raises:
+            CheckpointError: the first one cannot be written; or one that was waited for, for another reason than its
+                disk.
+        """
+        first = self._first
+        if self.path is None or (first and _is_empty(training)):
+            return ""
+        self._written_at, self._written = self._clock(), _progress_of(training)
+        self._first = self.asked = False
+        if self._dump is None and not _has_own_format(training):
+            return self._save_to_store(training, score, wait or first, first, on_written)
+        if self._dump is not None:
+            self._dump(training, self.path)
+        else:
+            training.save(self.path)
+        on_written()
+        return ""
+
+    def _save_to_store(
+        self, training: Any, score: float | None, wait: bool, first: bool, on_written: Callable[[], None]
+    ) -> str:
+        store = self._the_store()
+        failures = store.failures
+        try:
+            store.save(training, score=score, wait=wait, on_written=on_written)
+        except CheckpointError as exc:
+            if first or wait:
+                raise
+            logger.exception("no checkpoint after epoch %s; training goes on", training.epoch)
+            return str(exc)
+        if store.failures == failures:
+            return ""
+        if first:
+            raise CheckpointError(f"the first checkpoint cannot be written to {store.root}: {store.last_error}")
+        return store.last_error if wait else ""
+
+    def due(self, training: Any) -> bool:
+        """Return True when one is to be written between epochs: the first one, one that was asked for, or by time."""
+        if self.path is None:
+            return False
+        if self._first or self.asked:
+            empty = self._first and _is_empty(training)
+            if empty and self.asked:
+                logger.info("no checkpoint is written: no sample has been accepted yet")
+                self.asked = False
+            return not empty
+        every_s, store = self._config.checkpoint.every_s, self._store
+        # A format of one's own may take long, and not hold what stands in the middle of an epoch.
+        return (
+            every_s is not None
+            and store is not None
+            and self._clock() - self._written_at >= every_s
+            and not store.busy
+            and self._written != _progress_of(training)
+        )
+
+    def write_apart(self, training: Any, path: Path) -> None:
+        """Write a checkpoint that stands alone to another place.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self._dump is not None:
+            self._dump(training, path)
+        else:
+            training.save(path)
+
+    def _the_store(self) -> CheckpointStore:
+        from tmrl_core.training.checkpoints.store import CheckpointStore
+
+        if self._store is None:
+            assert self.path is not None
+            settings = self._config.checkpoint
+            self._lock_folder(self.path)
+            self._store = CheckpointStore(
+                self.path, settings.keep_last, settings.keep_best, plain(self._config) if self._configured else None
+            )
+        return self._store
+
+    def _lock_folder(self, path: Path) -> None:
+        """Keep other trainers from this run's checkpoints: each would remove what the other has written.
+
+        Raises:
+            FolderLockedError: another trainer has them.
+        """
+        if self._lock is None and self.locked:
+            try:
+                self._lock = FolderLock(path, "this run's checkpoints")
+            except FolderLockedError:
+                raise
+            except StorageError as exc:
+                # A folder without locks, as clusters have them, holds checkpoints all the same.
+                logger.warning("see that no other trainer uses %s: %s", path, exc)
+
+    def unlock(self) -> None:
+        """Finish what is being written, and let other trainers have the folder."""
+        self.locked = False
+        if self._lock is not None:
+            if self._store is not None:
+                self._store.close(60.0)
+                self._store = None
+            self._lock.close()
+            self._lock = None
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        if self._store is not None:
+            self._store.close(60.0)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def make_or_load(self) -> tuple[Any, bool]:
+        """The training object, and whether it is new.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used; or none can be written.
+            FolderLockedError: another trainer has them.
+        """
+        path = self.path
+        loaded = made = None
+        if path is not None and path.exists():
+            if self._load is not None:
+                loaded = self._load(path)
+            elif self._dump is not None or (path.is_file() or (path / "manifest.json").exists()):
+                loaded = self.read(path)
+            else:
+                loaded = self._restore()
+                if loaded is None:
+                    made = self._make()
+                    if _has_own_format(made):
+                        made.load(path)
+                        loaded = made
+        self._written_at = self._clock()
+        if loaded is None:
+            made = made or self._make()
+            _say_what_is_kept(made)
+            self._first = True
+            if path is not None and self._dump is None and not _has_own_format(made):
+                self._the_store().check_writable()
+            return made, True
+        if self._updater is not None:
+            loaded = self._updater(loaded)
+        return loaded, False
+
+    def _restore(self) -> Any:
+        """The training object of the newest checkpoint; None: there is none.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used.
+        """
+        try:
+            loaded = self._the_store().restore(
+                self._make, drop_damaged=self._config.checkpoint.drop_damaged, agree=self._agree
+            )
+        except CheckpointError as exc:
+            if not self._changes:
+                raise
+            raise CheckpointError(f"{exc} Changed since: {'; '.join(map(str, self._changes))}.") from exc
+        for change in self._changes if loaded is not None else ():
+            reason = change.reason(FIRST)
+            if reason is None:
+                logger.info("%s, which takes effect", change)
+            else:
+                logger.warning("%s: the checkpoint's value stays in force, as %s", change, reason)
+        if loaded is not None and self._configured:
+            self._the_store().configuration = plain(self.in_force)
+        return loaded
+
+    def _agree(self, stored: Mapping[str, Any]) -> None:
+        """Compare the configuration of a checkpoint with today's.
+
+        Raises:
+            CheckpointError: a key has changed that may not.
+        """
+        if not self._configured:
+            return
+        self._changes = changes_since(stored, self._config)
+        fixed = [f"{change} ({change.fixed})" for change in self._changes if change.fixed]
+        if fixed:
+            raise CheckpointError(f"it cannot go on with {'; '.join(fixed)}")
+        try:
+            self.in_force = in_force(stored, self._config)
+        except ConfigError as exc:
+            raise CheckpointError(f"the configuration in its manifest is none: {exc}") from exc
+
+    def read(self, path: Path) -> Any:
+        """The training object of a checkpoint that stands alone.
+
+        Raises:
+            CheckpointError: it is damaged, or belongs to another configuration.
+        """
+        if self._load is not None:
+            return self._load(path)
+        training = self._make()
+        training.load(path)
+        return training
+
+
+def _progress_of(training: Any) -> tuple[Any, Any]:
+    """Return counters that have grown if another checkpoint would hold more than the last one."""
+    return getattr(training, "total_updates", None), getattr(training, "total_samples", None)
+
+
+def _is_empty(training: Any) -> bool:
+    """Return True when no sample was accepted; a user's training object need not count samples."""
+    return training.epoch == 0 and getattr(training, "total_samples", None) == 0
+
+
+def _has_own_format(training: Any) -> bool:
+    from tmrl_core.training.loops.offline import TrainingOffline
+
+    return getattr(type(training), "save", None) is not TrainingOffline.save
+
+
+def _say_what_is_kept(training: Any) -> None:
+    memory: Any = getattr(training, "memory", None)
+    if getattr(memory, "recorded", None) is not None:
+        logger.info(
+            "there is no checkpoint; training begins anew, with %d transitions of the memory on disk (%d samples)",
+            len(memory),
+            training.total_samples,
+        )

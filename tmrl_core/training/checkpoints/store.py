@@ -1,0 +1,324 @@
+"""The checkpoints of one run: written beside training, a few kept, the newest good one found again.
+
+The training thread only copies the state; a thread of its own writes it, and the replay rows straight out of the
+memory, whose appends wait in the rare case that they would overwrite rows not yet written (`RowLease`). Rows that an
+earlier checkpoint has written are referred to, not written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.training.checkpoints.checkpoint import (
+    delivery_note,
+    facts_of,
+    flush_memory,
+    let_go,
+    restore_checkpoint,
+    write_checkpoint,
+)
+from tmrl_core.training.checkpoints.files import read_manifest
+from tmrl_core.training.checkpoints.rows import RowsError, SharedRows
+from tmrl_core.training.checkpoints.state import Captured, capture
+from tmrl_core.training.memories.rows import RowLease
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Snapshot:
+    counter: int
+    captured: Captured
+    leases: dict[str, RowLease]
+    note: bytes
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in one folder.
+
+    `save` copies the state and returns; a thread writes. A `save` that comes while the one before is still being
+    written waits for it, so that at most one copy is held.
+
+    Args:
+        root: the folder; made when the first checkpoint is written.
+        keep_last: how many of the newest are kept.
+        keep_best: keep the one with the highest score too.
+        configuration: that the training object was made of, as plain values; written into each checkpoint.
+
+    Attributes:
+        failures: how many checkpoints could not be written.
+        last_error: why the last one could not, in words; empty after one that could.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        keep_last: int = 2,
+        keep_best: bool = True,
+        configuration: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.configuration = configuration
+        self.root = Path(root)
+        self.rows_folder = self.root / "replay"
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.failures = 0
+        self.last_error = ""
+        self.last_write_s = 0.0
+        self._counter: int | None = None
+        self._rows: defaultdict[str, SharedRows] = defaultdict(partial(SharedRows, self.rows_folder))
+        """By the memory's path."""
+        self._thread: threading.Thread | None = None
+        self._defect: BaseException | None = None
+        self._told: set[str] = set()
+        """Paths of skipped values that a warning has already named."""
+
+    def counters(self) -> list[int]:
+        """Numbers of the checkpoints that are there, ascending."""
+        if not self.root.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in self.root.iterdir() if entry.name.isdecimal() and entry.is_dir())
+
+    # --- writing ---
+
+    def save(
+        self,
+        training: Any,
+        *,
+        score: float | None = None,
+        wait: bool = False,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Checkpoint `training` as it is now.
+
+        A disk that is full, or otherwise fails, leaves the checkpoints that are there as they are, and a warning, each
+        time.
+
+        Args:
+            training: not changed.
+            score: its latest evaluation's mean return, for `keep_best`.
+            wait: return when it is on the disk.
+            on_written: called, in the thread that writes, once it is on the disk.
+
+        Returns:
+            The checkpoint's number.
+
+        Raises:
+            CheckpointError: writing the one before failed by a defect of ours.
+        """
+        self.wait()
+        if self._defect is not None:
+            raise CheckpointError("an earlier checkpoint could not be written") from self._defect
+        captured = capture(training)
+        captured.warn(self._told)
+        flush_memory(training)
+        if self._counter is None:
+            self._counter = max(self.counters(), default=0)
+        self._counter += 1
+        snapshot = _Snapshot(
+            counter=self._counter,
+            captured=captured,
+            leases={path: rows.memory.lease_rows(self._rows[path].saved_until) for path, rows in captured.rows.items()},
+            note=delivery_note(training),
+            body={
+                "counter": self._counter,
+                "score": score,
+                "written_at_s": time.time(),
+                "configuration": self.configuration,
+                **facts_of(training),
+            },
+        )
+        self._thread = threading.Thread(
+            target=self._work, args=(snapshot, on_written), name="tmrl-checkpoint", daemon=True
+        )
+        self._thread.start()
+        if wait:
+            self.wait()
+        return snapshot.counter
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is being written; False when the time is over."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
+    close = wait
+
+    @property
+    def busy(self) -> bool:
+        """True: a checkpoint is being written, so that `save` would wait."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def check_writable(self) -> None:
+        """See that files can be written there.
+
+        Raises:
+            CheckpointError: they cannot.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.root).close()
+        except OSError as exc:
+            raise CheckpointError(
+                f"no checkpoint can be written to {self.root}: {exc.strerror or exc}. Set checkpoint.path to a folder "
+                "that can be written to."
+            ) from exc
+
+    def _work(self, snapshot: _Snapshot, on_written: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        try:
+            self._write(snapshot)
+            self._prune()
+            self.last_error = ""
+            on_written()
+        except (OSError, StorageError) as exc:
+            self.failures += 1
+            self.last_error = str(exc)
+            logger.warning(
+                "checkpoint %d could not be written to %s: %s. The ones before are untouched and training goes on; "
+                "make room, the next one is tried as planned.",
+                snapshot.counter,
+                self.root,
+                str(exc).rstrip("."),
+            )
+        except Exception as exc:
+            self.failures += 1
+            self.last_error = repr(exc)
+            self._defect = exc
+            logger.exception("checkpoint %d could not be written", snapshot.counter)
+        finally:
+            for lease in snapshot.leases.values():
+                lease.release()
+            self.last_write_s = time.perf_counter() - started
+
+    def _write(self, snapshot: _Snapshot) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        described = {
+            path: self._rows[path].write(rows, snapshot.leases[path], snapshot.note)
+            for path, rows in snapshot.captured.rows.items()
+        }
+        write_checkpoint(self.root / str(snapshot.counter), snapshot.captured, {**snapshot.body, "rows": described})
+        logger.debug("checkpoint %d is written", snapshot.counter)
+
+    def _prune(self) -> None:
+        """Remove the checkpoints that are not to be kept, and rows that none needs."""
+        bodies: dict[int, dict[str, Any]] = {}
+        for counter in self.counters():
+            with suppress(CheckpointError):
+                bodies[counter] = read_manifest(self.root / str(counter))
+        keep = set(sorted(bodies)[-self.keep_last :])
+        scored = {counter: body["score"] for counter, body in bodies.items() if body["score"] is not None}
+        if self.keep_best and scored:
+            keep.add(max(scored, key=lambda counter: (scored[counter], counter)))
+        for entry in self.root.iterdir():
+            ours = (entry.name.isdecimal() and int(entry.name) not in keep) or entry.suffix in (".tmp", ".old")
+            if ours and entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+        needed = {
+            segment["file"]
+            for counter in keep
+            for described in bodies[counter]["rows"].values()
+            for segment in described["segments"]
+        }
+        needed |= {segment["file"] for rows in self._rows.values() for segment in rows.segments}
+        if self.rows_folder.is_dir():
+            for file in self.rows_folder.glob("rows-*.seg"):
+                if file.name not in needed:
+                    file.unlink(missing_ok=True)
+
+    # --- reading ---
+
+    def restore(
+        self,
+        make: Callable[[], T],
+        *,
+        drop_damaged: bool = False,
+        agree: Callable[[Mapping[str, Any]], None] = lambda configuration: None,
+    ) -> T | None:
+        """A training object as the newest good checkpoint has it, or None when there is no checkpoint.
+
+        Each attempt fills a fresh object, so that none is ever half loaded. All checkpoints of a memory in RAM share
+        the files of replay rows, so that damage there may spoil each of them.
+
+        Args:
+            make: makes the training object as it was made for the one that was saved.
+            drop_damaged: where no checkpoint is whole, take the newest of which only older replay rows are damaged,
+                and let go of the rows up to the damage, with a warning.
+            agree: called with the configuration that a checkpoint was written with, if it says so; raises
+                CheckpointError where it does not fit this one.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be used; the message says why of each.
+        """
+        self.wait()
+        reasons: list[tuple[int, CheckpointError]] = []
+        training = self._restore(make, agree, reasons)
+        if training is None and drop_damaged and any(isinstance(exc, RowsError) for _, exc in reasons):
+            training = self._restore(make, agree, reasons, drop_damaged=True)
+        if training is None and reasons:
+            raise CheckpointError(
+                f"no checkpoint in {self.root} can be used ({_joined(reasons)}). Choose another run.name, or move the "
+                "folder away to begin anew."
+                + (
+                    " To go on without the replay rows up to those that are damaged, set checkpoint.drop_damaged: true."
+                    if not drop_damaged and any(isinstance(exc, RowsError) for _, exc in reasons)
+                    else ""
+                )
+            )
+        return training
+
+    def _restore(
+        self,
+        make: Callable[[], T],
+        agree: Callable[[Mapping[str, Any]], None],
+        reasons: list[tuple[int, CheckpointError]],
+        *,
+        drop_damaged: bool = False,
+    ) -> T | None:
+        for counter in reversed(self.counters()):
+            folder = self.root / str(counter)
+            training = make()
+            try:
+                agree(read_manifest(folder).get("configuration") or {})
+                body = restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
+            except CheckpointError as exc:
+                reasons.append((counter, exc))
+                let_go(training)
+                continue
+            # Files that are damaged get no company: the next checkpoint writes all rows anew.
+            self._rows.clear()
+            if not drop_damaged:
+                self._rows.update(
+                    {path: SharedRows(self.rows_folder, described) for path, described in body["rows"].items()}
+                )
+            for unusable, reason in reasons:
+                logger.warning("checkpoint %d cannot be used: %s", unusable, reason)
+            logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))
+            return training
+        return None
+
+
+def _joined(reasons: list[tuple[int, CheckpointError]]) -> str:
+    """Why checkpoints cannot be used, each reason once."""
+    numbers: dict[str, list[str]] = {}
+    for counter, exc in reasons:
+        numbers.setdefault(str(exc).rstrip("."), []).append(str(counter))
+    return "; ".join(f"{' and '.join(counters)}: {reason}" for reason, counters in numbers.items())

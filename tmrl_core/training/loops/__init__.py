@@ -1,0 +1,1 @@
+"""Training loops, evaluation and the rate limiter."""

@@ -1,0 +1,194 @@
+"""Evaluations: deterministic episodes of fixed seeds, played by one worker with a policy of at least some version.
+
+An `Evaluator` opens nothing and waits for nothing: it is told of episode records and of the workers that are there, and
+says through `ask` what is wanted of whom.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tmrl_core.networking.protocol.messages import Evaluation, Version
+from tmrl_core.samples import EpisodeRecord
+
+logger = logging.getLogger(__name__)
+
+Ask = Callable[[Evaluation, bytes], None]
+"""Tells the worker of a stream to play an evaluation."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """A finished evaluation.
+
+    Args:
+        id: its number.
+        version: the policy had at least this version.
+        updates: gradient steps when it was asked for.
+        returns: undiscounted return of each episode, in the order of the seeds.
+        lengths: steps of each episode.
+        worker: who played it.
+        metrics: of each episode.
+    """
+
+    id: int
+    version: Version
+    updates: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    worker: str
+    metrics: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """The evaluation's return: the mean over its episodes."""
+        return mean_of(self.returns)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the returns; NaN where one is not finite."""
+        return statistics.pstdev(self.returns) if all(map(math.isfinite, self.returns)) else math.nan
+
+
+def mean_of(returns: Sequence[float]) -> float:
+    """The mean of at least one number, which workers choose: infinite or NaN where theirs is, or does not fit."""
+    try:
+        return statistics.fmean(returns)
+    except (OverflowError, ValueError):  # of sums that are too large, and of infinities of both signs
+        with np.errstate(all="ignore"):
+            return float(np.mean(returns))
+
+
+@dataclass
+class _Open:
+    evaluation: Evaluation
+    updates: int
+    stream: bytes
+    records: dict[int, EpisodeRecord]
+
+
+class Evaluator:
+    """Asks workers for evaluations, one at a time, and gathers what they play.
+
+    The worker is chosen once and stays; when it leaves, or plays no episode for a long time (an expert never does), the
+    evaluation is asked of another one, from its beginning, so that one evaluation is played by one worker.
+
+    Args:
+        episodes: in one evaluation.
+        first_seed: seeds are first_seed, first_seed + 1, ...
+        every_updates: an evaluation every so many updates; 0: only those that `start` begins.
+        ask: tells a worker.
+        patience_s: seconds without an episode after which another worker is asked; doubles each time, since episodes
+            may simply be long.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        episodes: int,
+        first_seed: int,
+        every_updates: int,
+        ask: Ask,
+        patience_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.seeds = tuple(range(first_seed, first_seed + episodes))
+        self.every_updates = every_updates
+        self.next_id = 1
+        self.due_updates = every_updates
+        self.results: list[EvaluationResult] = []
+        self._ask = ask
+        self._patience_s = patience_s
+        self._clock = clock
+        self._heard_s = clock()
+        self._worker: bytes | None = None
+        self._open: _Open | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an evaluation is being played, or waits for a worker that can."""
+        return self._open is not None
+
+    @property
+    def latest(self) -> EvaluationResult | None:
+        """The newest finished one."""
+        return self.results[-1] if self.results else None
+
+    def start(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
+        """Begin an evaluation now; one that is open is given up.
+
+        Args:
+            updates: gradient steps so far.
+            version: the policy to play is at least this one.
+            members: streams of the workers that are there, in a stable order.
+        """
+        self._open = _Open(Evaluation(self.next_id, self.seeds, version), updates, b"", {})
+        self._assign(members)
+
+    def poll(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
+        """Begin an evaluation that is due, and find another worker for an open one whose worker has left."""
+        if self._open is None:
+            if self.every_updates and updates >= self.due_updates and version != (0, 0):
+                self.due_updates = updates - updates % self.every_updates + self.every_updates
+                self.start(updates, version, members)
+        elif self._open.stream not in members:
+            self._assign(members)
+        elif self._clock() - self._heard_s >= self._patience_s:
+            self._heard_s = self._clock()
+            if len(members) > 1:
+                self._patience_s *= 2
+                self._worker = members[(members.index(self._open.stream) + 1) % len(members)]
+                self._assign(members)
+
+    def _assign(self, members: Sequence[bytes]) -> None:
+        current = self._open
+        assert current is not None
+        if self._worker not in members:
+            self._worker = members[0] if members else None
+        if self._worker is None:
+            current.stream = b""
+            return
+        # A number of its own, so that episodes of an attempt that was given up are not taken for this one's; and one
+        # that no earlier process of this run has used, since workers remember what they have played.
+        self.next_id = max(self.next_id, 1000 * current.evaluation.version[0] + 1)
+        current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
+        current.stream, current.records = self._worker, {}
+        self.next_id += 1
+        self._heard_s = self._clock()
+        self._ask(current.evaluation, self._worker)
+
+    def take(self, records: Iterable[EpisodeRecord]) -> EvaluationResult | None:
+        """Take episode records; returns the evaluation that they complete, if they do.
+
+        An episode that the environment ended is not counted; the worker plays it again.
+        """
+        current = self._open
+        if current is None:
+            return None
+        for record in records:
+            if record.evaluation != current.evaluation.id or record.seed is None or record.end == "aborted":
+                continue
+            current.records[record.seed] = record
+            self._heard_s = self._clock()
+        if any(seed not in current.records for seed in self.seeds):
+            return None
+        played = [current.records[seed] for seed in self.seeds]
+        result = EvaluationResult(
+            id=current.evaluation.id,
+            version=current.evaluation.version,
+            updates=current.updates,
+            returns=tuple(record.episode_return for record in played),
+            lengths=tuple(record.length for record in played),
+            worker=played[0].worker,
+            metrics=tuple(record.metrics for record in played),
+        )
+        self.results.append(result)
+        self._open = None
+        return result

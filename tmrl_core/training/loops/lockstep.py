@@ -1,0 +1,281 @@
+"""The training loop in lockstep: publish version v, have exactly so much collected with it, train on that, publish v+1.
+
+A round of training is a round of collection, and one call of the agent's `train` with all of it. The workers rest while
+the trainer trains, and the other way round. What a worker brings of another version is discarded, counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics as stats
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.training.agent import TimesUpdates
+from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.loops.evaluation import mean_of
+from tmrl_core.training.loops.lockstep_round import Round
+from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.round_memory import RoundMemory
+from tmrl_core.training.loops.round_statistics import RoundStatistics
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""Longest wait in seconds before it looks again who is there."""
+
+
+class TrainingLockstep(TrainingOffline):
+    """On-policy training: each round trains on exactly what was collected with the version that it trains.
+
+    Of the parameters of `TrainingOffline`, those about ratios, intervals and stale samples say nothing here, and there
+    is no replay memory.
+
+    Args:
+        env_cls: makes the environment whose spaces count; or a pair (observation space, action space).
+        memory_cls: not used.
+        training_agent_cls: `(observation_space=, action_space=, device=)` makes the agent; its `train` gets a whole
+            round, as `RoundMemory.batch` returns it, and may say in the metric `updates` how many updates it made.
+        epochs: how many; a Trainer writes a checkpoint after each.
+        rounds: rounds in an epoch; each publishes a version, and gives one row of statistics.
+        steps: not used.
+        steps_per_round: environment steps of all workers together in a round, without resets.
+        episodes_per_round: whole episodes instead.
+        grace_s: seconds after which a share of a round is taken from a worker that has gone, says nothing, or is not
+            done so long after the first that is; others get it.
+        min_workers: the first round that this process collects begins once so many workers are there.
+        seed: mixed with the number of the round into the seed of each worker's first episode; None: workers go by
+            their own.
+        clock: seconds.
+        kwargs: as for `TrainingOffline`.
+
+    Raises:
+        ConfigError: not exactly one of `steps_per_round` and `episodes_per_round` is given.
+    """
+
+    type_id = "lockstep"
+    type_version = 1
+
+    transient: ClassVar[frozenset[str]] = frozenset(
+        {
+            "steps_per_round",
+            "episodes_per_round",
+            "grace_s",
+            "min_workers",
+            "_begun",
+            "seed",
+            "clock",
+            "suspended",
+            "_seeded",
+            "_lacks",
+        }
+    )
+
+    def __init__(
+        self,
+        env_cls: Any,
+        memory_cls: Callable[..., Any] | None = None,
+        training_agent_cls: Callable[..., Any] | None = None,
+        epochs: int = 10,
+        rounds: int = 50,
+        steps: int = 1,
+        *args: Any,
+        steps_per_round: int | None = None,
+        episodes_per_round: int | None = None,
+        grace_s: float = 30.0,
+        min_workers: int = 1,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **kwargs: Any,
+    ) -> None:
+        if training_agent_cls is None:
+            raise ConfigError("training_agent_cls is missing: what is to be trained?")
+        if (steps_per_round is None) == (episodes_per_round is None):
+            raise ConfigError(
+                "trainer.lockstep: set one of steps_per_round and episodes_per_round, the other one to null; found "
+                f"{steps_per_round} and {episodes_per_round}"
+            )
+        self.steps_per_round = steps_per_round
+        self.episodes_per_round = episodes_per_round
+        self.grace_s = grace_s
+        self.min_workers = min_workers
+        self.seed = seed
+        self.clock = clock
+        self.rounds_done = 0
+        """Rounds trained since the run began."""
+        self.redistributed = 0
+        """Steps or episodes that were taken from stragglers, and given to others."""
+        self.suspended: set[bytes] = set()
+        """Streams that lost a share and have sent nothing since."""
+        self._begun = False
+        """Whether a round was collected in this process."""
+        self._lacks = ""
+        self._seeded: set[bytes] = set()
+        super().__init__(
+            env_cls,
+            lambda nb_steps, device: RoundMemory(device, clock),
+            training_agent_cls,
+            epochs,
+            rounds,
+            steps,
+            *args,
+            **kwargs,
+        )
+        if isinstance(self.agent, TimesUpdates):
+            self.agent.after_update = lambda seconds: self._threads.note(1, seconds)
+
+    @property
+    def versions_before(self) -> int:
+        """As many as there were: each round publishes a policy of its own."""
+        return int(self.delivery["counter"])
+
+    def _begin(self, interface: TrainingInterface) -> None:
+        self.published = True  # each round publishes its policy itself
+        super()._begin(interface)
+
+    def _run_round(self, interface: TrainingInterface) -> bool:
+        statistics = self.statistics = RoundStatistics()
+        interface.rest()
+        with interface.whole_round():
+            interface.broadcast_model(self.agent.get_actor())
+            self.delivery["counter"] = interface.version[1]
+            # An evaluation that is due is asked for before anything is to be collected: it is played first.
+            interface.report(self._progress())
+            self.update_buffer(interface)
+            started = time.perf_counter()
+            done = self._collect(interface)
+            statistics.idle_s += time.perf_counter() - started
+            if not done:
+                return False
+            self._train()
+        interface.report(self._progress())
+        return True
+
+    # --- collection ---------------------------------------------------------------------------------------------------
+
+    def _collect(self, interface: TrainingInterface) -> bool:
+        """Until the round is complete; False: it was stopped before."""
+        memory: RoundMemory = self.memory
+        round_ = self._begin_round(interface.version)
+        try:
+            while not interface.stopping:
+                if interface.version != round_.version:
+                    # Somebody knew a higher incarnation than this trainer's: the policy has another version now.
+                    self._cancel(interface, round_)
+                    round_ = self._begin_round(interface.version)
+                self.update_buffer(interface)
+                if round_.complete:
+                    return True
+                workers = interface.workers()
+                self._begun = self._begun or len(workers) >= self.min_workers
+                for stream, what in round_.poll(workers if self._begun else (), self.clock(), interface.says_done):
+                    interface.collect(what, stream)
+                self._say_lack(interface, round_, len(workers))
+                interface.wait(min(LOOK_S, self.sleep_between_buffer_retrieval_attempts))
+            self._cancel(interface, round_)
+            memory.round = None
+            return False
+        finally:
+            self._lacks = self._waits_for = ""
+            self._count(round_)
+
+    def _begin_round(self, version: Version) -> Round:
+        round_ = Round(
+            self.rounds_done + 1,
+            version,
+            amount=self.steps_per_round or self.episodes_per_round or 0,
+            episodes=self.episodes_per_round is not None,
+            grace_s=self.grace_s,
+            suspended=self.suspended,
+            seed_of=self._seed_of,
+        )
+        self.memory.begin(round_)
+        return round_
+
+    def _cancel(self, interface: TrainingInterface, round_: Round) -> None:
+        """Nothing more of this round is wanted."""
+        for stream in round_.shares:
+            interface.collect(None, stream)
+        self._count(round_)
+
+    def _count(self, round_: Round) -> None:
+        """Add up what the round has counted; once."""
+        self.samples_stale += round_.late + round_.surplus
+        self.redistributed += round_.redistributed
+        if round_.stragglers:
+            logger.warning(
+                "round %d: %d %s were taken from %s and given to others",
+                round_.number,
+                round_.redistributed,
+                "episodes" if round_.in_episodes else "steps",
+                ", ".join(round_.stragglers),
+            )
+        round_.late = round_.surplus = round_.redistributed = 0
+        round_.stragglers = []
+
+    def _seed_of(self, stream: bytes, index: int) -> int | None:
+        """The seed of a stream's first episode for this trainer's process; afterwards it goes on as it began."""
+        if self.seed is None or stream in self._seeded:
+            return None
+        self._seeded.add(stream)
+        return int(np.random.SeedSequence([self.seed, self.rounds_done, index]).generate_state(1)[0] >> 1)
+
+    def _say_lack(self, interface: TrainingInterface, round_: Round, workers: int) -> None:
+        noun = "episodes" if round_.in_episodes else "steps"
+        lack = (
+            f"{round_.brought} of {round_.amount} {noun} of round {round_.number} have arrived, "
+            f"{workers} {'worker is' if workers == 1 else 'workers are'} there"
+            f"{'' if self._begun else f', trainer.lockstep.min_workers is {self.min_workers}'}"
+        )
+        if lack != self._waits_for:
+            self._lacks = self._waits_for = lack
+            interface.report(self._progress())
+
+    def _lacking(self) -> str:
+        return self._lacks
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        memory: RoundMemory = self.memory
+        statistics = self.statistics
+        before = time.perf_counter()
+        batch = memory.batch()
+        assert (memory.versions() == np.array(memory.round.version if memory.round else ())).all(), (
+            "a round holds samples of its version only"
+        )
+        sampled = time.perf_counter()
+        metrics = dict(self.agent.train(batch))
+        updates = int(metrics.pop("updates", 1))
+        skipped = int(metrics.pop("updates_skipped", 0))
+        rounds_skipped = self._bad.note(self.rounds_done + 1, metrics, batch, memory)
+        self.updates_skipped += skipped or rounds_skipped
+        statistics.add(metrics)
+        statistics.updates = updates
+        statistics.sampling_s += sampled - before
+        training_s = time.perf_counter() - sampled
+        statistics.training_s += training_s
+        if not isinstance(self.agent, TimesUpdates):
+            self._threads.note(updates, training_s)
+        self.total_updates += updates
+        self.rounds_done += 1
+
+    def _row(self) -> dict[str, Any]:
+        memory: RoundMemory = self.memory
+        returns = [episode_return for episode_return, _ in memory.episodes]
+        return {
+            **super()._row(),
+            "rounds": self.rounds_done,
+            "episodes": len(returns),
+            "return_min": min(returns, default=math.nan),
+            "return_mean": mean_of(returns) if returns else math.nan,
+            "return_max": max(returns, default=math.nan),
+            "episode_length_mean": stats.fmean(length for _, length in memory.episodes) if returns else math.nan,
+            "redistributed": self.redistributed,
+        }

@@ -1,0 +1,615 @@
+"""The training loops: sample, update, publish, take what has arrived, hold the ratio."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import logging
+import math
+import pstats
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tmrl_core.errors import StorageError
+from tmrl_core.metrics import names
+from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.training.constructor_settings import constructed_settings
+from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.loops.episode_metrics import info_means
+from tmrl_core.training.loops.limiter import SamplesPerInsert
+from tmrl_core.training.loops.round_statistics import RoundStatistics
+from tmrl_core.training.loops.stale_samples import without_stale
+from tmrl_core.training.loops.storage_failures import Unwritten
+from tmrl_core.training.loops.threads import Threads
+from tmrl_core.training.loops.update_batching import UpdatesAtOnce
+from tmrl_core.training.memories.sample_schema import expect
+from tmrl_core.training.updates.skipped_updates import BadUpdates, indices_of
+
+logger = logging.getLogger(__name__)
+
+REASON_LENGTH = 300
+"""So much is said of why samples were refused."""
+
+TURN_LOOK_S = 0.01
+"""Seconds between two looks at whether it is this side's turn."""
+
+_SETTINGS = (
+    "env_cls",
+    "memory_cls",
+    "training_agent_cls",
+    "epochs",
+    "rounds",
+    "steps",
+    "update_model_interval",
+    "update_buffer_interval",
+    "max_training_steps_per_env_step",
+    "sleep_between_buffer_retrieval_attempts",
+    "profiling",
+    "agent_scheduler",
+    "start_training",
+    "device",
+    "max_policy_lag",
+    "max_bad_updates",
+    "bad_updates_folder",
+)
+
+
+class TrainingOffline:
+    """Off-policy training from a memory that fills while it trains.
+
+    Args:
+        env_cls: makes the environment whose spaces count; or a pair (observation space, action space).
+        memory_cls: `(nb_steps=, device=)` makes the memory.
+        training_agent_cls: `(observation_space=, action_space=, device=)` makes the TrainingAgent.
+        epochs: how many; a Trainer writes a checkpoint after each.
+        rounds: rounds in an epoch; each gives one row of statistics.
+        steps: updates in a round.
+        update_model_interval: updates between two published policies.
+        update_buffer_interval: updates between two looks for new samples.
+        max_training_steps_per_env_step: training waits while updates / samples received is above this (strictly: one
+            more update passes).
+        sleep_between_buffer_retrieval_attempts: longest wait in seconds before it looks again; arriving samples wake
+            it earlier.
+        profiling: log where each epoch's time went.
+        agent_scheduler: called as `(agent, epoch)` at each epoch's start.
+        start_training: samples received before the first update.
+        device: handed to memory and agent; None: the memory gets the agent's.
+        max_policy_lag: samples of a policy that is more versions behind than this are discarded on arrival, counted;
+            None: none are.
+        max_bad_updates: training stops after so many updates in a row that were skipped, as a number in their batch,
+            their losses or their gradients was not finite.
+        bad_updates_folder: where the batches of such updates are described, for a look; None: nowhere.
+        samples_per_insert: transitions that are drawn for each sample received, after the first `start_training`: while
+            more were drawn, training waits, and while fewer were, arrived samples wait. None: no limit.
+        error_buffer: transitions drawn that this may be off by, either way; None: see `SamplesPerInsert`.
+        declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
+            environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
+            compressor changes. With "dtypes" those of actions and extras count too.
+        threads: threads that torch computes with on a CPU while it trains; None: measured, at most as many as torch is
+            set to (`torch.set_num_threads`, `OMP_NUM_THREADS`). How many there are may change the last digits.
+
+    Raises:
+        ConfigError: `samples_per_insert` and `error_buffer` cannot be held.
+    """
+
+    type_id = "offline"
+    type_version = 1
+
+    transient: ClassVar[frozenset[str]] = frozenset(
+        {
+            "constructed",
+            "published",
+            "statistics",
+            "_waits_for",
+            "_yields",
+            "_unwritten",
+            "_refused",
+            "_metrics",
+            "_bad",
+            "_at_once",
+            "_threads",
+            *_SETTINGS,
+        }
+    )
+    """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
+
+    def __init__(
+        self,
+        env_cls: Any,
+        memory_cls: Callable[..., Any],
+        training_agent_cls: Callable[..., Any],
+        epochs: int = 10,
+        rounds: int = 50,
+        steps: int = 2000,
+        update_model_interval: int = 100,
+        update_buffer_interval: int = 100,
+        max_training_steps_per_env_step: float = 1.0,
+        sleep_between_buffer_retrieval_attempts: float = 1.0,
+        profiling: bool = False,
+        agent_scheduler: Callable[[Any, int], None] | None = None,
+        start_training: int = 0,
+        device: Any = None,
+        *,
+        max_policy_lag: int | None = None,
+        max_bad_updates: int = 10,
+        bad_updates_folder: str | Path | None = None,
+        samples_per_insert: float | None = None,
+        error_buffer: float | None = None,
+        declared: Collection[str] = (),
+        threads: int | None = None,
+    ) -> None:
+        self.env_cls = env_cls
+        self.memory_cls = memory_cls
+        self.training_agent_cls = training_agent_cls
+        self.epochs = epochs
+        self.rounds = rounds
+        self.steps = steps
+        self.update_model_interval = update_model_interval
+        self.update_buffer_interval = update_buffer_interval
+        self.max_training_steps_per_env_step = max_training_steps_per_env_step
+        self.sleep_between_buffer_retrieval_attempts = sleep_between_buffer_retrieval_attempts
+        self.profiling = profiling
+        self.agent_scheduler = agent_scheduler
+        self.start_training = start_training
+        self.device = device
+        self.max_policy_lag = max_policy_lag
+        self.max_bad_updates = max_bad_updates
+        self.bad_updates_folder = bad_updates_folder
+
+        self.epoch = 0
+        self.round = 0
+        """Rounds done in this epoch; more than none after an epoch that was ended early."""
+        self.step = 0
+        """Updates done in this round."""
+        self.total_updates = 0
+        self.total_samples = 0
+        """Environment steps received, resets included: raw, never lowered."""
+        self.samples_stale = 0
+        self.updates_skipped = 0
+        """Updates that were not made, since a number in them was not finite; `total_updates` counts them too."""
+        self.best_return: float | None = None
+        """Mean return of the best evaluation so far."""
+        self.elapsed_s = 0.0
+        """Seconds that the run had been going when it was saved."""
+        self.delivery: dict[str, Any] = {"incarnation": 0, "counter": 0, "marks": {}}
+        """Where each worker's stream of samples stands: what this memory holds and what it does not."""
+        self.published = False
+        self._waits_for = ""
+        self._yields = False
+        """True: workers that take turns with training may be collecting."""
+        self._unwritten = Unwritten()
+        self._refused: tuple[int, str] = (0, "")
+        """How many samples the memory has refused in this process, and why the last."""
+        self.statistics = RoundStatistics()
+        self._metrics: deque[Mapping[str, float]] = deque(maxlen=names.MEAN_OF)
+        """Metrics of the latest training episodes."""
+        self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
+
+        if isinstance(env_cls, tuple):
+            observation_space, action_space = env_cls
+        else:
+            env = env_cls()
+            try:
+                observation_space, action_space = env.observation_space, env.action_space
+            finally:
+                env.close()
+
+        def make_agent() -> Any:
+            return training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
+
+        if device is None:
+            # The agent chooses, and batches go where it is.
+            self.agent = make_agent()
+            chosen = getattr(self.agent, "device", None)
+            self.memory = memory_cls(nb_steps=steps, device=None if chosen is None else str(chosen))
+        else:
+            self.memory = memory_cls(nb_steps=steps, device=device)
+            self.agent = make_agent()
+        self.limiter = SamplesPerInsert(
+            samples_per_insert, max(1, start_training), error_buffer, getattr(self.memory, "batch_size", 1)
+        )
+        expect(self.memory, self.agent, (observation_space, action_space), declared)
+        self._at_once = UpdatesAtOnce(self.agent)
+        self._threads = Threads(threads, getattr(self.agent, "device", device))
+        self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
+        """Settings as constructors left them: on resume, those that have changed take effect."""
+        self.follow_memory()
+
+    def follow_memory(self) -> None:
+        """Take over what a memory on disk says of the samples that it holds: it is never older than a checkpoint."""
+        recorded = getattr(self.memory, "recorded", None)
+        if recorded is None:
+            return
+        marks, values = recorded
+        self.delivery = {
+            **self.delivery,
+            "incarnation": max(self.delivery["incarnation"], values.get("incarnation", 0)),
+            "counter": max(self.delivery["counter"], values.get("counter", 0)),
+            "marks": {**self.delivery["marks"], **marks},
+            **{name: values[name] for name in ("gap_messages", "gap_samples") if name in values},
+        }
+        self.total_samples = values.get("samples", self.total_samples)
+        self.samples_stale = values.get("stale", self.samples_stale)
+
+    @property
+    def versions_before(self) -> int:
+        """Number of the policy's version before the next that is published here.
+
+        Who goes on from a checkpoint publishes the latest policy once more, in a new incarnation and under its number,
+        so that policies are as old as they would be had the run not been interrupted.
+        """
+        return max(0, int(self.delivery["counter"]) - 1)
+
+    @property
+    def drawn(self) -> int:
+        """Transitions that were trained on, each as often as it was."""
+        return self.total_updates * self.limiter.batch_size
+
+    def set_samples_per_insert(self, samples_per_insert: float | None, error_buffer: float | None = None) -> None:
+        """Another ratio from now on, or none; what was drawn so far counts as even. From any thread, while it trains.
+
+        Args:
+            samples_per_insert: see above.
+            error_buffer: see above.
+
+        Raises:
+            ConfigError: they cannot be held; nothing was changed.
+        """
+        self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.drawn)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self.epoch >= self.epochs
+
+    def run_epoch(self, interface: TrainingInterface) -> list[dict[str, Any]]:
+        """Train for one epoch, or until `interface.stopping`; an epoch ended early goes on where it was.
+
+        Returns:
+            One row of statistics per finished round.
+
+        Raises:
+            StarvedError: both sides wait for each other for ever.
+            BadUpdatesError: too many updates in a row were not finite.
+        """
+        profiler = cProfile.Profile() if self.profiling else None
+        if profiler is not None:
+            profiler.enable()
+        rows = []
+        self._begin(interface)
+        while self.round < self.rounds and not interface.stopping:
+            row = self._round_row(interface)
+            if row is None:
+                break
+            rows.append(row)
+        self._end()
+        if profiler is not None:
+            profiler.disable()
+            text = io.StringIO()
+            pstats.Stats(profiler, stream=text).sort_stats("cumulative").print_stats(30)
+            logger.info("where the epoch's time went:\n%s", text.getvalue())
+        return rows
+
+    def run_iteration(self, interface: TrainingInterface) -> dict[str, Any] | None:
+        """Train for one round; the last one of an epoch ends it.
+
+        Returns:
+            Its row of statistics; None: `interface.stopping` came first, and the round goes on with the next call.
+
+        Raises:
+            StarvedError: both sides wait for each other for ever.
+        """
+        self._begin(interface)
+        row = self._round_row(interface) if not interface.stopping else None
+        self._end()
+        return row
+
+    def _publish(self, interface: TrainingInterface) -> None:
+        interface.broadcast_model(self.agent.get_actor())
+        self._yields = True
+        self.delivery["counter"] = interface.version[1]
+        note_version = getattr(self.memory, "note_version", None)
+        if note_version is not None:
+            note_version(interface.version[1])
+
+    def _begin(self, interface: TrainingInterface) -> None:
+        if not self.published:
+            self._publish(interface)
+            interface.give_turn()
+            self.published = True
+        if self.agent_scheduler is not None and self.round == 0 and self.step == 0:
+            self.agent_scheduler(self.agent, self.epoch)
+
+    def _end(self) -> None:
+        if self.round >= self.rounds:
+            self.round = 0
+            self.epoch += 1
+
+    def _round_row(self, interface: TrainingInterface) -> dict[str, Any] | None:
+        """One round; its row of statistics, or None when it was stopped before its end."""
+        with self._threads:
+            if not self._run_round(interface):
+                return None
+        row = self._row()
+        interface.record_round(row)
+        self.round += 1
+        self.step = 0
+        return row
+
+    def _run_round(self, interface: TrainingInterface) -> bool:
+        """False: it was stopped before its end."""
+        statistics = self.statistics = RoundStatistics()
+        if not self._hold_ratio(interface):
+            return False
+        batches = iter(self.memory)
+        while self.step < self.steps:
+            interface.rest()
+            before = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                # An epoch that was ended early goes on with fewer updates than the memory yields; never with more.
+                batches = iter(self.memory)
+                continue
+            statistics.sampling_s += time.perf_counter() - before
+            indices: Any = None
+            if self.total_updates % self.update_buffer_interval == 0:
+                # What is appended may take the place of what was drawn.
+                indices = indices_of(self.memory, batch)
+                self._look_for_samples(interface)
+            self._update([batch, *self._further(batches)], indices)
+            if self.total_updates % self.update_model_interval == 0:
+                self._publish(interface)
+                interface.report(self._progress())
+                interface.give_turn()
+            if not self._hold_ratio(interface):
+                break
+        self.updates_skipped += self._bad.look()
+        return self.step >= self.steps
+
+    def _further(self, batches: Iterator[Any]) -> list[Any]:
+        """Batches of updates that are made together with the next: nothing else is due before the last of them."""
+        before = time.perf_counter()
+        most = min(
+            self._at_once.most(self.memory),
+            self.steps - self.step,
+            self.update_model_interval - self.total_updates % self.update_model_interval,
+            self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
+        )
+        while most > 1 and self._may_not_draw(most - 1):
+            most //= 2
+        if most < 2:
+            return []
+        further = list(islice(batches, most - 1))
+        self.statistics.sampling_s += time.perf_counter() - before
+        return further
+
+    def _update(self, batches: list[Any], indices: Any) -> None:
+        """Updates with these batches; `indices` are those of the first one's transitions, if they are known already."""
+        before = time.perf_counter()
+        if len(batches) == 1:
+            made = [self.agent.train(batches[0])]
+            self._tell_memory(batches[0])
+        else:
+            made = self.agent.train_steps(batches)
+        training_s = time.perf_counter() - before
+        self.statistics.training_s += training_s
+        self._at_once.note(len(batches), training_s)
+        self._threads.note(len(batches), training_s)
+        self.step += len(batches)
+        self.total_updates += len(batches)
+        first = self.total_updates - len(batches) + 1
+        for update, (metrics, batch) in enumerate(zip(made, batches, strict=True), first):
+            self.updates_skipped += self._bad.note(
+                update, metrics, batch, self.memory, indices if update == first else None
+            )
+            self.statistics.add(metrics)
+
+    def _tell_memory(self, batch: Any) -> None:
+        """A memory that draws by priorities learns what its transitions have surprised by."""
+        td_error_B = getattr(self.agent, "td_error_B", None)
+        if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
+            self.memory.update_priorities(batch[6]["indices"], td_error_B)
+
+    def _look_for_samples(self, interface: TrainingInterface) -> None:
+        """Take what has arrived, unless training is so far behind that it has to wait."""
+        if self.limiter.may_store(self.total_samples, self.drawn):
+            self.update_buffer(interface)
+        else:
+            interface.wait(0.0)  # which does what else is due
+
+    def update_buffer(self, interface: TrainingInterface) -> None:
+        """Take what has arrived, append it to the memory, commit it.
+
+        What a memory on disk cannot write is not acknowledged, and nothing more is taken until it can: its workers keep
+        it meanwhile.
+        """
+        try:
+            buffer = interface.retrieve_buffer()
+        except StorageError as exc:
+            self._unwritten.note(exc)
+            return
+        if len(buffer) or buffer.episodes:
+            kept, originals, stale = without_stale(
+                buffer, interface.version[1], self.max_policy_lag, self.statistics.note_lag
+            )
+            self.samples_stale += stale
+            refused_rows = 0
+            for chunk, reason in self.memory.append(kept) or ():
+                refused_rows += chunk.rows
+                interface.refuse(originals.get(id(chunk), chunk), str(reason))
+                self._refused = (self._refused[0] + chunk.rows, str(reason))
+            self._metrics += [
+                record.metrics for record in buffer.episodes if record.mode == "train" and record.end != "aborted"
+            ]
+            received = len(buffer) - refused_rows
+            self.total_samples += received
+            self.statistics.samples += received
+        self.commit(interface)
+        if self._waits_for:
+            self._waits_for = self._lack()
+        interface.report(self._progress())
+
+    def commit(self, interface: TrainingInterface) -> bool:
+        """Have what was taken acknowledged. False: the disk does not take it; that was said, and is tried again."""
+        try:
+            interface.commit()
+        except StorageError as exc:
+            self._unwritten.note(exc)
+            return False
+        self._unwritten.over()
+        return True
+
+    def _lack(self) -> str:
+        """What training waits for, in words; empty when it may go on."""
+        lack = self._lacking()
+        why = self._unwritten.why
+        return f"{lack}, and the replay memory cannot be written: {why}" if lack and why else lack
+
+    def _may_not_draw(self, updates: int) -> bool:
+        """Whether training would have to wait after so many more updates with the samples that there are."""
+        total = self.total_updates + updates
+        return total / self.total_samples > self.max_training_steps_per_env_step or not self.limiter.may_draw(
+            self.total_samples, total * self.limiter.batch_size
+        )
+
+    def _lacking(self) -> str:
+        if self.total_samples == 0:
+            refused, reason = self._refused
+            if refused:
+                return f"all {refused} samples that have arrived were refused: {reason[:REASON_LENGTH]}"
+            return "no sample has arrived yet"
+        if self.total_samples < self.start_training:
+            return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
+        if len(self.memory) == 0:
+            return f"{self.total_samples} samples have arrived, but no complete transition"
+        if getattr(self.memory, "drawable", 1) == 0:
+            return (
+                f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks (where workers wait "
+                "for updates meanwhile, raise that or trainer.update_model_interval)"
+            )
+        if self.total_updates / self.total_samples > self.max_training_steps_per_env_step:
+            return (
+                f"{self.total_updates} updates / {self.total_samples} samples received is above "
+                f"trainer.max_training_steps_per_env_step = {self.max_training_steps_per_env_step:g}"
+            )
+        return self.limiter.lack(self.total_samples, self.drawn)
+
+    def _hold_ratio(self, interface: TrainingInterface) -> bool:
+        """Wait until training may go on. False: `interface.stopping`."""
+        if not self._lack() and (not self._yields or interface.has_turn()):
+            self._yields = False
+            return not interface.stopping
+        started = time.perf_counter()
+        try:
+            held = self._wait_for_samples(interface)
+        finally:
+            self.statistics.idle_s += time.perf_counter() - started
+        # Not after an error: workers that wait as well still have to know what is lacking.
+        if self._waits_for:
+            self._waits_for = ""
+            interface.report(self._progress())
+        return held
+
+    def _wait_for_samples(self, interface: TrainingInterface) -> bool:
+        while not interface.stopping:
+            has_turn = interface.has_turn()  # before: what was sent until then has arrived
+            self.update_buffer(interface)
+            lack = self._lack()
+            if not lack and has_turn:
+                self._yields = False
+                return True
+            interface.rest()
+            if lack != self._waits_for:
+                logger.debug("waiting: %s", lack)
+                self._waits_for = lack
+                interface.report(self._progress())
+            interface.wait(self.sleep_between_buffer_retrieval_attempts if lack else TURN_LOOK_S)
+        return False
+
+    def _progress(self) -> Progress:
+        # Whoever wants to know whether both sides wait must not see a lack come and go while this one waits.
+        return Progress(
+            samples=self.total_samples,
+            updates=self.total_updates,
+            start_training=self.start_training,
+            lack=self._waits_for,
+        )
+
+    def _row(self) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "epoch": self.epoch,
+            "round": self.round,
+            "updates": self.total_updates,
+            "samples_received": self.total_samples,
+            "memory_len": len(self.memory),
+            **self._fill(),
+            "return_test": self.memory.stat_test_return,
+            "return_train": self.memory.stat_train_return,
+            "episode_length_test": self.memory.stat_test_steps or math.nan,
+            "episode_length_train": self.memory.stat_train_steps or math.nan,
+            "samples_stale": self.samples_stale,
+            "updates_skipped": self.updates_skipped,
+            **self._optimizer_metrics(),
+            **{names.short(name): value for name, value in info_means("rollout", self._metrics).items()},
+            **self.statistics.row(),
+        }
+        drawn_lag = getattr(self.memory, "take_drawn_lag", lambda: None)()
+        if drawn_lag is not None:
+            row["drawn_lag_mean"], row["drawn_lag_max"] = drawn_lag
+        return row
+
+    def _fill(self) -> dict[str, float]:
+        capacity = getattr(self.memory, "memory_size", None)
+        return {"memory_fill": len(self.memory) / capacity} if capacity else {}
+
+    def _optimizer_metrics(self) -> dict[str, float]:
+        if "torch" not in sys.modules:  # then no agent has optimizers of torch
+            return {}
+        from tmrl_core.training.agents.optimizers import optimizer_metrics
+
+        return optimizer_metrics(self.agent)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that going on identically needs to the folder `path`.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        from tmrl_core.training.checkpoints.checkpoint import save_training
+
+        save_training(self, Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Take over what `save` wrote; this object must have been made with the same arguments.
+
+        Raises:
+            CheckpointError: it is damaged or belongs to another configuration. Nothing was changed then.
+        """
+        from tmrl_core.training.checkpoints.checkpoint import load_training
+
+        load_training(self, Path(path))
+        self.published = False
+
+
+class TorchTrainingOffline(TrainingOffline):
+    """`TrainingOffline` that picks the device when it is None: cuda where there is one, otherwise cpu."""
+
+    type_id = "torch_offline"
+    type_version = 1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        if len(args) < 14 and kwargs.get("device") is None:
+            kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        super().__init__(*args, **kwargs)
+        logger.debug("training on %s", self.device)

@@ -1,0 +1,269 @@
+"""What a round of lockstep collection has brought, and the batch that it makes: each transition once, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.batches import ENDS, PLACES
+from tmrl_core.training.loops.lockstep_round import LastRows, Piece, Round
+from tmrl_core.training.memories.finite_samples import check_finite_samples
+from tmrl_core.training.memories.key_order import KeyOrders
+from tmrl_core.training.memories.layout import Array, stored_dtype
+from tmrl_core.training.memories.memory import EpisodeStatistics, Refusals
+from tmrl_core.training.memories.sample_schema import DeclaredSamples
+from tmrl_core.training.memories.trees import flatten, template
+
+Layout = tuple[tuple[str, "np.dtype[Any] | None", tuple[int, ...]], ...]
+"""(path, dtype, shape of a row) of each leaf of a column."""
+
+
+class RoundMemory(EpisodeStatistics):
+    """Holds the samples of one round, and the last row of each stream.
+
+    Args:
+        device: where batches go.
+        clock: seconds.
+    """
+
+    type_id = "round"
+    type_version = 1
+
+    transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "_orders", "episodes", "declared"})
+    """A round that was not finished is collected anew."""
+    declared: DeclaredSamples | None = None
+    """How samples have to look before any has come; None: nobody knows."""
+
+    def __init__(self, device: torch.device | str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.device = device
+        self.round: Round | None = None
+        self.last_rows = LastRows()
+        self.episodes: list[tuple[float, int]] = []
+        """(return, length) of the training episodes that have ended in this round."""
+        self._clock = clock
+        self._layouts: dict[str, Layout] = {}
+        """Of what this process has taken; the first decides."""
+        self._orders = KeyOrders()
+
+    def begin(self, round_: Round) -> None:
+        """Another round begins."""
+        self.round = round_
+        self.episodes = []
+
+    def append(self, buffer: Buffer) -> Refusals:
+        """Take over what the round wants of a buffer; the rest is discarded and counted there.
+
+        Returns:
+            Chunks whose samples look different from those taken before, which are not taken, with the reason.
+
+        Raises:
+            SampleRefusedError: nothing was taken before, nobody knows how samples have to look, and these are no arrays
+                of numbers.
+        """
+        self.note_statistics(buffer)
+        now = self._clock()
+        refusals: Refusals = []
+        for chunk in buffer.chunks:
+            try:
+                self._check(chunk)
+            except SampleRefusedError as exc:
+                if not self._layouts and self.declared is None:
+                    raise  # of this environment nothing can be trained on
+                refusals.append((chunk, exc))
+                continue
+            piece = self.last_rows.join(chunk)
+            if self.round is not None:
+                self.round.take(piece, now)
+        if self.round is not None:
+            self.episodes += [
+                (record.episode_return, record.length)
+                for record in buffer.episodes
+                if record.mode == "train" and record.end != "aborted" and record.version == self.round.version
+            ]
+        return refusals
+
+    def _check(self, chunk: Chunk) -> None:
+        """See that samples are such as those before: all of a round make one batch.
+
+        Raises:
+            SampleRefusedError: they are not.
+        """
+        if self.declared is not None:
+            self.declared.check(chunk)
+            check_finite_samples(chunk)
+        trees = _trees(chunk)
+        found = _layouts(chunk, trees)
+        for name, layout in found.items():
+            known = self._layouts.get(name, layout)
+            if layout != known:
+                raise SampleRefusedError(
+                    f"the {name} of a sample is {_described(layout)}, and others' is {_described(known)}. Lockstep "
+                    "needs the same shapes and dtypes from all workers; see that they use the same environment."
+                )
+        self._layouts = {**found, **self._layouts}
+        for name, tree in trees.items():
+            self._orders.note(name, tree)
+
+    def __len__(self) -> int:
+        """Return how many transitions the round holds."""
+        return sum(sum(piece.follows) for piece in self.round.pieces) if self.round is not None else 0
+
+    def batch(self) -> tuple[Any, ...]:
+        """All transitions of the round, stream by stream, each stream's in the order in which they were made.
+
+        Returns:
+            (prev_obs, new_act, rew, new_obs, terminated, truncated, extras) with tensors [T, ...]; rewards and flags
+            are float32, float64 becomes float32. `extras` holds the samples' own, `ends` and `places`.
+
+        Raises:
+            SampleRefusedError: the samples are not arrays of one structure, shape and dtype.
+            ValueError: there is no transition.
+        """
+        pieces = [piece for piece in self.round.pieces if any(piece.follows)] if self.round is not None else []
+        if not pieces:
+            raise ValueError("the round holds no transition")
+        rows = [np.flatnonzero(piece.follows) for piece in pieces]
+        observations = [_flat_tree(piece.chunk.observation, "observation") for piece in pieces]
+        before = [_flat_tree((piece.before or piece.chunk.slice(0, 1)).observation, "observation") for piece in pieces]
+        _check_alike([*observations, *before])
+        prev_obs = self._tensors(
+            [
+                [
+                    (path, np.concatenate([first, rest[:-1]]))
+                    for (path, first), (_, rest) in zip(left, right, strict=True)
+                ]
+                for left, right in zip(before, observations, strict=True)
+            ],
+            rows,
+        )
+        shape = template(pieces[0].chunk.observation)
+        extras = {
+            name: self._tree(rows, f"extra {name}", [piece.chunk.extras.get(name, []) for piece in pieces])
+            for name in pieces[0].chunk.extras
+        }
+        places = _places(pieces, rows)
+        extras[PLACES] = torch.from_numpy(places).to(self.device or "cpu")
+        extras[ENDS] = torch.from_numpy(_ends(places, pieces, rows)).to(self.device or "cpu")
+        return (
+            self._orders.arranged("observation", shape, prev_obs),
+            self._tree(rows, "action", [piece.chunk.action for piece in pieces]),
+            self._numbers(rows, "reward", [piece.chunk.reward for piece in pieces]),
+            self._orders.arranged("observation", shape, self._tensors(observations, rows)),
+            self._numbers(rows, "terminated", [piece.chunk.terminated for piece in pieces]),
+            self._numbers(rows, "truncated", [piece.chunk.truncated for piece in pieces]),
+            extras,
+        )
+
+    def versions(self) -> Array:
+        """[T, 2] the policy version of each transition of the batch."""
+        pieces = self.round.pieces if self.round is not None else []
+        parts = [piece.chunk.version[np.asarray(piece.follows, bool)] for piece in pieces]
+        return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
+
+    def _tree(self, rows: Sequence[Array], name: str, trees: Sequence[Any]) -> Any:
+        leaves = self._tensors([_flat_tree(tree, name) for tree in trees], rows)
+        return self._orders.arranged(name, template(trees[0]), leaves)
+
+    def _numbers(self, rows: Sequence[Array], name: str, columns: Sequence[Array]) -> torch.Tensor:
+        parts = [np.asarray(column)[at] for column, at in zip(columns, rows, strict=True)]
+        for part in parts:
+            if part.ndim != 1 or part.dtype.kind not in "biuf":
+                raise SampleRefusedError(
+                    f"the {name} of a sample is {part.dtype}{list(part.shape[1:])}, not one number"
+                )
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(self.device or "cpu")
+
+    def _tensors(self, flat: Sequence[list[tuple[str, Array]]], rows: Sequence[Array]) -> list[torch.Tensor]:
+        """One tensor per leaf, of the wanted rows of all pieces."""
+        tensors = []
+        for index, (_, dtype, _) in enumerate(_check_alike(flat)):
+            joined = np.concatenate([columns[index][1][at] for columns, at in zip(flat, rows, strict=True)])
+            tensors.append(torch.from_numpy(joined.astype(stored_dtype(dtype, True))).to(self.device or "cpu"))
+        return tensors
+
+
+def _trees(chunk: Chunk) -> dict[str, Any]:
+    """Return a chunk's columns by their names; without actions, those and the extras say nothing of what they are."""
+    if not chunk.action_present.any():
+        return {"observation": chunk.observation}
+    extras = {f"extra {name}": tree for name, tree in chunk.extras.items()}
+    return {"observation": chunk.observation, "action": chunk.action, **extras}
+
+
+def _layouts(chunk: Chunk, trees: Mapping[str, Any]) -> dict[str, Layout]:
+    """Return how a chunk's rows look, by the names of its columns.
+
+    Raises:
+        SampleRefusedError: what can never be trained on: no arrays of numbers.
+    """
+    found = {name: _layout_of(_flat_tree(tree, name)) for name, tree in trees.items()}
+    reward = np.asarray(chunk.reward)
+    if reward.ndim != 1 or reward.dtype.kind not in "biuf":
+        raise SampleRefusedError(f"the reward of a sample is {reward.dtype}{list(reward.shape[1:])}, not one number")
+    if "action" in found:
+        found["extras"] = tuple((name, None, ()) for name in sorted(chunk.extras))
+    return found
+
+
+def _layout_of(leaves: Sequence[tuple[str, Array]]) -> Layout:
+    return tuple((path, column.dtype, column.shape[1:]) for path, column in leaves)
+
+
+def _described(layout: Layout) -> str:
+    return ", ".join(f"{path} {dtype or ''}{list(shape) if dtype else ''}".strip() for path, dtype, shape in layout)
+
+
+def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """The one layout of all of these: (path, dtype, shape of a row) of each leaf."""
+    layout = [(path, column.dtype, column.shape[1:]) for path, column in flat[0]]
+    for other in flat:
+        found = [(path, column.dtype, column.shape[1:]) for path, column in other]
+        if found != layout:
+            raise SampleRefusedError(
+                f"the samples of one round differ: {layout} and {found}. Lockstep needs the same shapes and dtypes "
+                "from all workers; see that they use the same environment."
+            )
+    return layout
+
+
+def _flat_tree(tree: Any, name: str) -> list[tuple[str, Array]]:
+    leaves = flatten(tree)
+    for path, column in leaves:
+        if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
+            raise SampleRefusedError(
+                f"{name}{path} is no array of numbers of one shape, which lockstep training needs; make it one in "
+                "worker.obs_preprocessor or the environment."
+            )
+    return leaves
+
+
+def _places(pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
+    """[T, 3] int64: stream, episode and step of each transition. Streams have random names: half of one is enough."""
+    return np.concatenate(
+        [
+            np.stack([np.full(len(at), _number(piece.chunk.stream)), piece.chunk.episode[at], piece.chunk.step[at]], 1)
+            for piece, at in zip(pieces, rows, strict=True)
+        ]
+    ).astype(np.int64, copy=False)
+
+
+def _number(stream: bytes) -> int:
+    return int.from_bytes(stream[:8], "little", signed=True)
+
+
+def _ends(places: Array, pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
+    """[T] float32: 1 where the next transition of the batch is not the next step of the same episode."""
+    done = np.concatenate(
+        [(piece.chunk.terminated | piece.chunk.truncated)[at] for piece, at in zip(pieces, rows, strict=True)]
+    )
+    ends = np.ones(len(places), np.float32)
+    goes_on = (places[1:] == places[:-1] + np.array([0, 0, 1])).all(axis=1)
+    ends[:-1] = done[:-1] | ~goes_on
+    return ends

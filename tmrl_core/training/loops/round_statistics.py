@@ -1,0 +1,78 @@
+"""What a round of training has done, as the figures of its row of statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tmrl_core.training.memories.trees import is_tensor
+
+
+class RoundStatistics:
+    """Counts and means over one round. Metrics are kept as they come: reading a tensor makes the processor wait for its
+    device.
+
+    Args:
+        clock: seconds.
+
+    Attributes:
+        idle_s: seconds in which training waited for samples.
+        sampling_s: seconds in which batches were drawn.
+        training_s: seconds of updates.
+        updates: how many.
+        samples: environment steps received.
+        lag_max: most versions that a received sample's policy was behind.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started = clock()
+        self.idle_s = 0.0
+        self.sampling_s = 0.0
+        self.training_s = 0.0
+        self.updates = 0
+        self.samples = 0
+        self.lag_max = 0
+        self._lag_sum = 0
+        self._lag_samples = 0
+        self._metrics: dict[str, list[Any]] = {}
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """One update's metrics: numbers, or tensors of one."""
+        self.updates += 1
+        for name, value in metrics.items():
+            self._metrics.setdefault(name, []).append(value)
+
+    def note_lag(self, lag: int, samples: int) -> None:
+        """So many received samples are of a policy that is `lag` versions behind."""
+        self._lag_sum += lag * samples
+        self._lag_samples += samples
+        self.lag_max = max(self.lag_max, lag)
+
+    def row(self) -> dict[str, float]:
+        """Times in seconds (drawing and updating: of one update), rates a second, and the metrics' means; the lag only
+        where samples have come."""
+        round_s = self._clock() - self._started
+        updates = max(1, self.updates)
+        row: dict[str, float] = {
+            "round_time": round_s,
+            "idle_time": self.idle_s,
+            "sampling_duration": self.sampling_s / updates,
+            "training_step_duration": self.training_s / updates,
+            "samples_per_s": self.samples / round_s if round_s > 0 else 0.0,
+            "updates_per_s": self.updates / round_s if round_s > 0 else 0.0,
+            **{name: _mean(values) for name, values in self._metrics.items()},
+        }
+        if self._lag_samples:
+            row["policy_lag_mean"] = self._lag_sum / self._lag_samples
+            row["policy_lag_max"] = self.lag_max
+        return row
+
+
+def _mean(values: list[Any]) -> float:
+    if all(map(is_tensor, values)):
+        import torch
+
+        return float(torch.stack([value.detach().float().reshape(()) for value in values]).mean())
+    return float(sum(float(value) for value in values) / len(values))

@@ -1,0 +1,1 @@
+"""Replay memories: stores, sampling and row layouts."""

@@ -1,0 +1,234 @@
+"""Frames in the files of a memory on disk, in the records that hold the rows which need them.
+
+    record:  rows, one after another | frames of the first leaf that is a stack | frames of the second | ...
+
+A frame fills its bytes up to a multiple of 8. A record's note says under "frames" which it holds (`put`: of each leaf
+the number of the first, and how many), and below which numbers its rows need none (`needs`: number of rows, then a
+number for each leaf). A file stays as long as the memory would hold one of its frames, or of its rows, in RAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import StorageError
+from tmrl_core.training.memories.frames import Frames, frames_held
+from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, describe_spec, spec_of
+from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, address
+from tmrl_core.training.memories.row_files import MAX_FIRST_ROW
+from tmrl_core.training.memories.row_table import RowTable
+
+MAX_FRAME_BYTES = 1 << 31
+
+
+@dataclass(frozen=True)
+class StackFormat:
+    """Which leaves of an observation are stacks.
+
+    Args:
+        stack: frames in one.
+        observation: what observations are.
+    """
+
+    stack: int
+    observation: TreeSpec
+
+    @property
+    def stacks(self) -> dict[int, Leaf]:
+        """Those leaves, by their number."""
+        return {
+            i: leaf
+            for i, leaf in enumerate(self.observation.leaves)
+            if len(leaf.shape) > 1 and leaf.shape[0] == self.stack
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON-able values."""
+        return {"stack": self.stack, "observation": describe_spec(self.observation)}
+
+    @classmethod
+    def from_description(cls, description: Any) -> StackFormat:
+        """Undo `describe`.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is no description.
+        """
+        made = cls(int(description["stack"]), spec_of(description["observation"]))
+        sizes = [leaf.width * leaf.dtype.itemsize for leaf in made.stacks.values()]
+        if made.stack < 2 or not sizes or not all(0 < size < MAX_FRAME_BYTES for size in sizes):
+            raise ValueError(f"stacks of {made.stack} frames with {sizes} bytes")
+        return made
+
+
+class DiskFrames(Frames):
+    """The frames of one leaf.
+
+    Args:
+        capacity: transitions that the memory holds.
+        stack: frames in an observation.
+        leaf: a stack of them.
+        files: where they lie.
+        tail_rows: see `frames_held`.
+
+    Attributes:
+        stop: number after the last one that is in the files.
+        frame_bytes: of one, in a file.
+    """
+
+    def __init__(self, capacity: int, stack: int, leaf: Leaf, files: MappedFiles, tail_rows: int = 1) -> None:
+        super().__init__(frames_held(capacity, stack, tail_rows), leaf.shape[1:], leaf.dtype)
+        self._files = files
+        self._table = RowTable()
+        self._used_bytes = leaf.width // stack * leaf.dtype.itemsize
+        self.frame_bytes = self._used_bytes + -self._used_bytes % UNIT
+        self._first = 0
+        self.stop = 0
+        self._staged: list[Array] = []
+        """[n, frame_bytes] uint8 each."""
+
+    @property
+    def written(self) -> int:
+        """Those that wait for the next commit included."""
+        return self.stop + self.staged
+
+    @property
+    def staged(self) -> int:
+        """How many wait for the next commit."""
+        return sum(map(len, self._staged))
+
+    @property
+    def oldest(self) -> int:
+        """As in RAM, or later where files were damaged."""
+        return max(self._first, self.needed)
+
+    @property
+    def needed(self) -> int:
+        """Number of the oldest one that is not to be forgotten."""
+        return max(0, self.written - self.size)
+
+    def put(self, frames: Array) -> None:
+        """Stage them."""
+        if not len(frames):
+            return
+        staged = np.zeros((len(frames), self.frame_bytes), np.uint8)
+        plain = np.ascontiguousarray(frames).reshape(len(frames), -1)
+        staged[:, : self._used_bytes] = plain.view(np.uint8)
+        self._staged.append(staged)
+
+    def take(self, numbers: Array) -> Array:
+        """Out of the files, and of what is staged.
+
+        Rows of a damaged file, which are read until it is checked, may name frames that never were: the nearest is
+        taken.
+        """
+        numbers = numbers.clip(self._first, max(self._first, self.written - 1))
+        if self._staged and len(numbers) and numbers.max() >= self.stop:
+            raw = np.empty((len(numbers), self.frame_bytes), np.uint8)
+            in_files = numbers < self.stop
+            if in_files.any():
+                raw[in_files] = self._files.elements(self._table, self.frame_bytes, numbers[in_files])
+            raw[~in_files] = np.concatenate(self._staged)[numbers[~in_files] - self.stop]
+        elif len(numbers):
+            raw = self._files.elements(self._table, self.frame_bytes, numbers)
+        else:
+            raw = np.empty((0, self.frame_bytes), np.uint8)
+        if self._used_bytes < self.frame_bytes:
+            raw = np.ascontiguousarray(raw[:, : self._used_bytes])
+        return raw.view(self.dtype).reshape(len(numbers), *self.shape)
+
+    def load(self, written: int, frames: Array) -> None:
+        """Stage them; there are none yet."""
+        self.lost_before(written - len(frames))
+        self.put(frames)
+
+    # --- for who writes and reads the files ---------------------------------------------------------------------------
+
+    def payload(self) -> list[memoryview]:
+        """What is staged."""
+        return [staged.data for staged in self._staged]
+
+    def lies(self, number: int, offset: int, count: int) -> int:
+        """The next `count` frames lie in file `number` at an offset; returns where what follows them begins."""
+        if count:
+            units = self.stop * (self.frame_bytes // UNIT)
+            self._table.add(self.stop, address(number, offset) - units)
+            self.stop += count
+        return offset + count * self.frame_bytes
+
+    def discard(self) -> None:
+        """Forget what is staged."""
+        self._staged = []
+
+    def forget_before(self, number: int) -> None:
+        """Those before a number can no longer be read."""
+        if number > self._first:
+            self._table.drop_before(number)
+            self._first = number
+
+    def lost_before(self, number: int) -> None:
+        """All so far are lost; the next one has this number."""
+        self._table.clear()
+        self._first = self.stop = number
+
+
+class FramesNote:
+    """What a record's note says of frames.
+
+    Attributes:
+        put: of each leaf the number of the first frame in the record, and how many.
+        needs: of each run of its rows how many they are, and of each leaf a number below which they need no frame.
+    """
+
+    def __init__(self, put: Sequence[Sequence[int]] = (), needs: Sequence[Sequence[int]] = ()) -> None:
+        self.put = put
+        self.needs = needs
+
+    def plain(self) -> dict[str, Any]:
+        """As the note holds it."""
+        return {"put": [list(one) for one in self.put], "needs": [list(one) for one in self.needs]}
+
+    def runs(self, first_row: int) -> list[tuple[int, int, Sequence[int]]]:
+        """First row, number of rows and numbers of each run, if the record's first row is this one."""
+        found: list[tuple[int, int, Sequence[int]]] = []
+        for rows, *numbers in self.needs:
+            found.append((first_row, rows, numbers))
+            first_row += rows
+        return found
+
+    @classmethod
+    def parse(cls, value: Any, leaves: int, rows: int) -> FramesNote:
+        """Undo `plain`.
+
+        Args:
+            value: what the note says.
+            leaves: how many there are.
+            rows: in the record.
+
+        Raises:
+            StorageError: it cannot be.
+        """
+        try:
+            put, needs = list(value["put"]), list(value["needs"])
+            right = (
+                len(put) == leaves
+                and all(_are_numbers(one, 2) for one in put)
+                and all(_are_numbers(one, leaves + 1) for one in needs)
+                and sum(one[0] for one in needs) == rows
+            )
+        except (KeyError, TypeError):
+            right = False
+        if not right:
+            raise StorageError("a note of the replay memory says of frames what they cannot be")
+        return cls(put, needs)
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return (
+        isinstance(values, list | tuple)
+        and len(values) == count
+        and all(type(value) is int and 0 <= value < MAX_FIRST_ROW for value in values)
+    )

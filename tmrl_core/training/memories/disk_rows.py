@@ -1,0 +1,507 @@
+"""Rows of a replay memory on disk: append-only files, sampled where they lie.
+
+Theory of operation
+-------------------
+What is put is staged in RAM; `commit` writes it as one record, whose note says how far the streams of samples are with
+it. A record is on the disk whole or not at all, so samples and marks never disagree, and what has been acknowledged is
+in the file. `sync` "os" hands it to the operating system (it survives the end of this process), "fsync" flushes it (it
+survives the machine).
+
+Files are mapped, and a batch is one gather out of the mappings: the operating system's page cache decides what is in
+RAM. What this process holds itself is a table with 16 bytes a record, which says where the rows of each begin, and the
+state of the streams. Each file begins with all of that state, so that the files before it may go: they do when all of
+their rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
+eighths of it.
+
+Frames of stacked observations may lie in the same records, behind the rows (disk_frames.py), so that rows and what they
+refer to never disagree either. The folder then holds up to one sixty-fourth more than the memory in RAM would.
+
+Opening reads every byte of the last file, the only one in which a record may be cut short, and of the older ones the
+records' headers and notes, which have a checksum of their own. Rows of an older file are trusted as the disk returns
+them until the commits that follow have checked them, a piece with each. Where an older file is damaged or missing, the
+rows up to the damage are let go: the memory then holds fewer, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.storage import OS, FileCalls, FolderLock, RecordLog, SegmentReader
+from tmrl_core.storage.format import scan
+from tmrl_core.training.memories.disk_frames import DiskFrames, FramesNote, StackFormat
+from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
+from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, Segment, address
+from tmrl_core.training.memories.row_files import MAX_FIRST_ROW, RowFormat, parse_rows_note, rows_note
+from tmrl_core.training.memories.row_table import RowTable
+from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.stream_states import Changes, StreamStates, decoded, encoded
+
+logger = logging.getLogger(__name__)
+
+FORMAT_NAME = "replay memory"
+MIN_SEGMENT_BYTES = 16 << 20
+MAX_SEGMENT_BYTES = 256 << 20
+CHECKED_AT_ONCE = 256 << 10
+"""Bytes of older files that are checked with a commit."""
+FILES = 8
+"""The capacity takes so many files..."""
+FILES_OF_FRAMES = 64
+"""...or so many smaller ones: what a file holds beyond the capacity counts for more where rows are frames."""
+
+
+class DiskRows(Rows):
+    """Rows in the files of one folder, which this process locks.
+
+    Args:
+        capacity: how many rows are kept.
+        folder: made if it is not there; what it holds is taken over.
+        sync: what a commit survives: "os" the end of this process, "fsync" that of the machine.
+        calls: how files are written.
+        tail_rows: see `tmrl_core.training.memories.frames.frames_held`.
+
+    Raises:
+        FolderLockedError: another process uses the folder.
+        StorageError: it cannot be read or written.
+
+    Attributes:
+        folder: see above.
+        states: where streams of samples stand with what is committed.
+        lost_rows: rows of the capacity that opening did not find again, through damage.
+        torn_bytes: bytes of records that were cut short, which opening cut off.
+        stacks: which parts of observations are stacks of frames; None: none are.
+        frames: of each of those parts where its frames lie.
+        staged_needs: of the staged rows, in runs: how many rows, and for each of those parts a number below which they
+            need no frame.
+        found_needs: the same of what opening has found: first row of a run, number of rows, the numbers.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        folder: Path,
+        sync: Literal["os", "fsync"] = "os",
+        *,
+        calls: FileCalls = OS,
+        tail_rows: int = 1,
+    ) -> None:
+        super().__init__(capacity)
+        self.folder = folder
+        self._tail_rows = tail_rows
+        self.states = StreamStates()
+        self.lost_rows = 0
+        self._began: int | None = None
+        self._format: RowFormat | None = None
+        self._table = RowTable()
+        self.stacks: StackFormat | None = None
+        self.frames: list[DiskFrames] = []
+        self.staged_needs: list[list[int]] = []
+        self.found_needs: list[tuple[int, int, Sequence[int]]] = []
+        self._staged: list[tuple[int, Array, list[Array]]] = []
+        self._lock = FolderLock(folder, "the replay memory")
+        try:
+            self._log = RecordLog(folder, FORMAT_NAME, None, sync=sync, first_note=self._snapshot, calls=calls)
+            self._files = MappedFiles(self._log)
+            self._read()
+        except BaseException:
+            self._lock.close()
+            raise
+        self.torn_bytes = self._log.torn_bytes
+        self._checking: Iterator[None] | None = self._check_older(self._log.numbers[:-1])
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        numbers = self._log.numbers
+        damaged = 0
+        for number in numbers:
+            try:
+                self._read_segment(number, newest=number == numbers[-1])
+            except StorageError as exc:
+                if number == numbers[-1]:
+                    raise
+                damaged += 1
+                logger.warning("%s; the rows up to there are let go", exc)
+        self.lost_rows = min(self.readable - (self._began or 0), self.capacity) - len(self)
+        if damaged or self.lost_rows:
+            logger.warning(
+                "the replay memory in %s is damaged in %d of %d files and holds %d transitions, %d fewer than before",
+                self.folder,
+                damaged,
+                len(numbers),
+                len(self),
+                self.lost_rows,
+            )
+        self.describe()
+
+    def _read_segment(self, number: int, newest: bool) -> None:
+        reader = self._log.reader(number)
+        layout = self._layout_of(reader)
+        segment: Segment | None = None
+        for record in reader.records(check_payloads=False):
+            first_row, rows, rest = parse_rows_note(record.note)
+            if (first_row + rows) * self._row_units > MAX_FIRST_ROW:
+                raise StorageError(f"{reader.path} speaks of replay row {first_row}, which no memory comes to")
+            if rows and self._format is None:
+                raise StorageError(f"{reader.path} holds {rows} rows, and its head does not say what they look like")
+            changes = decoded(rest) if newest or self.frames else {}
+            frames = FramesNote.parse(changes.get("frames"), len(self.frames), rows) if self.frames else FramesNote()
+            expected = rows * self._row_bytes + sum(
+                count * held.frame_bytes for held, (_, count) in zip(self.frames, frames.put, strict=True)
+            )
+            if len(record.payload) != expected:
+                raise StorageError(
+                    f"{reader.path} has a record of {len(record.payload)} bytes, not the {expected} of {rows} rows"
+                )
+            if first_row != self.readable:
+                # What came before is missing here: rows are one run, the newest.
+                self._table.clear()
+                self.oldest = self.readable = first_row
+            for held, (first, _) in zip(self.frames, frames.put, strict=True):
+                if first != held.stop:
+                    held.lost_before(first)
+            if self._began is None:
+                self._began = first_row
+            if segment is None:
+                segment = self._files.segments[number] = Segment(first_row)
+            if newest:
+                self.states.apply(changes)
+            self.found_needs += frames.runs(first_row)
+            segment.end = record.end
+            self._add(number, segment, record.payload_offset, rows, [count for _, count in frames.put])
+        if segment is not None:
+            segment.reader = reader
+        if layout is not None:
+            self.layout = layout
+        if reader.torn_bytes:
+            raise StorageError(
+                f"{reader.path} is damaged after byte {reader.good_bytes} of {reader.size}: {reader.torn_bytes} bytes"
+            )
+
+    def _check_older(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Read the older files, a piece at a time, and let go of the rows up to what is damaged."""
+        checked = 0
+        for number in numbers:
+            if number not in self._files.segments:
+                continue
+            reader = self._log.reader(number)
+            start = reader.head_bytes
+            while start < reader.size:
+                for record in scan(reader.view, start, True):
+                    start = record.end
+                    checked += len(record.payload)
+                    if checked >= CHECKED_AT_ONCE:
+                        checked = 0
+                        yield
+                damaged = next(scan(reader.view, start, False), None)
+                if damaged is None:
+                    break  # found on opening, if it was there
+                first_row, rows, rest = parse_rows_note(damaged.note)
+                if self.frames:
+                    put = FramesNote.parse(decoded(rest).get("frames"), len(self.frames), rows).put
+                    for held, (first, count) in zip(self.frames, put, strict=True):
+                        held.forget_before(first + count)
+                self._let_go(first_row + rows, f"{reader.path} is damaged after byte {start}")
+                start = damaged.end
+
+    def _let_go(self, index: int, why: str) -> None:
+        """Rows before an index can no longer be read."""
+        before = len(self)
+        self._table.drop_before(index)
+        self.oldest = max(self.oldest, index)
+        self.lost_rows += before - len(self)
+        logger.warning("%s: the %d transitions up to there are let go", why, before - len(self))
+
+    def _layout_of(self, reader: SegmentReader) -> RowLayout | None:
+        if reader.description is None:
+            return None
+        layout = None
+        try:
+            if "frames" in reader.description:
+                self._take_stacks(StackFormat.from_description(reader.description["frames"]))
+            elif self.stacks is not None:
+                raise ValueError("it has no frames, others have")
+            if "layout" in reader.description:
+                layout = RowLayout.from_description(reader.description["layout"])
+                row_format = RowFormat.from_description(reader.description, str(reader.path))
+        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise StorageError(f"the head of {reader.path} describes no replay rows: {exc}") from exc
+        if layout is not None:
+            if row_format != _format_of(layout):
+                raise StorageError(f"the head of {reader.path} contradicts itself: {row_format}")
+            self._format = row_format
+        return layout
+
+    def _take_stacks(self, stacks: StackFormat) -> None:
+        if self.stacks is None:
+            self.stacks = stacks
+            self.frames = [
+                DiskFrames(self.capacity, stacks.stack, leaf, self._files, self._tail_rows)
+                for leaf in stacks.stacks.values()
+            ]
+            for segment in self._files.segments.values():  # from before it was known what frames are
+                segment.frame_stops = [0] * len(self.frames)
+        elif stacks != self.stacks:
+            raise ValueError("its frames are not those of the others")
+
+    def _add(self, number: int, segment: Segment, offset: int, rows: int, frames: Sequence[int]) -> None:
+        """A record's rows and frames lie in a file from an offset on."""
+        if rows:
+            self._table.add(self.readable, address(number, offset) - self.readable * self._row_units)
+            self.readable += rows
+        segment.stop = self.readable
+        offset += rows * self._row_bytes
+        for held, count in zip(self.frames, frames, strict=True):
+            offset = held.lies(number, offset, count)
+        segment.frame_stops = [held.stop for held in self.frames]
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._format.row_bytes if self._format is not None else 0
+
+    @property
+    def _row_units(self) -> int:
+        return self._row_bytes // UNIT
+
+    def allocate(self, layout: RowLayout) -> None:
+        """The next file will say so in its head."""
+        self.layout = layout
+        self._format = _format_of(layout)
+        self.describe()
+        self._log.seal()
+
+    def allocate_frames(self, stacks: StackFormat) -> None:
+        """Observations are so from now on, and their frames are put into `frames`; called once, before any row."""
+        self._take_stacks(stacks)
+        self.describe()
+        self._log.seal()
+
+    def describe(self) -> None:
+        """Have the heads of the next files say how rows look."""
+        description: dict[str, Any] = {}
+        if self.layout is not None and self._format is not None:
+            description.update(layout=self.layout.describe(), **self._format.describe())
+        if self.stacks is not None:
+            description["frames"] = self.stacks.describe()
+        if not description:
+            return
+        self._log.description = description
+        whole = self.capacity * (self._row_bytes + sum(held.frame_bytes for held in self.frames))
+        if self.stacks is None:
+            size = max(whole // FILES, MIN_SEGMENT_BYTES)
+        else:
+            size = max(whole // FILES_OF_FRAMES, MIN_SEGMENT_BYTES // (FILES_OF_FRAMES // FILES))
+        self._log.segment_bytes = min(size, MAX_SEGMENT_BYTES)
+
+    def _snapshot(self) -> bytes:
+        changes = self.states.whole()
+        if self.frames:
+            changes = {**changes, "frames": FramesNote([[held.stop, 0] for held in self.frames]).plain()}
+        return rows_note(self.readable, 0, encoded(changes))
+
+    @property
+    def staged(self) -> int:
+        """Rows and frames that are put and not committed."""
+        return self._staged_rows + sum(held.staged for held in self.frames)
+
+    @property
+    def _staged_rows(self) -> int:
+        return sum(len(rows) for _, rows, _ in self._staged)
+
+    def prepare(self, start: int, count: int) -> None:
+        """Make room for them in RAM."""
+        assert self._format is not None
+        rows = self._format.empty(count)
+        self._staged.append((start, rows, self._format.columns(rows)))
+
+    def put(self, column: Column, start: int, values: Array) -> None:
+        """Fill staged rows."""
+        begin, _, columns = self._staged[-1]
+        fill(columns[column.group][start - begin : start - begin + len(values), column.start : column.stop], values)
+
+    def put_versions(self, start: int, values: Array) -> None:
+        """Fill staged rows."""
+        begin, _, columns = self._staged[-1]
+        fill(columns[-1][start - begin : start - begin + len(values)], values)
+
+    def publish(self, stop: int) -> None:
+        """They can be read after the next `commit`."""
+
+    def commit(self, changes: Changes) -> None:
+        """Write the staged rows and what has changed beside them, as one record.
+
+        Raises:
+            StorageFullError: there is no room. Nothing was written; the rows are still staged.
+            StorageError: it cannot be written for another reason; likewise.
+        """
+        rows = self._staged_rows
+        put = [[held.stop, held.staged] for held in self.frames]
+        if self.frames:
+            changes = {**changes, "frames": FramesNote(put, self.staged_needs).plain()}
+        note = rows_note(self.readable, rows, encoded(changes))
+        buffers = [block.data for _, block, _ in self._staged]
+        place = self._log.append(note, buffers + [block for held in self.frames for block in held.payload()])
+        segment = self._files.segments.setdefault(place.number, Segment(self.readable))
+        segment.end = place.end
+        self.discard()
+        self.states.apply(changes)
+        self._add(place.number, segment, place.payload_offset, rows, [count for _, count in put])
+        self._drop_old()
+        if self._checking is not None:
+            try:
+                next(self._checking)
+            except StopIteration:
+                self._checking = None
+            except StorageError as exc:
+                self._checking = None
+                logger.warning("older files of the replay memory cannot be checked: %s", exc)
+
+    def adopt(self, layout: RowLayout, written: int, rows: Sequence[Array]) -> None:
+        """Stage the rows of a memory that was in RAM; this one is empty.
+
+        Args:
+            layout: where columns stand.
+            written: index after the last of them.
+            rows: of each dtype group and of the versions, oldest first.
+        """
+        self.allocate(layout)
+        self.oldest = self.readable = written - len(rows[0])
+        self.prepare(self.oldest, len(rows[0]))
+        for column, values in zip(self._staged[-1][2], rows, strict=True):
+            column[:] = values
+
+    def discard(self) -> None:
+        """Forget the staged rows and frames."""
+        self._staged = []
+        self.staged_needs = []
+        for held in self.frames:
+            held.discard()
+
+    def _drop_old(self) -> None:
+        limit = self.readable - self.capacity
+        if self.frames:
+            limit = max(limit, self.oldest)  # rows may have gone with their frames
+        if limit <= 0:
+            return
+        segments = self._files.segments
+        needed = next((n for n, segment in segments.items() if self._holds_needed(segment, limit)), 0)
+        for number in [n for n in segments if n < needed]:
+            segment = segments.pop(number)
+            segment.close()
+            self._table.drop_before(segment.stop)
+            self.oldest = max(self.oldest, segment.stop)
+            for held, stop in zip(self.frames, segment.frame_stops, strict=True):
+                held.forget_before(stop)
+        self._log.remove_before(needed)
+
+    def _holds_needed(self, segment: Segment, limit: int) -> bool:
+        frames = zip(self.frames, segment.frame_stops, strict=True)
+        return segment.stop > limit or any(stop > held.needed for held, stop in frames)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def index_of(self, draw: int) -> int:
+        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        return int(self.indices_of(np.array([draw]))[0])
+
+    def draws_of(self, indices: Array) -> Array:
+        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        draws: Array = indices - self.oldest
+        return draws if self.readable - self.oldest < self.capacity else indices % self.capacity
+
+    def indices_of(self, draws: Array) -> Array:
+        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        if self.readable - self.oldest < self.capacity:
+            return self.oldest + draws
+        newest = self.readable - 1
+        indices: Array = newest - (newest - draws) % self.capacity
+        return indices
+
+    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
+        """One gather for each file that a draw fell into."""
+        assert self._format is not None
+        *groups, versions = self._format.columns(self._rows_at(self.indices_of(draws)))
+        return [torch.from_numpy(column) for column in groups], versions[:looked_at, 1]
+
+    def _rows_at(self, indices: Array) -> Array:
+        """[n, row_bytes] uint8."""
+        return self._files.elements(self._table, self._row_bytes, indices)
+
+    def row(self, index: int) -> list[Array]:
+        """A copy of it; it may be staged still."""
+        assert self._format is not None
+        for start, rows, columns in reversed(self._staged):
+            if start <= index < start + len(rows):
+                return [column[index - start] for column in columns[:-1]]
+        return [column[0] for column in self._format.columns(self._rows_at(np.array([index])))[:-1]]
+
+    def versions(self) -> Any:
+        """Reads every row."""
+        return self.versions_of(self.readable - len(self), self.readable)
+
+    def versions_of(self, start: int, stop: int) -> Array:
+        """Reads every one of these rows, a part at a time."""
+        if self._format is None or start >= stop:
+            return np.zeros((0, 2), np.int64)
+        parts = []
+        at_once = 65_536
+        for first in range(start, stop, at_once):
+            rows = self._rows_at(np.arange(first, min(first + at_once, stop)))
+            parts.append(self._format.columns(rows)[-1].copy())
+        return np.concatenate(parts)
+
+    def verify(self) -> list[str]:
+        """Read every byte of every file; what is damaged, in words.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
+        found = []
+        for number in self._log.numbers:
+            reader = self._log.reader(number)
+            for _ in reader.records():
+                pass
+            if reader.torn_bytes:
+                found.append(f"{reader.path}: damaged after byte {reader.good_bytes} of {reader.size}")
+            reader.close()
+        return found
+
+    def read_back(self, start: int, stop: int) -> Sequence[Array]:
+        """Rows [start, stop), which can all be read, of each dtype group and of the versions."""
+        assert self._format is not None
+        return self._format.columns(self._rows_at(np.arange(start, stop)))
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of all files."""
+        return self._log.bytes
+
+    def flush(self) -> None:
+        """Return when all that is committed survives the machine.
+
+        Raises:
+            StorageError: it may not.
+        """
+        self._log.flush()
+
+    def close(self) -> None:
+        """Let go of the files and of the folder's lock; what is staged is forgotten. A second call does nothing."""
+        self._staged = []
+        self._log.close()
+        self._lock.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_log"):
+            self.close()
+
+
+def _format_of(layout: RowLayout) -> RowFormat:
+    return RowFormat.from_columns([*layout.dtypes, np.dtype(np.int64)], [*layout.widths, 2])

@@ -1,0 +1,279 @@
+"""Stacked observations with each frame stored once.
+
+An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the one before, and with the
+next. A `FrameStore` says which frames an observation consists of: where it lay, the memory keeps the numbers of its
+frames instead, [k] int64, counted from the first frame ever stored. All that comes is compared with what is there,
+frame by frame, so that whatever a stack holds (padding after a reset, skipped frames) comes back exactly. Where the
+frames lie is the business of `Frames`: a ring in RAM, or the files of a memory on disk (disk_frames.py).
+
+So many frames are held and no more, and with a frame the transitions go that need it. Of a stream that was silent for
+long the frames are stored again instead of referred to, so that a transition never needs frames older than `reach`: the
+transitions that have gone are then the oldest ones, and `first_row` says from where on all frames are there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.memories.layout import Array
+
+
+def _at_once(capacity: int, stack: int) -> int:
+    return max(1, capacity // (64 * stack))
+
+
+def _reach(capacity: int, stack: int, tail_rows: int) -> int:
+    # What is stored again of a stream that was silent for long can be referred to at once.
+    return max((tail_rows + 1) * stack, capacity // 64)
+
+
+def frames_held(capacity: int, stack: int, tail_rows: int = 1) -> int:
+    """How many frames a memory of so many transitions holds.
+
+    Args:
+        capacity: transitions.
+        stack: frames in an observation.
+        tail_rows: most observations of a stream that wait for those that follow.
+    """
+    beyond = _reach(capacity, stack, tail_rows) + (_at_once(capacity, stack) + tail_rows) * stack
+    return capacity + capacity // 64 + beyond
+
+
+class Frames(ABC):
+    """Where the newest frames of one leaf lie.
+
+    Args:
+        size: how many are held.
+        shape: of a frame.
+        dtype: of a frame.
+    """
+
+    def __init__(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.size = size
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    @abstractmethod
+    def written(self) -> int:
+        """Frames ever stored."""
+
+    @property
+    @abstractmethod
+    def oldest(self) -> int:
+        """Number of the oldest frame that is there."""
+
+    @abstractmethod
+    def put(self, frames: Array) -> None:
+        """Store the next ones."""
+
+    @abstractmethod
+    def take(self, numbers: Array) -> Array:
+        """The frames of these numbers [n], which are there: [n, *shape]."""
+
+    @abstractmethod
+    def load(self, written: int, frames: Array) -> None:
+        """Take over the newest frames of another memory, oldest first; `written` is the number after the last."""
+
+
+class RamFrames(Frames):
+    """A ring.
+
+    Args:
+        capacity: transitions that the memory holds.
+        stack: frames in an observation.
+        shape: of a frame.
+        dtype: of a frame.
+        tail_rows: see `frames_held`.
+
+    Raises:
+        ConfigError: there is no room for so many.
+    """
+
+    def __init__(
+        self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype[Any], tail_rows: int = 1
+    ) -> None:
+        super().__init__(frames_held(capacity, stack, tail_rows), shape, dtype)
+        try:
+            self.ring: Array = np.empty((self.size, *shape), dtype)
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
+            needed = self.size * int(np.prod(shape)) * dtype.itemsize / 1e9
+            raise ConfigError(
+                f"memory.capacity: {capacity} transitions need {needed:.1f} GB of frames, which this machine does not "
+                "give. Choose a smaller capacity, or memory.storage: disk."
+            ) from exc
+        self._written = 0
+
+    @property
+    def written(self) -> int:
+        """Frames ever stored."""
+        return self._written
+
+    @property
+    def oldest(self) -> int:
+        """The one that will be overwritten next."""
+        return max(0, self._written - self.size)
+
+    def put(self, frames: Array) -> None:
+        """Overwrite the oldest."""
+        self.ring[np.arange(self._written, self._written + len(frames)) % self.size] = frames
+        self._written += len(frames)
+
+    def take(self, numbers: Array) -> Array:
+        """One gather."""
+        return self.ring.take(numbers % self.size, axis=0)
+
+    def load(self, written: int, frames: Array) -> None:
+        """Fill the ring with them."""
+        self._written = written - len(frames)
+        self.put(frames)
+
+
+class FrameStore:
+    """Which frames the observations of one leaf consist of.
+
+    Args:
+        capacity: transitions that the memory holds.
+        stack: frames in an observation (k).
+        frames: where they lie.
+        tail_rows: see `frames_held`.
+
+    Raises:
+        ConfigError: there is no room for so many.
+
+    Attributes:
+        held: see `frames`.
+        at_once: observations that may be stored in one call.
+        reach: a new transition refers to no frame older than so many before the newest.
+    """
+
+    def __init__(self, capacity: int, stack: int, frames: Frames, tail_rows: int = 1) -> None:
+        self.stack = stack
+        self.held = frames
+        self.at_once = _at_once(capacity, stack)
+        self.reach = _reach(capacity, stack, tail_rows)
+        try:
+            self._needs = np.zeros(capacity, np.int64)
+        except (MemoryError, ValueError) as exc:
+            raise ConfigError(
+                f"memory.capacity: {capacity} transitions of frames need {capacity * 8 / 1e9:.1f} GB besides the "
+                "frames, which this machine does not give. Choose a smaller capacity."
+            ) from exc
+        """Per transition (index modulo capacity) a number below which it needs no frame; it never falls."""
+
+    @property
+    def written(self) -> int:
+        """Frames ever stored."""
+        return self.held.written
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest frame that is there."""
+        return self.held.oldest
+
+    def frames(self, numbers: Array) -> Array:
+        """The frames of these numbers: [*numbers.shape, *shape]."""
+        return self.held.take(numbers.reshape(-1)).reshape(*numbers.shape, *self.held.shape)
+
+    def usable(self, numbers: Array) -> bool:
+        """Whether these may be referred to once more."""
+        return bool(numbers.min() >= self.written - self.reach)
+
+    def store(self, observations: Array, before: Array | None) -> Array:
+        """Store what is new in observations that follow each other.
+
+        Args:
+            observations: [rows, k, *shape], at most `at_once` rows.
+            before: [k] numbers of the observation before the first; None: there is none.
+
+        Returns:
+            [rows, k] the numbers of their frames.
+        """
+        rows = len(observations)
+        # Which of them are the one before, moved on by a frame.
+        moved = np.empty(rows, bool)
+        moved[0] = before is not None and bool((observations[0, :-1] == self.frames(before)[1:]).all())
+        moved[1:] = (observations[1:, :-1] == observations[:-1, 1:]).all(axis=tuple(range(1, observations.ndim)))
+        numbers = np.empty((rows, self.stack), np.int64)
+        row = 0
+        while row < rows:
+            stop = row + 1
+            while stop < rows and moved[stop]:
+                stop += 1
+            # A run: each moves the one before on, the first perhaps the one before this call.
+            if moved[row]:
+                assert before is not None or row > 0
+                known = before if row == 0 else numbers[row - 1]
+                assert known is not None
+                sequence = np.concatenate([known[1:], self._put(observations[row:stop, -1])])
+            else:
+                first = self._first(observations[row])
+                sequence = np.concatenate([first, self._put(observations[row + 1 : stop, -1])])
+            windows = np.lib.stride_tricks.sliding_window_view(sequence, self.stack)
+            numbers[row:stop] = windows
+            row = stop
+        return numbers
+
+    def _first(self, observation: Array) -> Array:
+        """Store an observation that continues none; a frame that repeats the one before it is stored once."""
+        same = (observation[1:] == observation[:-1]).all(axis=tuple(range(1, observation.ndim)))
+        new = np.concatenate([[True], ~same])
+        stored = self._put(observation[new])
+        numbers: Array = stored[np.cumsum(new) - 1]
+        return numbers
+
+    def _put(self, frames: Array) -> Array:
+        numbers = np.arange(self.written, self.written + len(frames))
+        self.held.put(frames)
+        return numbers
+
+    def floor(self) -> int:
+        """A number below which no new transition needs a frame."""
+        return max(0, self.written - self.reach)
+
+    def note(self, start: int, stop: int, floor: int) -> None:
+        """Transitions [start, stop) were stored; they need no frame below `floor`."""
+        capacity = len(self._needs)
+        self._needs[np.arange(max(start, stop - capacity), stop) % capacity] = floor
+
+    def first_row(self, first: int, stop: int) -> int:
+        """The first of the transitions [first, stop) from which on all frames are there."""
+        capacity, oldest = len(self._needs), self.oldest
+        # They never fall, so the first that is high enough is found by halves.
+        while first < stop:
+            middle = (first + stop) // 2
+            if self._needs[middle % capacity] < oldest:
+                first = middle + 1
+            else:
+                stop = middle
+        return first
+
+    def needs(self, start: int, stop: int) -> Array:
+        """What was noted of the transitions [start, stop), which must be among the newest `capacity`."""
+        needs: Array = self._needs[np.arange(start, stop) % len(self._needs)]
+        return needs
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: a copy of all frames that are there."""
+        numbers = np.arange(self.oldest, self.written)
+        return {"written": self.written, "frames": self.frames(numbers), "needs": self._needs.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo `state_dict`.
+
+        Raises:
+            ValueError: it is of another store.
+        """
+        frames, needs = np.asarray(state["frames"]), np.asarray(state["needs"])
+        written = int(state["written"])
+        right = (frames.dtype, frames.shape[1:], needs.shape) == (
+            self.held.dtype, self.held.shape, self._needs.shape,
+        ) and len(frames) == min(written, self.held.size)  # fmt: skip
+        if not right:
+            raise ValueError(f"{len(frames)} frames of {frames.dtype}{list(frames.shape[1:])} do not fit this memory")
+        self.held.load(written, frames)
+        self._needs[:] = needs

@@ -1,0 +1,125 @@
+"""The order of Dict keys in batches: the one in which the first samples came, as the environment returned it.
+
+Memories store leaves in the order of sorted keys, so that the rows of a file do not depend on which worker came first.
+A `KeyOrders` remembers, beside them, the order in which batches are put together.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tmrl_core.training.memories.trees import flatten, rebuild, template
+
+logger = logging.getLogger(__name__)
+
+
+def numbered(tree: Any) -> Any:
+    """Return the tree with each leaf replaced by its index in `flatten(tree)`; dicts keep their own order."""
+    return _like(tree, rebuild(template(tree), list(range(len(flatten(tree))))))
+
+
+def arranged(order: Any, leaves: list[Any]) -> Any:
+    """Return the tree of a `numbered` tree with `leaves`, which are in the order of `flatten`."""
+    if isinstance(order, dict):
+        return {key: arranged(item, leaves) for key, item in order.items()}
+    if isinstance(order, tuple):
+        return tuple([arranged(item, leaves) for item in order])
+    return leaves[order]
+
+
+class KeyOrders:
+    """The order of keys of each column, by its name; it is the first sample's."""
+
+    def __init__(self) -> None:
+        self._orders: dict[str, Any] = {}
+        self._warned = False
+
+    def note(self, name: str, tree: Any) -> bool:
+        """Take over the order of a column of a new structure, and warn once of a sample in another order.
+
+        Returns:
+            True: the column had no order yet, or was of another structure.
+        """
+        found = numbered(tree)
+        known = self._orders.get(name)
+        if known != found:  # to dicts, the order makes no difference
+            self._orders[name] = found
+            return True
+        if not self._warned and _numbers(found) != _numbers(known):
+            self._warned = True
+            logger.warning(
+                "the %s of a sample has its keys in another order (%s) than the first sample's (%s), which batches "
+                "keep. A policy that depends on the order of keys acts on other inputs than it is trained on: have all "
+                "workers return one order.",
+                name,
+                _shown(tree),
+                _shown(known),
+            )
+        return False
+
+    def arranged(self, name: str, shape: Any, leaves: list[Any]) -> Any:
+        """Return the tree of `leaves`, of the template `shape`, in the order noted; sorted if none is."""
+        order = self._orders.get(name)
+        return rebuild(shape, leaves) if order is None else arranged(order, leaves)
+
+    def describe(self) -> dict[str, list[int]]:
+        """Return JSON-able values; `restore` undoes it."""
+        return {name: _numbers(order) for name, order in self._orders.items()}
+
+    def restore(self, name: str, numbers: Any, shape: Any, count: int) -> None:
+        """Take over the order that `describe` described.
+
+        Args:
+            name: of the column.
+            numbers: of its leaves, as `describe` listed them.
+            shape: its template.
+            count: of its leaves.
+
+        Raises:
+            ValueError: it lists other leaves, or the template is nested too deeply.
+        """
+        if not isinstance(numbers, list) or sorted(numbers) != list(range(count)):
+            raise ValueError(f"the order of keys of the {name} is not one of {count} leaves")
+        place = {number: i for i, number in enumerate(numbers)}
+        try:
+            self._orders[name] = _sorted_by(place, rebuild(shape, list(range(count))))
+        except RecursionError as exc:
+            raise ValueError(f"the {name} is nested too deeply") from exc
+
+
+def _like(tree: Any, other: Any) -> Any:
+    """Return `other` with its keys in the order of a tree of the same structure."""
+    if isinstance(tree, dict):
+        return {key: _like(item, other[key]) for key, item in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple([_like(item, part) for item, part in zip(tree, other, strict=True)])
+    return other
+
+
+def _numbers(order: Any) -> list[int]:
+    if isinstance(order, (dict, tuple)):
+        items = order.values() if isinstance(order, dict) else order
+        return [number for item in items for number in _numbers(item)]
+    return [order]
+
+
+def _sorted_by(place: dict[int, int], order: Any) -> Any:
+    if isinstance(order, tuple):
+        return tuple([_sorted_by(place, item) for item in order])
+    if not isinstance(order, dict):
+        return order
+
+    def first(item: tuple[Any, Any]) -> int:
+        return min((place[number] for number in _numbers(item[1])), default=len(place))
+
+    return {key: _sorted_by(place, item) for key, item in sorted(order.items(), key=first)}
+
+
+def _shown(tree: Any) -> str:
+    if isinstance(tree, dict):
+        nested = [f": {_shown(item)}" if isinstance(item, (dict, tuple)) else "" for item in tree.values()]
+        return "{" + ", ".join(f"{key}{inner}" for key, inner in zip(tree, nested, strict=True)) + "}"
+    if isinstance(tree, tuple):
+        return f"({', '.join(map(_shown, tree))})"
+    return "..."

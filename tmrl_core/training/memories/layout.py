@@ -1,0 +1,230 @@
+"""How a transition's columns lie in the rows of a replay memory.
+
+All leaves of one dtype stand beside each other in one row of one two-dimensional array, so that a batch costs one
+gather per dtype, however many leaves an observation has:
+
+    float32 group:  | prev_obs ... | act ... | rew | new_obs ... | terminated | truncated |
+    uint8 group:    | prev_obs/image ... | new_obs/image ... |
+
+A column is a slice of its group's row, and a batch's columns are views of what was gathered.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples.supported_values import DTYPES
+from tmrl_core.training.memories.key_order import KeyOrders
+from tmrl_core.training.memories.trees import flatten, template
+
+Array: TypeAlias = npt.NDArray[Any]
+
+FLOAT32 = np.dtype(np.float32)
+FLAG_DTYPE = FLOAT32
+"""Flags and rewards are float32 in a batch, so they are stored as that."""
+NARROW = 4
+"""Columns of at most so many elements are copied element by element: NumPy's loop over so short rows is slow."""
+
+
+def stored_dtype(dtype: np.dtype[Any], downcast_float64: bool) -> np.dtype[Any]:
+    """The dtype that a memory stores for `dtype`: float64 as float32 when `downcast_float64`, all else exact."""
+    if downcast_float64 and dtype == np.float64:
+        return FLOAT32
+    # By its description: NumPy has two types of 64 bits, and torch takes one of them only where they are unsigned.
+    native: np.dtype[Any] = np.dtype(dtype.newbyteorder("=").str)
+    return native
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array among an observation's or an action's: where it stands and what one row of it is."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Elements in one row."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __str__(self) -> str:
+        return f"{self.path or 'value'}: {self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """Structure, dtypes and shapes of an observation or of an action."""
+
+    shape: Any
+    leaves: tuple[Leaf, ...]
+
+    def __str__(self) -> str:
+        return "(" + ", ".join(str(leaf) for leaf in self.leaves) + ")"
+
+
+def tree_spec(tree: Any, what: str, downcast_float64: bool) -> TreeSpec:
+    """The `TreeSpec` of columns: leaves are [rows, *shape].
+
+    Raises:
+        SampleRefusedError: a leaf is no numeric array; a columnar memory cannot hold it.
+    """
+    leaves = []
+    for path, leaf in flatten(tree):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biuf":
+            found = f"dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else "values that are no numeric array"
+            raise SampleRefusedError(
+                f"{what}{path} holds {found}; a columnar memory holds numeric arrays only. "
+                "Use a memory derived from tmrl_core.training.TorchMemory for such samples, or a sample_compressor."
+            )
+        leaves.append(Leaf(path, stored_dtype(leaf.dtype, downcast_float64), leaf.shape[1:]))
+    return TreeSpec(template(tree), tuple(leaves))
+
+
+def fill(target: Array, values: Array) -> None:
+    """`target[:] = values`, both [rows, width]; narrow columns one element after another, which is twice as fast."""
+    width = target.shape[1]
+    if 1 < width <= NARROW:
+        for i in range(width):
+            target[:, i] = values[:, i]
+    else:
+        target[:] = values
+
+
+@dataclass(frozen=True)
+class Column:
+    """A slice of a group's rows, the `number`th one."""
+
+    group: int
+    number: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+class RowLayout:
+    """Where each column of a transition stands.
+
+    Args:
+        observation: spec of one observation.
+        action: spec of one action.
+        extras: names of further columns, one float32 each.
+        orders: of the keys of observations and actions in batches.
+    """
+
+    def __init__(
+        self, observation: TreeSpec, action: TreeSpec, extras: Sequence[str] = (), orders: KeyOrders | None = None
+    ) -> None:
+        self.observation = observation
+        self.action = action
+        self.orders = orders or KeyOrders()
+        self.dtypes: list[np.dtype[Any]] = []
+        self.sizes: list[list[int]] = []
+        """Of each group the elements of its columns."""
+        self._widths: list[int] = []
+        self.prev_obs = [self._add(leaf) for leaf in observation.leaves]
+        self.act = [self._add(leaf) for leaf in action.leaves]
+        scalar = Leaf("", FLAG_DTYPE, ())
+        self.rew = self._add(scalar)
+        self.new_obs = [self._add(leaf) for leaf in observation.leaves]
+        self.terminated = self._add(scalar)
+        self.truncated = self._add(scalar)
+        self.extras = {name: self._add(scalar) for name in extras}
+
+    def _add(self, leaf: Leaf) -> Column:
+        if leaf.dtype not in self.dtypes:
+            self.dtypes.append(leaf.dtype)
+            self._widths.append(0)
+            self.sizes.append([])
+        group = self.dtypes.index(leaf.dtype)
+        start = self._widths[group]
+        self._widths[group] += leaf.width
+        self.sizes[group].append(leaf.width)
+        return Column(group, len(self.sizes[group]) - 1, start, self._widths[group], leaf.shape)
+
+    @property
+    def widths(self) -> list[int]:
+        """Elements in a row of each group."""
+        return self._widths
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one transition."""
+        return sum(dtype.itemsize * width for dtype, width in zip(self.dtypes, self._widths, strict=True))
+
+    def batch(self, column: Callable[[Column], Any]) -> tuple[Any, Any, Any, Any, Any, Any]:
+        """(prev_obs, new_act, rew, new_obs, terminated, truncated), with `column(c)` as each leaf."""
+        arranged = self.orders.arranged
+        return (
+            arranged("observation", self.observation.shape, [column(c) for c in self.prev_obs]),
+            arranged("action", self.action.shape, [column(c) for c in self.act]),
+            column(self.rew),
+            arranged("observation", self.observation.shape, [column(c) for c in self.new_obs]),
+            column(self.terminated),
+            column(self.truncated),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """This layout as JSON-able values; `from_description` undoes it."""
+        described: dict[str, Any] = {
+            "observation": describe_spec(self.observation),
+            "action": describe_spec(self.action),
+            "orders": self.orders.describe(),
+        }
+        return {**described, "extras": list(self.extras)} if self.extras else described
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any]) -> RowLayout:
+        """The layout that `describe` described."""
+        extras = description.get("extras", [])
+        if not isinstance(extras, list) or not all(isinstance(name, str) for name in extras):
+            raise ValueError("extras that are no names")
+        observation, action = spec_of(description["observation"]), spec_of(description["action"])
+        made = cls(observation, action, extras)
+        for name, spec in (("observation", observation), ("action", action)):
+            # Memories of before say nothing of it: the first sample that is added will.
+            if name in description.get("orders", {}):
+                made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
+        return made
+
+
+def describe_spec(spec: TreeSpec) -> dict[str, Any]:
+    """A spec as JSON-able values; `spec_of` undoes it."""
+    return {
+        "shape": spec.shape,
+        "leaves": [[leaf.path, leaf.dtype.str, list(leaf.shape)] for leaf in spec.leaves],
+    }
+
+
+def spec_of(description: dict[str, Any]) -> TreeSpec:
+    """The spec that `describe_spec` described.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it described none.
+    """
+    # A table, not `np.dtype(name)`: that would parse whatever stands in the file.
+    leaves = tuple(
+        Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
+        for path, dtype, shape in description["leaves"]
+    )
+    if any(size < 0 for leaf in leaves for size in leaf.shape):
+        raise ValueError("a shape with a negative size")
+    return TreeSpec(description["shape"], leaves)
+
+
+def index_batches(tree: Any, count: int) -> list[Any]:
+    """One tree per batch, out of a tree whose leaves are lists of `count` values."""
+    if isinstance(tree, dict):
+        parts = {key: index_batches(item, count) for key, item in tree.items()}
+        return [{key: items[i] for key, items in parts.items()} for i in range(count)]
+    if isinstance(tree, tuple):
+        rows = [index_batches(item, count) for item in tree]
+        return [tuple([items[i] for items in rows]) for i in range(count)]
+    return list(tree)

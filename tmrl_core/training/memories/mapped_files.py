@@ -1,0 +1,95 @@
+"""Elements of one size out of the files of a log, which are mapped into memory.
+
+An element is a row, or a frame: as many bytes beside each other as its kind has, at a multiple of 8 in its file. Where
+the elements of each record begin is said by a `RowTable`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.storage import RecordLog, SegmentReader
+from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.memories.row_table import RowTable
+
+UNIT = 8
+_NUMBER_SHIFT = 32
+"""An address is a file's number and, in the lower bits, a place in it in units of 8 bytes."""
+
+
+def address(number: int, offset: int) -> int:
+    """Of what lies in a file at an offset that is a multiple of 8."""
+    return (number << _NUMBER_SHIFT) + offset // UNIT
+
+
+class Segment:
+    """What is known of a file.
+
+    Attributes:
+        stop: index after its last row.
+        frame_stops: of each kind of frames the number after its last one.
+        end: where its last record ends, in bytes.
+        reader: what has it mapped; None: nothing has.
+    """
+
+    def __init__(self, first_row: int) -> None:
+        self.stop = first_row
+        self.frame_stops: list[int] = []
+        self.end = 0
+        self.reader: SegmentReader | None = None
+        self.views: dict[int, Array] = {}
+        """By the size of an element: a view in which element `i` is the one that begins at byte `8 * i`."""
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        self.views.clear()
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+
+class MappedFiles:
+    """The files of a log by their numbers.
+
+    Attributes:
+        segments: those that are known, in their order.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+        self.segments: dict[int, Segment] = {}
+
+    def elements(self, table: RowTable, size: int, indices: Array) -> Array:
+        """[n, size] uint8: those of these absolute indices, which must all be there; one gather a file."""
+        addresses = table.addresses(indices, size // UNIT)
+        number, unit = addresses >> _NUMBER_SHIFT, addresses & ((1 << _NUMBER_SHIFT) - 1)
+        first, last = int(number.min()), int(number.max())
+        if first == last:
+            picked = self._view(first, size)[unit]
+        else:
+            picked = np.empty(len(indices), _void(size))
+            order = np.argsort((number - first).astype(np.uint16), kind="stable")
+            number, unit = number[order], unit[order]
+            start = 0
+            while start < len(order):
+                stop = int(np.searchsorted(number, number[start], "right"))
+                picked[order[start:stop]] = self._view(int(number[start]), size)[unit[start:stop]]
+                start = stop
+        found: Array = picked.view(np.uint8).reshape(len(indices), size)
+        return found
+
+    def _view(self, number: int, size: int) -> Array:
+        segment = self.segments[number]
+        if segment.reader is None or segment.reader.size < segment.end:
+            segment.close()
+            segment.reader = self._log.reader(number)
+        if size not in segment.views:
+            length = max(0, (segment.reader.size - size) // UNIT + 1)
+            segment.views[size] = np.ndarray((length,), _void(size), segment.reader.view, 0, (UNIT,))
+        return segment.views[size]
+
+
+def _void(size: int) -> np.dtype[Any]:
+    return np.dtype((np.void, size))

@@ -1,0 +1,371 @@
+"""Memories written row by row: what to derive from when samples are no plain arrays, or are rebuilt when sampled.
+
+`ReplayMemory` (replay.py) is the fast one. The classes here keep the interface that scripts derive from: a list `data`
+of columns, `append_buffer`, `get_transition` and `collate`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from tmrl_core.errors import ConfigError, SampleRefusedError
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.memories.layout import Array, stored_dtype
+from tmrl_core.training.memories.trees import flatten
+
+MAX_STREAMS = 4096
+"""Streams whose last row is kept; the longest silent one is forgotten first (its open episode then has a gap)."""
+
+MOST = 1 << 62
+"""Sizes stay within int64, and sums of two of them."""
+
+Refusals = list[tuple[Chunk, SampleRefusedError]]
+
+
+def whole_number(value: float, name: str) -> int:
+    """`value` as an int; sizes may be floats such as 1e6.
+
+    Raises:
+        ConfigError: it is no number, not whole, not positive, or beyond what arrays can be indexed by.
+    """
+    given: Any = value
+    numeric = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if not numeric or not 1 <= given <= MOST or int(given) != given:
+        raise ConfigError(f"{name} must be a whole number of at least 1 (and at most 2^62), got {value!r:.100}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class LastRow:
+    """The last row of a stream, as far as joining needs it."""
+
+    episode: int
+    step: int
+
+
+def rows_that_follow(chunk: Chunk, last: LastRow | None) -> Array:
+    """[rows] bool: which rows make a transition with the row before them.
+
+    They do when both are of the same episode, with consecutive step indices, the first ended nothing, and the second
+    has an action. The row before the first is `last`, the stream's last row, which must not have ended its episode.
+    """
+    follows: Array = chunk.action_present.copy()
+    follows[1:] &= ~(chunk.terminated | chunk.truncated)[:-1]
+    # Within a segment steps are consecutive, so only where one begins is there anything to compare.
+    start = 0
+    for segment in chunk.segments:
+        if segment.rows:
+            if last is None or (last.episode, last.step + 1) != (segment.episode, segment.first_step):
+                follows[start] = False
+            last = LastRow(segment.episode, segment.first_step + segment.rows - 1)
+            start += segment.rows
+    return follows
+
+
+def last_row_of(chunk: Chunk) -> LastRow:
+    """The last row of a chunk that has one."""
+    segment = next(segment for segment in reversed(chunk.segments) if segment.rows)
+    return LastRow(segment.episode, segment.first_step + segment.rows - 1)
+
+
+def collate_to_torch(values: Sequence[Any], device: torch.device | str | None) -> Any:
+    """One tree of tensors [len(values), *shape] out of many trees of arrays and numbers."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: collate_to_torch([value[key] for value in values], device) for key in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(collate_to_torch(column, device) for column in zip(*values, strict=True))
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(values)).to(device or "cpu")
+    column = np.stack([np.asarray(value) for value in values])
+    if isinstance(first, float):
+        column = column.astype(np.float32)
+    return torch.from_numpy(column).to(device or "cpu")
+
+
+def compare_with_original(original: Sequence[Any], rebuilt: Sequence[Any], downcast_float64: bool = True) -> None:
+    """Compare a rebuilt transition with what the worker saw: whole arrays, not only their sums.
+
+    Args:
+        original: (prev_obs, act, obs, rew, terminated, truncated), as the worker sends it along.
+        rebuilt: (prev_obs, act, rew, obs, terminated, truncated).
+        downcast_float64: compare float64 values as float32.
+
+    Raises:
+        ValueError: they differ; the message names where.
+    """
+    prev_obs, act, obs, rew, terminated, truncated = original
+    names = ("prev_obs", "act", "rew", "obs", "terminated", "truncated")
+    for name, expected, found in zip(names, (prev_obs, act, rew, obs, terminated, truncated), rebuilt, strict=True):
+        expected_leaves, found_leaves = flatten(_as_tuples(expected)), flatten(_as_tuples(found))
+        same = [path for path, _ in expected_leaves] == [path for path, _ in found_leaves]
+        for (path, left), (_, right) in zip(expected_leaves, found_leaves, strict=same) if same else ():
+            left_array = np.asarray(left)
+            left_array = left_array.astype(stored_dtype(left_array.dtype, downcast_float64))
+            right_array = np.asarray(right).astype(left_array.dtype)
+            if not np.array_equal(left_array, right_array, equal_nan=left_array.dtype.kind == "f"):
+                raise ValueError(
+                    f"crc_debug: {name}{path} of a rebuilt transition is {right_array!r}, the worker saw {left_array!r}"
+                )
+        if not same:
+            raise ValueError(f"crc_debug: {name} of a rebuilt transition has another structure than the worker saw")
+
+
+def _as_tuples(value: Any) -> Any:
+    """`value` with its lists as tuples: what travelled inside an info may have become a list."""
+    if isinstance(value, dict):
+        return {key: _as_tuples(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_as_tuples(item) for item in value)
+    return value
+
+
+class EpisodeStatistics:
+    """The latest train and test episode that reached the trainer; what every memory knows beside its samples.
+
+    Returns are NaN before there was such an episode. An evaluation's episodes are none of these.
+    """
+
+    def __init__(self) -> None:
+        self.stat_test_return = math.nan
+        self.stat_train_return = math.nan
+        self.stat_test_steps = 0
+        self.stat_train_steps = 0
+
+    def note_statistics(self, buffer: Buffer) -> None:
+        """Remember the latest episodes of `buffer`."""
+        for record in buffer.episodes:
+            if record.evaluation is not None:
+                continue
+            if record.mode == "test":
+                self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
+            else:
+                self.stat_train_return, self.stat_train_steps = record.episode_return, record.length
+
+    def statistics_state(self) -> list[float]:
+        """For a checkpoint."""
+        return [self.stat_test_return, self.stat_train_return, self.stat_test_steps, self.stat_train_steps]
+
+    def restore_statistics(self, state: Sequence[float]) -> None:
+        """Undo `statistics_state`."""
+        self.stat_test_return, self.stat_train_return = float(state[0]), float(state[1])
+        self.stat_test_steps, self.stat_train_steps = int(state[2]), int(state[3])
+
+
+class Memory(EpisodeStatistics, ABC):
+    """A replay memory that hands out one transition at a time.
+
+    Iterating yields `nb_steps` batches. Derived classes hold what they like in `data`, and implement `append_buffer`,
+    `__len__`, `get_transition` and `collate`.
+
+    Args:
+        device: where batches go.
+        nb_steps: batches per iteration.
+        sample_preprocessor: called with the six values of each sampled transition (flags as they are); it returns them
+            changed, in that order.
+        memory_size: samples held; may be a float such as 1e6.
+        batch_size: transitions in a batch.
+        dataset_path: for derived classes that read a data set.
+        crc_debug: compare each transition with the original that the worker sent along.
+
+    Raises:
+        ConfigError: a size is not positive or not whole.
+    """
+
+    transient: ClassVar[frozenset[str]] = frozenset(
+        {"device", "nb_steps", "sample_preprocessor", "memory_size", "batch_size", "dataset_path", "crc_debug"}
+    )
+    """Attributes that no checkpoint holds: they come from the configuration."""
+
+    def __init__(
+        self,
+        device: torch.device | str | None,
+        nb_steps: float,
+        sample_preprocessor: Callable[..., tuple[Any, ...]] | None = None,
+        memory_size: float = 1_000_000,
+        batch_size: float = 256,
+        dataset_path: str = "",
+        crc_debug: bool = False,
+    ) -> None:
+        super().__init__()
+        self.device = device
+        self.nb_steps = whole_number(nb_steps, "nb_steps")
+        self.sample_preprocessor = sample_preprocessor
+        self.memory_size = whole_number(memory_size, "memory_size")
+        self.batch_size = whole_number(batch_size, "batch_size")
+        self.dataset_path = dataset_path
+        self.crc_debug = crc_debug
+        self.data: list[Any] = []
+        self.generator = np.random.default_rng(int(torch.randint(2**62, ()).item()))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield `nb_steps` batches."""
+        for _ in range(self.nb_steps):
+            yield self.sample()
+
+    def __getitem__(self, item: int) -> tuple[Any, ...]:
+        """Transition `item` after the preprocessor, without its info; the flags are float32."""
+        *transition, info = self.get_transition(item)
+        if self.crc_debug and "crc_sample" in info:
+            compare_with_original(info["crc_sample"], transition)
+        if self.sample_preprocessor is not None:
+            transition = list(self.sample_preprocessor(*transition))
+        prev_obs, act, rew, obs, terminated, truncated = transition
+        return prev_obs, act, rew, obs, np.float32(terminated), np.float32(truncated)
+
+    def sample_indices(self) -> Sequence[int]:
+        """`batch_size` items, drawn uniformly."""
+        items: list[int] = self.generator.integers(0, len(self), size=self.batch_size).tolist()
+        return items
+
+    def sample(self) -> Any:
+        """One batch.
+
+        Raises:
+            ValueError: the memory is empty.
+        """
+        if len(self) == 0:
+            raise ValueError("the replay memory holds no transition yet")
+        return self.collate([self[item] for item in self.sample_indices()], self.device)
+
+    def append(self, buffer: Buffer) -> Refusals:
+        """Note the statistics and append; return what was refused, with the reasons.
+
+        A whole buffer is refused when `append_buffer` raises SampleRefusedError.
+        """
+        self.note_statistics(buffer)
+        if not len(buffer):
+            return []
+        try:
+            self.append_buffer(buffer)
+        except SampleRefusedError as exc:
+            return [(chunk, exc) for chunk in buffer.chunks]
+        return []
+
+    @abstractmethod
+    def append_buffer(self, buffer: Buffer) -> Any:
+        """Take over a buffer's samples, dropping the oldest beyond `memory_size`.
+
+        Raises:
+            SampleRefusedError: the samples do not fit; nothing was appended.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Items that `get_transition` takes."""
+
+    @abstractmethod
+    def get_transition(self, item: int) -> tuple[Any, Any, Any, Any, Any, Any, dict[Any, Any]]:
+        """Transition `item`: (prev_obs, act, rew, obs, terminated, truncated, info)."""
+
+    @abstractmethod
+    def collate(self, batch: Sequence[tuple[Any, ...]], device: Any) -> Any:
+        """One batch out of a list of transitions."""
+
+
+class TorchMemory(Memory):
+    """A `Memory` whose batches are tensors."""
+
+    def collate(self, batch: Sequence[tuple[Any, ...]], device: Any) -> Any:
+        """Nested tuples of tensors [batch_size, *shape] on `device`."""
+        return collate_to_torch(batch, device)
+
+
+class GenericTorchMemory(TorchMemory):
+    """A `TorchMemory` for any environment: samples are kept as they came, whatever they hold.
+
+    `data` holds six lists of one value per sample: actions, observations, rewards, terminated, truncated, infos.
+    """
+
+    type_id = "generic_torch_memory"
+    type_version = 1
+
+    def __init__(
+        self,
+        device: torch.device | str | None = None,
+        nb_steps: float = 1,
+        sample_preprocessor: Callable[..., tuple[Any, ...]] | None = None,
+        memory_size: float = 1_000_000,
+        batch_size: float = 256,
+        dataset_path: str = "",
+        crc_debug: bool = False,
+    ) -> None:
+        super().__init__(device, nb_steps, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug)
+        self.data = [[] for _ in range(6)]
+        # Samples are numbered from the first ever appended; data[i][k] belongs to number first_number + k.
+        self.first_number = 0
+        self.transitions: list[int] = []
+        """Numbers of the samples that end a transition, ascending."""
+        self.previous: list[int] = []
+        """For each of `transitions`, the number of the sample before it; nearly ascending."""
+        self.last_rows: dict[bytes, tuple[int, int, int]] = {}
+        """Per stream: number, episode and step of its last sample, if that ended nothing."""
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled."""
+        return len(self.transitions)
+
+    def append_buffer(self, buffer: Buffer) -> None:
+        """Take over a buffer's samples."""
+        for chunk in buffer.chunks:
+            if chunk.rows:
+                self._append_chunk(chunk)
+        self._trim()
+
+    def _append_chunk(self, chunk: Chunk) -> None:
+        last = self.last_rows.pop(chunk.stream, None)
+        follows = rows_that_follow(chunk, None if last is None else LastRow(last[1], last[2]))
+        number = self.first_number + len(self.data[0])
+        before = [-1 if last is None else last[0], *range(number, number + chunk.rows - 1)]
+        for row in range(chunk.rows):
+            for values, value in zip(self.data, chunk.sample(row), strict=True):
+                values.append(value)
+            if follows[row]:
+                self.transitions.append(number + row)
+                self.previous.append(before[row])
+        if not (chunk.terminated[-1] or chunk.truncated[-1]):
+            self.last_rows[chunk.stream] = (number + chunk.rows - 1, int(chunk.episode[-1]), int(chunk.step[-1]))
+            if len(self.last_rows) > MAX_STREAMS:
+                self.last_rows.pop(next(iter(self.last_rows)))
+
+    def _trim(self) -> None:
+        excess = len(self.data[0]) - self.memory_size
+        # Cutting the front of a list moves all of it, so it is done a sixteenth at a time.
+        if excess <= 0 or (excess < self.memory_size // 16 and len(self.transitions) <= self.memory_size):
+            return
+        self.first_number += excess
+        for values in self.data:
+            del values[:excess]
+        cut = bisect_left(self.transitions, self.first_number)
+        kept = [
+            (number, before)
+            for number, before in zip(self.transitions[cut:], self.previous[cut:], strict=True)
+            if before >= self.first_number
+        ]
+        self.transitions = [number for number, _ in kept]
+        self.previous = [before for _, before in kept]
+        self.last_rows = {key: row for key, row in self.last_rows.items() if row[0] >= self.first_number}
+
+    def get_transition(self, item: int) -> tuple[Any, Any, Any, Any, Any, Any, dict[Any, Any]]:
+        """Transition `item`, 0 being the oldest."""
+        now = self.transitions[item] - self.first_number
+        before = self.previous[item] - self.first_number
+        actions, observations, rewards, terminated, truncated, infos = self.data
+        return (
+            observations[before],
+            actions[now],
+            np.float32(rewards[now]),
+            observations[now],
+            terminated[now],
+            truncated[now],
+            infos[now],
+        )

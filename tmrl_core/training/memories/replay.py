@@ -1,0 +1,399 @@
+"""The project's own replay memory: columnar, preallocated, a batch is one gather per dtype.
+
+Theory of operation
+-------------------
+Chunks come in as columns. A *transition* is a pair of neighbouring rows of one stream, of one episode, with consecutive
+step indices, the first of which ended nothing. It is made when its second row arrives and stored complete, so that
+sampling needs no rule at all: every stored row is a valid transition, and a uniform draw of rows is a uniform draw of
+valid transitions. Of each stream the last row is kept, so that an episode that came in several messages, between those
+of other streams, is joined; a reset, a missing message, another structure or another stream never is.
+
+A transition has an absolute index, counted from the first ever written. Where the rows lie is the business of `Rows`:
+rings in RAM (rows.py), or append-only files (disk_rows.py); the same seed draws the same transitions from both.
+Checkpoints of a memory in RAM write ranges of absolute indices; those of one on disk refer to its folder.
+
+How samples become rows is said by insertion.py, how batches are drawn by sampler.py; this file holds what a memory is
+made of, and how it is kept for another process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tmrl_core.actor.rollout.guard import is_finite
+from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
+from tmrl_core.training.memories.disk_rows import DiskRows
+from tmrl_core.training.memories.insertion import Appending
+from tmrl_core.training.memories.layout import Array, RowLayout
+from tmrl_core.training.memories.memory import whole_number
+from tmrl_core.training.memories.prioritized import Priorities, Prioritization
+from tmrl_core.training.memories.rows import RamRows, RowLease
+from tmrl_core.training.memories.staleness import FreshRows
+from tmrl_core.training.memories.transition_builder import Tail
+
+logger = logging.getLogger(__name__)
+
+_OWN_VALUES = {"statistics", "steps"}
+
+
+class ReplayMemory(Appending):
+    """Replay of the newest `memory_size` valid transitions, drawn uniformly or by priorities.
+
+    Iterating yields `nb_steps` batches `(prev_obs, new_act, rew, new_obs, terminated, truncated)` of tensors
+    [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size]. With n steps or priorities a dict of
+    extras follows.
+
+    Args:
+        device: where batches go; None: the CPU.
+        nb_steps: batches per iteration.
+        sample_preprocessor: called for each sampled transition with its six values (flags as bool); it returns them
+            changed, in that order. Much slower than whole batches.
+        memory_size: transitions held; may be a float such as 1e6.
+        batch_size: transitions in a batch.
+        dataset_path: accepted for scripts that name one; not used.
+        crc_debug: compare each rebuilt transition with the original that the worker sent along.
+        seed: of the draws; None: taken from torch's global generator, as `torch.manual_seed` sets it.
+        downcast_float64: store float64 columns as float32 (the default). All other dtypes are kept exactly.
+        storage: "ram", or "disk": transitions lie in `folder` and are there again after this process has died.
+        folder: where they lie, for "disk" only. One process at a time may use it.
+        sync: what an append survives, for "disk" only: "os" the sudden end of this process, "fsync" that of the machine
+            too.
+        n_step: steps in a transition; above 1, batches carry the extra `discount` (gamma to the number of steps).
+        gamma: discount of a step, for n_step above 1.
+        priority: draw by priorities, and how; batches then carry the extras `indices` (int64, on the CPU) and `weights`
+            (float32), and whoever trains calls `update_priorities`. None: draw uniformly.
+        max_drawn_lag: draw only transitions of a policy at most so many versions behind the latest, which whoever
+            trains says with `note_version`; the others stay stored. None: draw any.
+        prefetch: blocks of batches that a thread prepares ahead, without changing what is drawn; None: 2 where batches
+            go to a CUDA device, otherwise 0. By priorities, and with a sample_preprocessor, there is none.
+
+    Raises:
+        ConfigError: a size is not positive or not whole, a number is out of its range, or "disk" has no folder.
+        FolderLockedError: another process uses the folder.
+        StorageError: the folder cannot be read or written.
+
+    Attributes:
+        deferred: True: on disk, what is appended is written and counts only with the next `commit`, which says in the
+            same record how far the streams of samples are; until then it is neither sampled nor counted. False: each
+            append is written at once.
+    """
+
+    type_id = "replay"
+    type_version = 1
+
+    def __init__(
+        self,
+        device: torch.device | str | None = None,
+        nb_steps: float = 1,
+        sample_preprocessor: Callable[..., tuple[Any, ...]] | None = None,
+        memory_size: float = 1_000_000,
+        batch_size: float = 256,
+        dataset_path: str = "",
+        crc_debug: bool = False,
+        *,
+        seed: int | None = None,
+        downcast_float64: bool = True,
+        storage: Literal["ram", "disk"] = "ram",
+        folder: str | Path | None = None,
+        sync: Literal["os", "fsync"] = "os",
+        n_step: float = 1,
+        gamma: float = 0.99,
+        priority: Prioritization | Mapping[str, Any] | None = None,
+        max_drawn_lag: int | None = None,
+        prefetch: int | None = None,
+    ) -> None:
+        capacity, steps = whole_number(memory_size, "memory_size"), whole_number(n_step, "n_step")
+        if not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma must be 0 to 1, got {gamma!r}")
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        if isinstance(priority, Mapping):
+            try:
+                priority = Prioritization(**priority)
+            except TypeError as exc:
+                raise ConfigError(f"priority: {exc}") from exc
+        super().__init__(
+            capacity,
+            steps,
+            gamma,
+            downcast_float64,
+            crc_debug,
+            device,
+            whole_number(nb_steps, "nb_steps"),
+            whole_number(batch_size, "batch_size"),
+            sample_preprocessor,
+            seed,
+            None if priority is None else Priorities(capacity, priority),
+            max_drawn_lag,
+            prefetch,
+        )
+        self.dataset_path = dataset_path
+        if storage == "disk":
+            if folder is None:
+                raise ConfigError("a memory with storage: disk needs a folder; set memory.folder")
+            self._rows = self._disk = DiskRows(self.memory_size, Path(folder), sync, tail_rows=self.n_step)
+            try:
+                self._take_over(self._disk)
+            except BaseException:
+                self._disk.close()
+                raise
+        else:
+            self._rows = self._ram = RamRows(self.memory_size)
+
+    # --- what is in it ------------------------------------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """Transitions ever stored; the newest has the absolute index `written - 1`."""
+        return self._written
+
+    @property
+    def layout(self) -> RowLayout | None:
+        """Where columns stand; None before the first transition."""
+        return self._rows.layout
+
+    @property
+    def row_arrays(self) -> list[Array]:
+        """In RAM, the rings: one array [memory_size, width] per dtype, then the policy versions [memory_size, 2].
+
+        On disk there are none: what a checkpoint needs is there already.
+        """
+        return self._ram.arrays if self._ram is not None else []
+
+    @property
+    def disk(self) -> DiskRows | None:
+        """The rows on disk; None: they are in RAM."""
+        return self._disk
+
+    def get_transition(self, item: int) -> tuple[Any, Any, np.float32, Any, bool, bool, dict[str, Any]]:
+        """Transition `item`, 0 being the oldest: (prev_obs, act, rew, obs, terminated, truncated, extras).
+
+        Raises:
+            IndexError: there is no such transition.
+        """
+        if not 0 <= item < len(self):
+            raise IndexError(f"transition {item} of {len(self)}")
+        self._stop_ahead()
+        index = self._rows.readable - len(self) + item
+        prev_obs, act, rew, obs, terminated, truncated, extras = self._transition_at(index)
+        return prev_obs, act, rew, obs, terminated, truncated, extras
+
+    def policy_versions(self) -> Array:
+        """[len, 2] int64: incarnation and counter of the policy that made each transition, in no promised order."""
+        self._stop_ahead()
+        return self._rows.versions()
+
+    @property
+    def recorded(self) -> tuple[dict[bytes, tuple[int, int]], dict[str, Any]] | None:
+        """Marks and values of what is on the disk, as `commit` was given them; None: nothing, or this is in RAM."""
+        if self._disk is None or not self._disk.states.values:
+            return None
+        states = self._disk.states
+        marks = {stream: (int(mark[0]), int(mark[1])) for stream, mark in states.marks.items()}
+        return marks, {name: value for name, value in states.values.items() if name not in _OWN_VALUES}
+
+    def _take_over(self, disk: DiskRows) -> None:
+        """What a process before this one has left on the disk."""
+        self._check_stacks(disk)
+        self._written = self._unchecked = disk.readable
+        if disk.readable:
+            steps = disk.states.values.get("steps", [1, self.gamma])
+            self._check_steps(steps, f"{disk.folder} holds", ConfigError, StorageError)
+            if self._priorities is not None:
+                self._priorities.add(disk.readable - len(disk), disk.readable)
+            self._note_versions(disk.readable - len(disk))
+        try:
+            self._restore_tails(
+                [[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()]
+            )
+            if "statistics" in disk.states.values:
+                self.restore_statistics(disk.states.values["statistics"])
+        except (ValueError, TypeError, LookupError, SampleRefusedError) as exc:
+            raise StorageError(f"{disk.folder} says something impossible of its streams: {exc}") from exc
+
+    def _check_stacks(self, disk: DiskRows) -> None:
+        if disk.stacks is not None:
+            raise ConfigError(
+                f"{disk.folder} holds stacks of {disk.stacks.stack} frames, each frame once; keep memory.cls: "
+                "tmrl_core.training:FrameStackMemory, or begin anew with another run.name."
+            )
+
+    def _restore_tails(self, tails: Sequence[Sequence[Any]]) -> None:
+        found = {
+            stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
+            for stream, episode, step, tree in tails
+        }
+        self._tails = {stream: tail for stream, tail in found.items() if is_finite(tail.plain())}
+
+    def _check_steps(self, steps: Any, what: str, error: type[Exception], damaged: type[Exception]) -> None:
+        """Transitions of other lengths, or of another discount, cannot be added to."""
+        found = [*steps] if isinstance(steps, Sequence) else []
+        if [type(value) for value in found] not in ([int, float], [int, int]):
+            raise damaged(f"{what} transitions of impossible steps and discount: {steps!r:.100}")
+        if found[0] != self.n_step or (self.n_step > 1 and found[1] != self.gamma):
+            raise error(
+                f"{what} transitions of {found[0]} steps (gamma {found[1]}), and memory.n_step is {self.n_step} (gamma "
+                f"{self.gamma}); keep these, or begin anew with another run.name."
+            )
+
+    def flush(self) -> None:
+        """Have what is on disk survive the machine, whatever `sync` is.
+
+        Raises:
+            StorageError: it may not.
+        """
+        if self._disk is not None:
+            self._disk.flush()
+
+    def close(self) -> None:
+        """Let go of the folder on disk, so that another process, or another memory, may use it; end prefetching."""
+        self._stop_ahead()
+        self._ahead.close()
+        if self._disk is not None:
+            self._disk.close()
+
+    def _note_versions(self, start: int) -> None:
+        """Read which versions the rows from `start` on are of, where only some of them are drawn."""
+        if self._fresh is not None:
+            self._fresh.add(start, self._rows.versions_of(start, self._rows.readable)[:, 1])
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def lease_rows(self, start: int) -> RowLease:
+        """In RAM, keep the rows from absolute index `start` (or the oldest) until the lease is released."""
+        assert self._ram is not None
+        return self._ram.lease(start)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the rows: layout, counters, generator, each stream's last row, and where a drawn block stands."""
+        self._stop_ahead()
+        # What was drawn by priorities cannot be drawn again: what it was drawn from has changed since.
+        block = self._block if self._priorities is None else None
+        return {
+            "memory_size": self.memory_size,
+            "storage": "ram" if self._disk is None else "disk",
+            "layout": None if self._rows.layout is None else self._rows.layout.describe(),
+            "written": self._rows.readable,
+            "oldest": self._rows.oldest,
+            "generator": block.generator_state if block else self._generator.bit_generator.state,
+            "block": [len(block.batches), block.position] if block else None,
+            "next_block": self._block_batches,
+            "statistics": self.statistics_state(),
+            "tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self._tails.items()],
+            "steps": [self.n_step, self.gamma],
+            "priorities": None if self._priorities is None else self._priorities.state_dict(),
+            "version": self._lag.counter,
+            "drawn": self._left_over(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
+        """Take over `state_dict()` and the rows that belong to it.
+
+        Args:
+            state: what `state_dict` returned.
+            rows: per array of `row_arrays`, the newest `min(written, memory_size)` rows, oldest first; or fewer, where
+                older ones were lost.
+
+        Raises:
+            ValueError: the rows do not fit the state, or the state another memory size.
+        """
+        if state["memory_size"] != self.memory_size:
+            raise ValueError(
+                f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
+            )
+        self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError, ValueError)
+        self._stop_ahead()
+        same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
+        self._unchecked = self._rows.readable
+        if self._priorities is not None:
+            first, stop = self._rows.readable - len(self), self._rows.readable
+            self._priorities.add(first, stop)
+            if state.get("priorities") is not None:
+                self._priorities.load_state_dict(state["priorities"], stop)
+                lost = max(0, stop - self.memory_size)
+                if lost < first and not same:
+                    self._priorities.remove(lost, first)
+        if self._fresh is not None:
+            self._fresh = FreshRows(self._fresh.max_lag)
+            self._note_versions(self._rows.readable - len(self))
+        self.note_version(int(state.get("version", 0)))
+        self._generator.bit_generator.state = state["generator"]
+        self._forget_block()
+        most = self._largest_block() if self._rows.layout is not None else 1
+        if state["block"] is not None and same and state["block"][0] <= most:
+            # The block was drawn from what is here now, or it would have been thrown away: the same draw again.
+            count, position = state["block"]
+            self._block = self._draw(count, dict(self._generator.bit_generator.state))
+            self._block.position = position
+        left = state.get("drawn")
+        if left is not None and same and self._priorities is not None:
+            self._block = self._left_over_block(left)
+        if same:
+            self._block_batches = max(1, min(int(state["next_block"]), most))
+
+    def _load_ram(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
+        assert self._ram is not None
+        if state.get("storage", "ram") != "ram":
+            raise ValueError("it was saved with memory.storage: disk and its transitions lie there; keep that setting")
+        written = int(state["written"])
+        same = True
+        if state["layout"] is not None:
+            self._ram.allocate(_layout_with_rows(state, rows))
+            self._ram.load(written, list(rows))
+            same = len(rows[0]) == _rows_saved(state)
+        self._written = self._ram.readable = written
+        self._ram.oldest = int(state.get("oldest", 0)) if same else written - len(rows[0])
+        self._restore_tails(state["tails"])
+        self.restore_statistics(state["statistics"])
+        return same
+
+    def _load_disk(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
+        """Whether what is here is what was here when the state was saved. What the disk says counts, if anything."""
+        disk = self._disk
+        assert disk is not None
+        written = int(state["written"])
+        if state.get("storage", "ram") == "disk":
+            if disk.readable < written:
+                logger.warning(
+                    "%s holds %d transitions of all that were ever written, the checkpoint knew of %d: files are "
+                    "missing, or the machine went down before they were on the disk (memory.sync: fsync prevents that)",
+                    disk.folder,
+                    disk.readable,
+                    written,
+                )
+            return disk.readable == written
+        if disk.readable or not state["layout"]:
+            return False
+        # A run that was begun in RAM goes on on disk.
+        disk.adopt(_layout_with_rows(state, rows), written, rows)
+        self._written = written
+        self._restore_tails(state["tails"])
+        self.restore_statistics(state["statistics"])
+        self._touched |= self._tails.keys()
+        self.commit()
+        return True
+
+
+def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout:
+    """The layout of a saved memory.
+
+    Raises:
+        ValueError: the rows are not those that belong to it.
+    """
+    layout = RowLayout.from_description(state["layout"])
+    widths = [*layout.widths, 2]
+    count = len(rows[0]) if rows else 0
+    found = [array.shape for array in rows]
+    if found != [(count, width) for width in widths] or not min(1, _rows_saved(state)) <= count <= _rows_saved(state):
+        raise ValueError(f"{_rows_saved(state)} rows of widths {widths} are missing; found {found}")
+    return layout
+
+
+def _rows_saved(state: dict[str, Any]) -> int:
+    return min(int(state["written"]) - int(state.get("oldest", 0)), int(state["memory_size"]))

@@ -1,0 +1,284 @@
+"""Where a replay memory's rows lie: the seam between what a transition is and what holds it.
+
+`RamRows` holds rings in this process, `DiskRows` (`disk_rows.py`) append-only files. A row has an absolute index,
+counted from the first row ever written. Memories over both pass `tests/training/memories/test_replay.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
+
+
+class RowLease:
+    """Rows `[start, stop)` that somebody still reads. An append that would overwrite them waits for the reader.
+
+    The reader calls `advance` as it goes and `release` at the end, from any thread.
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start = start
+        self.stop = stop
+        self._changed = threading.Condition()
+
+    def advance(self, index: int) -> None:
+        """Rows before absolute `index` are no longer needed."""
+        with self._changed:
+            self.start = max(self.start, index)
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """No row is needed any more."""
+        self.advance(self.stop)
+
+    def wait_until_free(self, index: int) -> None:
+        """Return when rows before absolute `index` may be overwritten; woken by `advance` and `release`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.start >= min(index, self.stop))
+
+
+@runtime_checkable
+class RowMemory(Protocol):
+    """A memory whose rows checkpoints keep apart from its state, in files that they share.
+
+    Attributes:
+        memory_size: rows that it holds at most.
+    """
+
+    memory_size: int
+
+    @property
+    def written(self) -> int:
+        """Rows ever stored; the newest has the absolute index `written - 1`."""
+
+    @property
+    def row_arrays(self) -> Sequence[Array]:
+        """The rings that hold the rows, [memory_size, width] each; empty where the rows need no saving."""
+
+    def __len__(self) -> int:
+        """Rows that it holds."""
+
+    def lease_rows(self, start: int) -> RowLease:
+        """Keep the rows from absolute index `start` on until the lease is released."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the rows."""
+
+    def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
+        """Take over a state and the rows that belong to it."""
+
+
+class Rows(ABC):
+    """The newest `capacity` rows that were written.
+
+    Writing is `prepare`, then `put` and `put_versions` for every column, then `publish`. What is not published is not
+    sampled.
+
+    Args:
+        capacity: how many rows are kept.
+
+    Attributes:
+        layout: where columns stand; None before the first row.
+        oldest: index before which no row can be read, also where there are fewer than `capacity`.
+        readable: index after the newest row that can be read.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.layout: RowLayout | None = None
+        self.oldest = 0
+        self.readable = 0
+
+    def __len__(self) -> int:
+        """Rows that can be read."""
+        return min(self.readable - self.oldest, self.capacity)
+
+    @abstractmethod
+    def allocate(self, layout: RowLayout) -> None:
+        """Rows look like this from now on; called once.
+
+        Raises:
+            ConfigError: there is no room for so many.
+        """
+
+    @abstractmethod
+    def prepare(self, start: int, count: int) -> None:
+        """Rows [start, start + count) will be put; they follow those put before."""
+
+    @abstractmethod
+    def put(self, column: Column, start: int, values: Array) -> None:
+        """Fill a column of the rows from absolute index `start` on; `values` is [rows, width]."""
+
+    @abstractmethod
+    def put_versions(self, start: int, values: Array) -> None:
+        """Fill the policy versions of the rows from `start` on; `values` is [rows, 2]."""
+
+    @abstractmethod
+    def publish(self, stop: int) -> None:
+        """All rows before `stop` are filled."""
+
+    @abstractmethod
+    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
+        """The rows drawn.
+
+        Args:
+            draws: int64, 0 <= each < len(self). Which row a number means is free, but fixed until the next `publish`;
+                in all implementations that have lost nothing it is the same one.
+            looked_at: of so many of them, the first, versions are returned too.
+
+        Returns:
+            Of each dtype group the rows, [len(draws), width]; and [looked_at] int64 the counters of their versions.
+        """
+
+    @abstractmethod
+    def row(self, index: int) -> list[Array]:
+        """Of each dtype group the row of absolute `index` that was put: [width]."""
+
+    @abstractmethod
+    def index_of(self, draw: int) -> int:
+        """The absolute index of the row that `gather` takes for a draw."""
+
+    def indices_of(self, draws: Array) -> Array:
+        """`index_of` of each."""
+        return np.array([self.index_of(int(draw)) for draw in draws], np.int64)
+
+    @abstractmethod
+    def draws_of(self, indices: Array) -> Array:
+        """The draws for which `gather` takes the rows of these absolute indices, which can all be read."""
+
+    @abstractmethod
+    def versions(self) -> Array:
+        """[len, 2] int64: policy versions of the rows that can be read, in no promised order."""
+
+    @abstractmethod
+    def versions_of(self, start: int, stop: int) -> Array:
+        """[stop - start, 2] int64: policy versions of the rows [start, stop), which can all be read."""
+
+
+class RamRows(Rows):
+    """Rows in rings of this process: one array per dtype group, and one of policy versions.
+
+    Row `i` lies at `i` modulo the capacity, and so it is drawn.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.groups: list[Array] = []
+        self._tensors: list[torch.Tensor] = []
+        self._versions = np.zeros((0, 2), np.int64)
+        self._counters = self._versions[:, 1]
+        self._lease: RowLease | None = None
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The rings: one array [capacity, width] per dtype group, then the versions."""
+        return [*self.groups, self._versions] if self.layout is not None else []
+
+    def allocate(self, layout: RowLayout) -> None:
+        """Make the rings."""
+        try:
+            groups = [
+                np.empty((self.capacity, width), dtype)
+                for dtype, width in zip(layout.dtypes, layout.widths, strict=True)
+            ]
+            versions = np.empty((self.capacity, 2), np.int64)
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
+            needed = self.capacity * (layout.row_bytes + 16) / 1e9
+            raise ConfigError(
+                f"memory.capacity: {self.capacity} transitions of {layout.row_bytes} bytes need {needed:.1f} GB, "
+                "which this machine does not give. Choose a smaller capacity, or memory.storage: disk."
+            ) from exc
+        self.groups, self._versions, self.layout = groups, versions, layout
+        self._counters = versions[:, 1]
+        self._tensors = [torch.from_numpy(group) for group in groups]
+
+    def lease(self, start: int) -> RowLease:
+        """Keep the rows from absolute index `start` (or the oldest there is) until the lease is released."""
+        self._lease = RowLease(max(start, self.readable - len(self)), self.readable)
+        return self._lease
+
+    def prepare(self, start: int, count: int) -> None:
+        """Wait for who still reads the rows that will be overwritten."""
+        if self._lease is not None:
+            self._lease.wait_until_free(start + count - self.capacity)
+
+    def put(self, column: Column, start: int, values: Array) -> None:
+        """Fill them in their place."""
+        self._put(self.groups[column.group], slice(column.start, column.stop), start, values)
+
+    def put_versions(self, start: int, values: Array) -> None:
+        """Fill them in their place."""
+        self._put(self._versions, slice(None), start, values)
+
+    def _put(self, ring: Array, columns: slice, start: int, values: Array) -> None:
+        at = start % self.capacity
+        first = min(len(values), self.capacity - at)
+        fill(ring[at : at + first, columns], values[:first])
+        if first < len(values):
+            fill(ring[: len(values) - first, columns], values[first:])
+
+    def publish(self, stop: int) -> None:
+        """They can be read at once."""
+        self.readable = stop
+
+    def load(self, written: int, rows: list[Array]) -> None:
+        """Take over the newest rows of each of `arrays`, oldest first; `written` is the index after the last."""
+        for ring, values in zip(self.arrays, rows, strict=True):
+            self._put(ring, slice(None), written - len(values), values)
+        self.readable = written
+
+    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
+        """One gather per group."""
+        places = self._places(draws)
+        index = torch.from_numpy(places)
+        counters = self._counters[places[:looked_at]]
+        return [group.index_select(0, index) for group in self._tensors], counters
+
+    def row(self, index: int) -> list[Array]:
+        """Views of the rings."""
+        return [group[index % self.capacity] for group in self.groups]
+
+    def index_of(self, draw: int) -> int:
+        """The newest index that lies at the drawn place."""
+        if self._fewer:
+            return self.oldest + draw
+        newest = self.readable - 1
+        return newest - (newest - draw) % self.capacity
+
+    def indices_of(self, draws: Array) -> Array:
+        """`index_of` of each."""
+        newest = self.readable - 1
+        indices: Array = self.oldest + draws if self._fewer else newest - (newest - draws) % self.capacity
+        return indices
+
+    @property
+    def _fewer(self) -> bool:
+        """Whether rows that are still in the rings can no longer be read."""
+        return self.oldest > 0 and self.readable - self.oldest < self.capacity
+
+    def _places(self, draws: Array) -> Array:
+        return (self.oldest + draws) % self.capacity if self._fewer else draws
+
+    def draws_of(self, indices: Array) -> Array:
+        """Where they lie."""
+        draws: Array = indices - self.oldest if self._fewer else indices % self.capacity
+        return draws
+
+    def versions(self) -> Any:
+        """A view of the ring, or a copy of what can be read of it."""
+        if self._fewer:
+            return self._versions[self._places(np.arange(len(self)))]
+        return self._versions[: len(self)]
+
+    def versions_of(self, start: int, stop: int) -> Array:
+        """A copy."""
+        versions: Array = self._versions[np.arange(start, stop) % self.capacity]
+        return versions

@@ -1,0 +1,1 @@
+"""Training over a link to the Server."""

@@ -1,0 +1,53 @@
+"""What is written down with samples before they are acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tmrl_core.networking.links import TrainerLink
+from tmrl_core.networking.protocol.delivery import Received
+
+
+class DeliveryLog:
+    """Has a memory on disk write its samples together with where their streams stand, and the run's counters.
+
+    Args:
+        training: its `memory` is on disk; its counters are written down.
+        link: where the samples came from.
+    """
+
+    def __init__(self, training: Any, link: TrainerLink) -> None:
+        self._training = training
+        self._link = link
+        delivery = getattr(training, "delivery", {})
+        self.gap_messages: int = delivery.get("gap_messages", 0)
+        self.gap_samples: int = delivery.get("gap_samples", 0)
+        training.memory.deferred = True
+
+    def keep(self, received: Sequence[Received]) -> None:
+        """Write what the memory was given since the last call, with the marks that hold once it is there.
+
+        Args:
+            received: the messages that it came in, refused ones included.
+
+        Raises:
+            StorageError: it cannot be written. Nothing may be acknowledged; to be called again with the same messages.
+        """
+        link, training = self._link, self._training
+        after, before = link.marks_after(received), link.marks
+        # What the worker has dropped on purpose lies between what was committed, what has come, and the new mark.
+        messages = sum(mark.next_number - before[stream].next_number for stream, mark in after.items())
+        samples = sum(mark.position - before[stream].position for stream, mark in after.items())
+        gap_messages = self.gap_messages + messages - len(received)
+        gap_samples = self.gap_samples + samples - sum(one.samples for one in received)
+        training.memory.commit(
+            after,
+            samples=getattr(training, "total_samples", 0),
+            stale=getattr(training, "samples_stale", 0),
+            incarnation=link.incarnation,
+            counter=link.version[1],
+            gap_messages=gap_messages,
+            gap_samples=gap_samples,
+        )
+        self.gap_messages, self.gap_samples = gap_messages, gap_samples

@@ -1,0 +1,655 @@
+"""The training interface over a Server: a `TrainerLink`, evaluations, and the records of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import msgspec
+
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.policies.weights import difference
+from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
+from tmrl_core.metrics import names
+from tmrl_core.metrics.recorder import Recorder
+from tmrl_core.metrics.records import episode_values
+from tmrl_core.metrics.text import return_text
+from tmrl_core.networking.links import TrainerLink
+from tmrl_core.networking.peers import Member
+from tmrl_core.networking.protocol.delivery import Received
+from tmrl_core.networking.protocol.messages import (
+    EXPERT,
+    TURN,
+    Blob,
+    Collect,
+    Directive,
+    Evaluation,
+    Progress,
+    Version,
+    encode_body,
+    plain,
+    turn_text,
+)
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
+from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.loops.episode_metrics import info_means, plain_names
+from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
+from tmrl_core.training.memories.finite_samples import check_finite_samples
+
+logger = logging.getLogger(__name__)
+
+SLICE_S = 0.2
+"""Longest wait between two looks at whether to stop."""
+NETWORK_RECORD_S = 2.0
+"""Seconds between two records of the network."""
+STARVED_S = 12.0
+"""Seconds for which the trainer and every worker must say that they wait before they are taken for starved.
+
+Longer than a silent link lives, so that what a worker said that cannot be reached now is not taken for its last word.
+"""
+_SILENT_S = 10.0
+"""The life of a silent link for which that is enough."""
+AWAY_S = 30.0
+"""Seconds for which a worker whose link has gone is waited for: it may come back, with what is lacking."""
+TURN_S = 60.0
+"""Seconds after which training goes on without turns, as the worker that takes them has not said that it waits."""
+REFUSALS_SAID = 100
+"""How many different refusals are logged."""
+JOINS_AT_ONCE = 1_000
+JOINS_PER_S = 1.0
+"""How fast records of workers that join may follow each other once so many have come at once: who comes and goes
+without end fills no disk. Records of the network count all of them."""
+WORKERS_CHARTED = 32
+"""Workers whose rates are recorded one by one."""
+POLICY = "policy"
+"""Name of the one policy that is published."""
+
+
+class RemoteInterface(TrainingInterface):
+    """What a Trainer's loop sees of the Server and of the workers behind it.
+
+    Args:
+        link: to the Server.
+        evaluator: None: no evaluations.
+        recorder: takes the run's records; None: there are none.
+        max_message_bytes: the largest message that is decoded.
+        target_return: training ends when an evaluation's mean is at least this.
+        time_limit_s: training ends after so many seconds.
+        signature: spaces as text, by "observation_space" and "action_space"; workers that differ are named.
+        on_publish: called with each published policy.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        link: TrainerLink,
+        *,
+        evaluator: Evaluator | None = None,
+        recorder: Recorder | None = None,
+        max_message_bytes: int = 256 << 20,
+        target_return: float | None = None,
+        time_limit_s: float | None = None,
+        signature: dict[str, str] | None = None,
+        on_publish: Callable[[Any], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.link = link
+        self.evaluator = evaluator
+        self.recorder = recorder
+        self.progress = Progress()
+        self.reached_target = False
+        self._to_confirm: EvaluationResult | None = None
+        """The evaluation that reached the target while training went on."""
+        self.keep: Callable[[list[Received]], None] | None = None
+        """Called with messages before they are acknowledged; raises StorageError where they cannot be kept."""
+        self.on_episode: Callable[[EpisodeRecord], None] | None = None
+        """Called with the record of each episode."""
+        self.on_rest: Callable[[], None] | None = None
+        """Called where a checkpoint may be taken."""
+        self.on_let_in: Callable[[], None] | None = None
+        """Called once, when the Server has let this trainer in."""
+        self.ending = False
+        """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
+        self._max_message_bytes = max_message_bytes
+        self._target_return = target_return
+        self._time_limit_s = time_limit_s
+        self._signature = signature or {}
+        self._on_publish = on_publish
+        self._clock = clock
+        self._started = clock()
+        self._stop = False
+        # Retrieved and not committed: each message, its chunk, and why it was refused.
+        self._outstanding: list[tuple[Received, Chunk | None, str]] = []
+        self._refusals: dict[int, str] = {}
+        self._refusals_said: set[tuple[str, str]] = set()
+        self._strange: set[bytes] = set()
+        """Streams whose latest samples were refused."""
+        self._policy: dict[str, Any] = {}
+        """Architecture of the policy that is published; empty before the first one, and where it is not known."""
+        self._unfit: dict[bytes, str] = {}
+        """Linked streams whose workers cannot take that policy, and why."""
+        self._turn: Version = (0, 0)
+        self._turn_since = self._started
+        self._turner: bytes | None = None
+        """Stream of the only worker, where it takes turns with training."""
+        self._takes_turns = True
+        self._revision = 0
+        self._evaluations: dict[bytes, Evaluation] = {}
+        self._shares: dict[bytes, bytes] = {}
+        self._in_round = False
+        self._workers: dict[bytes, str] = {}
+        self._joins = float(JOINS_AT_ONCE)
+        self._joins_at = self._started
+        self._announced: set[bytes] = set()
+        """Streams of which the records say that they have joined."""
+        self._phase = ""
+        self._next_record = self._started
+        self._starved_since: float | None = None
+        self._here: set[bytes] = set()
+        # Since when each stream has been gone; those of a checkpoint were here before this process.
+        self._away: dict[bytes, float] = dict.fromkeys(link.marks, self._started)
+        self._stale_samples = 0
+        self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
+        """Training episodes, of all workers."""
+        self._collected: dict[bytes, int] = {}
+        """Steps received of each stream since the latest record of the network."""
+        self._collected_since = self._started
+
+    # --- samples ------------------------------------------------------------------------------------------------------
+
+    def retrieve_buffer(self) -> Buffer:
+        """Everything that has arrived; what the call before returned is committed.
+
+        Raises:
+            StorageError: as `commit`; nothing was taken.
+        """
+        self.commit()
+        buffer = Buffer(maxlen=None)
+        received = self.link.receive()
+        self._note_members()
+        for one in received:
+            try:
+                message = decode_message(one.payload, max_bytes=self._max_message_bytes)
+            except CodecError as exc:
+                self._outstanding.append((one, None, str(exc)))
+                continue
+            chunk = message.chunk
+            if chunk is not None:
+                chunk.stream = one.stream
+                self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
+            unfit = "" if message.signature == EXPERT else self._unfit.get(one.stream, "")
+            if chunk is not None and not unfit:
+                try:
+                    check_finite_samples(chunk)
+                except SampleRefusedError as exc:
+                    unfit = str(exc)
+            self._outstanding.append((one, chunk, unfit))
+            if not unfit:
+                # The Server's label: two workers may give themselves the same one.
+                name = self.link.worker_name(one.stream)
+                records = [msgspec.structs.replace(record, worker=name) for record in message.records]
+                buffer.extend([chunk] if chunk is not None else [], records)
+        self._note_episodes(buffer)
+        self._tick()
+        return buffer
+
+    def refuse(self, chunk: Chunk, reason: str) -> None:
+        """Have the message of this chunk acknowledged as refused, with the reason."""
+        self._refusals[id(chunk)] = reason
+
+    def _say_refused(self, worker: str, reason: str) -> None:
+        if self._is_new(worker, reason):
+            logger.error(
+                "samples refused, of worker %s: %s (said once; the record `refused` counts on)", worker, plain(reason)
+            )
+
+    def _is_new(self, worker: str, text: str) -> bool:
+        """Whether to say this of a worker, once: one whose environment differs would fill the log otherwise."""
+        said = (worker, text)
+        if said in self._refusals_said or len(self._refusals_said) >= REFUSALS_SAID:
+            return False
+        self._refusals_said.add(said)
+        return True
+
+    def commit(self) -> None:
+        """Acknowledge what the last `retrieve_buffer` returned.
+
+        Raises:
+            StorageError: the memory's disk does not take it. Nothing is acknowledged, nor taken, until a later call.
+        """
+        if self._outstanding and self.keep is not None:
+            self.keep([received for received, _, _ in self._outstanding])
+        for received, chunk, reason in self._outstanding:
+            reason = reason or self._refusals.get(id(chunk), "")
+            if reason:
+                self._say_refused(self.link.worker_name(received.stream), reason)
+                self.link.refuse(received, reason)
+                self._strange.add(received.stream)
+            else:
+                self._strange.discard(received.stream)
+                self.link.commit([received])
+        self._outstanding = []
+        self._refusals = {}
+
+    def wait(self, timeout_s: float) -> bool:
+        """Woken by arriving samples and `stop`.
+
+        Raises:
+            StarvedError: workers and trainer wait for each other.
+            NetworkError: the Server refuses this trainer for good.
+        """
+        deadline = self._clock() + timeout_s
+        while not self.stopping:
+            self.link.check()
+            self._tick()
+            self._check_starvation()
+            left = deadline - self._clock()
+            if left <= 0:
+                return False
+            if self.link.wait(min(left, SLICE_S)):
+                return True
+        return False
+
+    def _somebody_is_away(self, now: float) -> bool:
+        here = {member.stream for member in self.link.members}
+        self._away.update(dict.fromkeys(self._here - here, now))
+        self._here = here
+        self._away = {
+            stream: since for stream, since in self._away.items() if stream not in here and now - since < AWAY_S
+        }
+        return bool(self._away)
+
+    def _check_starvation(self) -> None:
+        now = self._clock()
+        away = self._somebody_is_away(now)
+        waits = self.link.waits
+        if away or not (self.progress.lack and waits and all(text for _, text in waits)):
+            self._starved_since = None
+            return
+        # A policy that is on its way may still set a worker free, so it has to last.
+        self._starved_since = now if self._starved_since is None else self._starved_since
+        if now - self._starved_since < STARVED_S + max(0.0, self.link.settings.silent_s - _SILENT_S):
+            return
+        # Workers take a trainer that goes without this word for one that was killed, and wait for the next.
+        self.report(msgspec.structs.replace(self.progress, gave_up=True))
+        workers = "; ".join(f"{name}: {text}" for name, text in waits[:3])
+        raise StarvedError(
+            f"trainer and workers wait for each other. The trainer: {self.progress.lack} ({self.progress.samples} "
+            f"samples received, {self.progress.updates} updates, {self.link.counts.policies_published} policies "
+            f"published). All {len(waits)} workers: {workers}. "
+            "Raise trainer.max_training_steps_per_env_step, or worker.max_steps_per_update (in asynchronous collection "
+            "worker.max_env_steps_per_update), or lower trainer.update_model_interval or trainer.start_training."
+        )
+
+    # --- policies and directives --------------------------------------------------------------------------------------
+
+    def broadcast_model(self, actor: Any) -> Version:
+        """Publish a policy as the latest."""
+        tag, data = actor.to_blob()
+        if not self._policy and isinstance(actor, ActorModule):
+            self._policy = actor.architecture()
+            for member in self.link.members:
+                self._hold_policy(member)
+        exploration = getattr(actor, "exploration", None)
+        version = self.link.publish({POLICY: Blob(tag, data)}, exploration() if callable(exploration) else None)
+        if self._on_publish is not None:
+            self._on_publish(actor)
+        return version
+
+    @property
+    def version(self) -> Version:
+        """Version of the latest published policy."""
+        return self.link.version
+
+    def give_turn(self) -> None:
+        """Ask for an evaluation that is due, as it is played before anything is collected; then give the turn."""
+        self._tick()
+        self._turn = self.version
+        self._turn_since = self._clock()
+        self.report(self.progress)
+
+    def has_turn(self) -> bool:
+        """Return True when the worker that takes turns says that it waits, with the latest version.
+
+        Turns make runs of one worker repeatable. Further workers, which may be strange ones, hold up nobody by theirs.
+        """
+        live = [member.stream for member in self.link.members if member.live]
+        if not self._takes_turns or len(live) != 1:
+            return True
+        text = self.link.waits_of(live[0])
+        if text.startswith(TURN):
+            self._turner = live[0]
+        if self._turner != live[0]:
+            return True
+        if self._turn != self.version:
+            self.give_turn()  # it was numbered anew
+        if text.startswith(turn_text(self._turn)):
+            return True
+        if self._clock() - self._turn_since < TURN_S:
+            return False
+        self._takes_turns = False
+        logger.warning(
+            "a worker has not waited for %g s, so training waits for no turns from now on: another run of this seed "
+            "may differ",
+            TURN_S,
+        )
+        return True
+
+    def report(self, progress: Progress) -> None:
+        """Tell the workers how far training is."""
+        progress = self.progress = msgspec.structs.replace(progress, turn=self._turn)
+        self.link.report(progress)
+        if self.ending:
+            return
+        if progress.updates and not progress.lack:
+            self._enter("learning")
+        elif progress.samples and not progress.updates:
+            self._enter("collecting")
+
+    def ask(self, evaluation: Evaluation, stream: bytes) -> None:
+        """Tell a worker to play an evaluation."""
+        self._evaluations[stream] = evaluation
+        self._direct(stream)
+
+    def collect(self, what: Collect | None, stream: bytes) -> None:
+        """Tell a worker what to collect."""
+        if what is None:
+            self._shares.pop(stream, None)
+        else:
+            self._shares[stream] = encode_body(what)
+        self._direct(stream)
+
+    def _direct(self, stream: bytes) -> None:
+        """A directive is a last value: it holds all that is wanted of this worker."""
+        self._revision += 1
+        directive = Directive(self._revision, self._evaluations.get(stream), collect=self._shares.get(stream))
+        self.link.direct(directive, stream)
+
+    def workers(self) -> list[tuple[bytes, str]]:
+        """The workers that are linked."""
+        return [(member.stream, member.name) for member in self._live()]
+
+    def _live(self) -> list[Member]:
+        """Return the live workers that are not known to be unable to use the published policy."""
+        return [member for member in self.link.members if member.live and member.stream not in self._unfit]
+
+    def says_done(self, stream: bytes, what: Collect) -> bool:
+        """Whether it says so; it does once all of it was acknowledged."""
+        return self.link.waits_of(stream) == what.done
+
+    @contextlib.contextmanager
+    def whole_round(self) -> Iterator[None]:
+        """Reaching the target stops nothing inside."""
+        self._in_round = True
+        try:
+            yield
+        finally:
+            self._in_round = False
+
+    def finish(self) -> None:
+        """Tell all workers that the run is over."""
+        self._revision += 1
+        self.link.direct(Directive(revision=self._revision, finish=True))
+
+    def evaluate_now(self) -> None:
+        """Begin an evaluation of the latest policy."""
+        if self.evaluator is not None:
+            self._enter("evaluating")
+            self.evaluator.start(self.progress.updates, self.version, self._streams())
+
+    def confirm_target(self) -> bool:
+        """Return whether a second evaluation has reached the target; if not, training may go on."""
+        latest = self.evaluator.latest if self.evaluator is not None else None
+        second = None if latest is self._to_confirm else latest
+        target = self._target_return
+        self.reached_target = second is not None and target is not None and second.mean >= target
+        if second is None:
+            self.event(names.EVENT_TARGET, "not confirmed, training goes on: no second evaluation was finished")
+        elif self.reached_target:
+            self.event(names.EVENT_LEARNED, f"a second evaluation confirms it: {self._beside_target(second)}")
+        else:
+            self.event(names.EVENT_TARGET, f"not confirmed, training goes on: {self._beside_target(second)}")
+        return self.reached_target
+
+    def stop(self) -> None:
+        """End training in order; safe in signal handlers and from other threads."""
+        self._stop = True
+
+    @property
+    def stopping(self) -> bool:
+        """True: training was asked to end, has reached its target, or its time is over."""
+        if self.ending:
+            return False
+        return self._stop or self.time_is_over or (self.reached_target and not self._in_round)
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """True after `stop`."""
+        return self._stop
+
+    @property
+    def time_is_over(self) -> bool:
+        """Whether the time limit has passed."""
+        return self._time_limit_s is not None and self._clock() - self._started >= self._time_limit_s
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """Write a checkpoint if one is due."""
+        if self.on_rest is not None:
+            self.on_rest()
+
+    def record_round(self, row: dict[str, Any]) -> None:
+        """Write a round's row to the records, with the means over the latest training episodes."""
+        self._stale_samples = int(row.get("samples_stale", 0))
+        values = names.of_rows("round", row)
+        if self._latest:
+            values = {**_means(self._latest), **values}
+        if self.recorder is not None:
+            # What was reported last may be some updates older.
+            self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
+
+    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
+        """Write an event to the records, at `step` updates; None: at those that were reported last."""
+        if self.recorder is not None:
+            self.recorder.event(event, message, step=self.progress.updates if step is None else step, **values)
+
+    def _record(self, kind: Any, values: dict[str, Any]) -> None:
+        if self.recorder is not None:
+            self.recorder.record(kind, values, step=self.progress.updates)
+
+    def _enter(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self.event(names.EVENT_PHASE, phase=phase)
+
+    def _note_episodes(self, buffer: Buffer) -> None:
+        for record in buffer.episodes:
+            if self.on_episode is not None:
+                self.on_episode(record)
+            if record.mode == "train" and record.end != "aborted":
+                self._latest.append(record)
+            self._record(
+                "episode",
+                episode_values(
+                    worker=plain(record.worker),
+                    mode=record.mode,
+                    episode_return=record.episode_return,
+                    length=record.length,
+                    samples_received=self.progress.samples,
+                    agent=plain(record.agent),
+                    end=record.end,
+                    version=record.version,
+                    seed=record.seed,
+                    evaluation=record.evaluation,
+                    metrics=plain_names(record.metrics),
+                ),
+            )
+        if self.evaluator is not None and buffer.episodes:
+            result = self.evaluator.take(buffer.episodes)
+            if result is not None:
+                self._note_evaluation(result)
+
+    def _note_evaluation(self, result: EvaluationResult) -> None:
+        self._record(
+            "evaluation",
+            {
+                names.EVALUATION: result.id,
+                names.RETURN_EVALUATION: result.mean,
+                names.RETURN_EVALUATION_STD: result.spread,
+                names.RETURN_EVALUATION_MIN: min(result.returns),
+                names.RETURN_EVALUATION_MAX: max(result.returns),
+                names.EPISODE_LENGTH_EVALUATION: sum(result.lengths) / len(result.lengths),
+                names.EPISODES: len(result.returns),
+                names.UPDATES: result.updates,
+                names.VERSION: f"{result.version[0]}.{result.version[1]}",
+                names.WORKER: result.worker,
+                names.SAMPLES_RECEIVED: self.progress.samples,
+                **info_means("eval", result.metrics),
+                **({names.RETURN_TARGET: self._target_return} if self._target_return is not None else {}),
+            },
+        )
+        if self._target_return is not None and result.mean >= self._target_return:
+            self.reached_target = True
+            if self._phase != "evaluating":
+                self._to_confirm = result
+                self.event(
+                    names.EVENT_TARGET,
+                    f"{self._beside_target(result)}; training ends if a second evaluation confirms it",
+                )
+
+    def _beside_target(self, result: EvaluationResult) -> str:
+        target = self._target_return
+        return f"mean return {return_text(result.mean, target)}, target {return_text(target)}"
+
+    def _streams(self) -> list[bytes]:
+        """Of the workers that are there; last those whose environment or policy may be another one."""
+        live = self._live()
+        live.sort(key=lambda member: (member.stream in self._strange, member.since_s))
+        return [member.stream for member in live]
+
+    def _tick(self) -> None:
+        """What is looked at now and then: who is there, evaluations, the network's numbers."""
+        if self.on_let_in is not None and self.link.was_connected:
+            let_in, self.on_let_in = self.on_let_in, None
+            let_in()
+        self._note_members()
+        if self.evaluator is not None:
+            self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())
+        now = self._clock()
+        if now >= self._next_record:
+            self._next_record = now + NETWORK_RECORD_S
+            self._record_network()
+
+    def _note_members(self) -> None:
+        members = {member.stream: member for member in self.link.members}
+        if members.keys() != self._workers.keys():
+            for stream, name in self._workers.items():
+                if stream not in members:
+                    self._evaluations.pop(stream, None)
+                    self._unfit.pop(stream, None)
+                    if stream in self._announced:
+                        self._announced.remove(stream)
+                        self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
+            for stream, member in members.items():
+                if stream not in self._workers:
+                    self._joined(member)
+            self._workers = {stream: member.name for stream, member in members.items()}
+            self._strange &= members.keys()
+
+    def _joined(self, member: Member) -> None:
+        now = self._clock()
+        self._joins = min(float(JOINS_AT_ONCE), self._joins + (now - self._joins_at) * JOINS_PER_S)
+        self._joins_at = now
+        if self._joins >= 1.0:
+            self._joins -= 1.0
+            self._announced.add(member.stream)
+            self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
+        signature = _signature_of(member)
+        for name, expected in self._signature.items():
+            found = signature.get(name)
+            # It may be anything, arrays that compare to arrays too.
+            if isinstance(found, str) and found != expected and self._is_new(member.name, f"{name} {found}"):
+                logger.warning(
+                    "worker %s has the %s %s, the trainer %s: its samples will be refused unless a preprocessor or "
+                    "compressor makes up for it",
+                    member.name,
+                    name,
+                    plain(found, 2_000),
+                    expected,
+                )
+
+        self._hold_policy(member)
+
+    def _hold_policy(self, member: Member) -> None:
+        """Refuse the samples of a worker whose policy cannot load the published weights; log it once."""
+        signature = _signature_of(member)
+        spaces = [(signature.get(name), expected) for name, expected in self._signature.items()]
+        if any(isinstance(found, str) and found != expected for found, expected in spaces):
+            return  # said already; it is the cause where the policy differs too
+        found = difference(signature.get("policy"), self._policy)
+        if found:
+            reason = f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs"
+            self._unfit[member.stream] = reason
+            self._say_refused(member.name, reason)
+
+    def _record_network(self) -> None:
+        counts = self.link.counts
+        self._record(
+            "network",
+            {
+                names.CONNECTED: self.link.connected,
+                names.WORKERS: len(self._workers),
+                names.SAMPLES_RECEIVED: self.progress.samples,
+                names.UPDATES: self.progress.updates,
+                names.QUEUE_BYTES: counts.inbox_bytes + counts.server_queued_bytes,
+                names.SAMPLES_DROPPED: counts.gap_samples,
+                names.SAMPLES_STALE: self._stale_samples,
+                names.GAPS: counts.gap_messages,
+                names.DUPLICATES: counts.duplicate_messages,
+                names.REFUSED: counts.samples_refused,
+                names.OTHER_RUN: counts.other_run_workers,
+                names.RECONNECTS: counts.reconnects,
+                names.LACK: self.progress.lack,
+                names.WAITING: self._waiting(),
+                **self._worker_rates(),
+            },
+        )
+
+    def _waiting(self) -> str:
+        waits = self.link.waits
+        texts = [plain(text) for _, text in waits if text]
+        return f"{len(texts)} of {len(waits)}: {texts[0]}" if texts else ""
+
+    def _worker_rates(self) -> dict[str, float]:
+        """Return the steps a second of each worker since the record before, of as many as a chart can show."""
+        now = self._clock()
+        span_s = max(now - self._collected_since, 1e-9)
+        rates = {
+            f"worker/{plain(name).replace('/', '_')}/steps_per_s": self._collected.get(stream, 0) / span_s
+            for stream, name in itertools.islice(self._workers.items(), WORKERS_CHARTED)
+        }
+        self._collected, self._collected_since = {}, now
+        return rates
+
+
+def _means(episodes: Collection[EpisodeRecord]) -> dict[str, float]:
+    return {
+        names.RETURN_MEAN: mean_of([episode.episode_return for episode in episodes]),
+        names.EPISODE_LENGTH_MEAN: statistics.fmean(episode.length for episode in episodes),
+    }
+
+
+def _signature_of(member: Member) -> dict[str, Any]:
+    """Return what a worker says of its environment and policy; it may be anything."""
+    try:
+        signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}
+    except CodecError:
+        signature = {}
+    return signature if isinstance(signature, dict) else {}

@@ -1,0 +1,109 @@
+"""The end of a run: its final policy is evaluated, and its workers are sent home."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from tmrl_core.errors import NetworkError
+from tmrl_core.training.agent import actor_of
+
+if TYPE_CHECKING:
+    from tmrl_core.training.remote.interface import RemoteInterface
+
+logger = logging.getLogger(__name__)
+
+FINAL_EVALUATION_S = 120.0
+"""Longest wait in seconds for the evaluation of the final policy."""
+DRAIN_S = 10.0
+"""Longest wait in seconds for workers that were told to finish."""
+SERVER_S = 60.0
+"""Longest wait in seconds for a Server that is away when the run ends, so that workers hear of it."""
+RETURN_S = 3.0
+"""Seconds in which workers find a Server that has come back: as long as they wait between two tries."""
+QUIET_S = 2.0
+"""Seconds without samples after which they have sent all."""
+
+
+class Farewell:
+    """What is left to do with the workers when nothing is trained any more.
+
+    Args:
+        training: what was trained; it takes what still arrives.
+        interface: to the Server.
+    """
+
+    def __init__(self, training: Any, interface: RemoteInterface) -> None:
+        self._training = training
+        self._interface = interface
+
+    def evaluate(self) -> None:
+        """Publish the policy as it is now, and evaluate it while training rests."""
+        interface = self._interface
+        interface.ending = True
+        try:
+            actor = actor_of(self._training)
+            if actor is None:
+                return
+            interface.broadcast_model(actor)
+            evaluator = interface.evaluator
+            if evaluator is None or not interface.link.members:
+                return
+            interface.evaluate_now()
+            deadline = time.monotonic() + FINAL_EVALUATION_S
+            while evaluator.is_open and interface.link.members and time.monotonic() < deadline:
+                if interface.asked_to_stop:
+                    return
+                self._take_samples()
+                interface.link.wait(0.1)
+            if evaluator.is_open:
+                logger.warning("the policy was not evaluated: the workers left, or took too long")
+        finally:
+            interface.ending = False
+
+    def send_home(self, just_come: bool = False) -> None:
+        """Tell the workers that the run is over, and take what they still send.
+
+        Args:
+            just_come: this trainer may not have heard of all workers yet.
+        """
+        interface = self._interface
+        interface.ending = True
+        interface.finish()
+        came_back = self._await_server() or just_come
+        # Workers that have heard of it send what is left, and go; one that stays silent is not waited for.
+        now = time.monotonic()
+        deadline, quiet = now + DRAIN_S, now + (RETURN_S if came_back else QUIET_S)
+        while (interface.link.members or came_back) and time.monotonic() < min(deadline, quiet):
+            if interface.link.wait(0.1):
+                quiet = time.monotonic() + QUIET_S
+            self._take_samples()
+        self._take_samples()
+
+    def _await_server(self) -> bool:
+        """Wait for a Server that has gone, as workers would wait for ever if they did not hear of the end.
+
+        Returns:
+            Whether it came back. It keeps what it is told for workers that are not there yet.
+        """
+        link = self._interface.link
+        if link.connected or not link.was_connected:
+            return False
+        logger.warning(
+            "the Server is away: waiting up to %g s for it, so that workers hear that the run is over", SERVER_S
+        )
+        deadline = time.monotonic() + SERVER_S
+        with contextlib.suppress(NetworkError):  # it refuses this trainer now: nobody can be told
+            while not self._interface.asked_to_stop and time.monotonic() < deadline:
+                if link.wait_connected(0.1):
+                    return True
+        logger.warning("workers that still wait for this trainer have to be stopped by hand: the Server is away")
+        return False
+
+    def _take_samples(self) -> None:
+        """Take what has arrived; a training object that has its own way of doing that is left alone."""
+        update_buffer = getattr(self._training, "update_buffer", None)
+        if update_buffer is not None:
+            update_buffer(self._interface)

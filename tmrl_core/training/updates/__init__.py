@@ -1,0 +1,1 @@
+"""Running updates: rollback of those that are not finite, compilation, CUDA graphs."""

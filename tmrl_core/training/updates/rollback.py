@@ -1,0 +1,130 @@
+"""Updates that come to infinite numbers, or to none at all, leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.training.checkpointable import saved_attributes
+from tmrl_core.training.updates.skipped_updates import SKIPPED
+
+
+class FiniteUpdates:
+    """Takes back whatever an update has done to an agent if a number in its batch, its metrics, or what the agent keeps
+    (parameters, slow copies, optimizers' moments, and with these the gradients) is not finite.
+
+    On a CPU the outcome is looked at at once; elsewhere that would make the processor wait, so the device decides,
+    unless the agent keeps something of another device too. There, what is kept is looked at and taken back as a whole,
+    each dtype in one run of numbers: telling a GPU of each tensor takes longer than the update.
+
+    Args:
+        agent: what it keeps are the modules, optimizers and tensors among its attributes.
+    """
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._stamp: Any = None
+        self._kept: list[Tensor] = []
+        self._floats: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._wholes: list[tuple[Tensor, list[Tensor]]] = []
+        """On a device, of each dtype: the copies, [numbers], and the tensors that they are of. Elsewhere none."""
+
+    @torch.no_grad()
+    def run(self, update: Callable[[], dict[str, Tensor]], batch: Sequence[Any]) -> dict[str, Any]:
+        """One update.
+
+        Args:
+            update: makes it, and returns its metrics.
+            batch: what it learns from; tensors among it are looked at.
+
+        Returns:
+            The metrics; of an update that was taken back nothing but `SKIPPED`. Not on a CPU: `SKIPPED` beside them.
+        """
+        self._look()
+        torch._foreach_copy_(self._copies, self._kept)
+        with torch.enable_grad():
+            metrics: dict[str, Any] = dict(update())
+        self._look()
+        floats = [t for t in (*batch, *metrics.values()) if isinstance(t, Tensor) and t.is_floating_point()]
+        if self._wholes:
+            return {**metrics, SKIPPED: self._take_back_there(floats)}
+        finite = _all_finite([*floats, *self._floats])
+        if finite:
+            return metrics
+        torch._foreach_copy_(self._kept, self._copies)
+        return {SKIPPED: True}
+
+    def _take_back_there(self, floats: Sequence[Tensor]) -> Tensor:
+        """Have the device take the update back if it was none; whether it was, on the device."""
+        now = [torch.cat([tensor.reshape(-1) for tensor in tensors]) for _, tensors in self._wholes]
+        finite = _all_finite([*floats, *(whole for whole in now if whole.is_floating_point())])
+        for whole, (copies, tensors) in zip(now, self._wholes, strict=True):
+            torch._foreach_copy_(tensors, _parts(torch.where(finite, whole, copies), tensors))
+        return ~finite
+
+    def _look(self) -> None:
+        """See what the agent keeps; anew only after something was made or loaded."""
+        optimizers = [v for v in vars(self._agent).values() if isinstance(v, torch.optim.Optimizer)]
+        stamp = [(optimizer.state, len(optimizer.state)) for optimizer in optimizers]
+        if self._stamp is not None and all(
+            a is b and n == m for (a, n), (b, m) in zip(stamp, self._stamp, strict=True)
+        ):
+            return
+        self._stamp = stamp
+        known = {id(tensor): copy for tensor, copy in zip(self._kept, self._copies, strict=True)}
+        self._kept = kept_tensors(self._agent)
+        # New ones are an optimizer's, which begin as zeros.
+        self._copies = [known.get(id(tensor), torch.zeros_like(tensor)) for tensor in self._kept]
+        self._floats = [tensor for tensor in self._kept if tensor.is_floating_point() and tensor.numel()]
+        self._wholes = []
+        if len({tensor.device for tensor in self._kept}) == 1 and self._kept[0].device.type != "cpu":
+            self._join_copies()
+
+    def _join_copies(self) -> None:
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for number, tensor in enumerate(self._kept):
+            by_dtype.setdefault(tensor.dtype, []).append(number)
+        for numbers in by_dtype.values():
+            tensors = [self._kept[number] for number in numbers]
+            whole = torch.cat([self._copies[number].reshape(-1) for number in numbers])
+            self._wholes.append((whole, tensors))
+            for number, part in zip(numbers, _parts(whole, tensors), strict=True):
+                self._copies[number] = part
+
+
+def _parts(whole: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of [numbers] in the shapes of these tensors, one after the other."""
+    pieces = torch.split(whole, [tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def _all_finite(floats: Sequence[Tensor]) -> Tensor:
+    """Whether all their numbers are finite: on their device, the first one's where there are several."""
+    # A sum is finite if all its terms are: one number for each tensor, and no further pass over it.
+    sums = [tensor.sum(dtype=torch.float32) for tensor in floats]
+    device = sums[0].device
+    return torch.stack([total.to(device) for total in sums]).isfinite().all()
+
+
+def all_finite(leaves: Iterable[Any]) -> bool:
+    """Whether all floating-point numbers in the tensors among `leaves` are finite; waits for the device."""
+    return all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
+def kept_tensors(agent: Any) -> list[Tensor]:
+    """What an agent learns: tensors of its modules and optimizers, and those among its attributes; each once."""
+    found: dict[int, Tensor] = {}
+    for value in saved_attributes(agent).values():
+        tensors: list[Any] = []
+        if isinstance(value, nn.Module):
+            tensors = [*value.parameters(), *value.buffers()]
+        elif isinstance(value, torch.optim.Optimizer):
+            tensors = [v for state in value.state.values() for v in state.values()]
+        elif isinstance(value, Tensor):
+            tensors = [value]
+        found.update({id(tensor): tensor for tensor in tensors if isinstance(tensor, Tensor)})
+    return list(found.values())

@@ -1,0 +1,159 @@
+"""What becomes known of updates that were skipped: they are counted, described in files, and too many end training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import BadUpdatesError
+from tmrl_core.storage import write_whole
+from tmrl_core.training.memories.trees import is_tensor
+
+logger = logging.getLogger(__name__)
+
+SKIPPED = "update_skipped"
+"""Metric of an update that was not made: True, or a tensor that is true, where its batch or what came of it is not
+finite. Absent, or not true: it was made."""
+
+LOOK_EVERY = 64
+"""Updates between two looks at what a device has found; each look makes the processor wait for the device."""
+MAX_HELD_BYTES = 1 << 28
+"""It is looked earlier where the batches of these updates, which are kept until then, are larger than that."""
+MAX_FILES = 20
+"""Descriptions that are kept of one run; more would say the same."""
+
+_FIELDS = ("prev_obs", "new_act", "rew", "new_obs", "terminated", "truncated", "extras")
+
+
+class BadUpdates:
+    """Counts updates that were skipped.
+
+    Args:
+        limit: so many in a row end training.
+        folder: where the batches of skipped updates are described; None: nowhere.
+    """
+
+    def __init__(self, limit: int, folder: str | Path | None) -> None:
+        self.limit = limit
+        self.folder = Path(folder) if folder is not None else None
+        self.in_row = 0
+        self._unread: list[tuple[int, Any, Any, Any]] = []
+        self._held_bytes = 0
+        self._written = 0
+
+    def note(self, update: int, metrics: dict[str, Any], batch: Any, memory: Any, indices: Any = None) -> int:
+        """Look at the outcome of an update, or keep it until `look` where reading it would be waiting.
+
+        Args:
+            update: its number.
+            metrics: what `TrainingAgent.train` returned; `SKIPPED` is taken out.
+            batch: what it was to learn from.
+            memory: where that came from.
+            indices: of the batch's transitions, where they are known already.
+
+        Returns:
+            How many updates turned out to be skipped.
+
+        Raises:
+            BadUpdatesError: too many in a row.
+        """
+        skipped = metrics.pop(SKIPPED, None)
+        if skipped is None:
+            self.in_row = 0
+            return 0
+        if indices is None:
+            indices = indices_of(memory, batch)
+        self._unread.append((update, skipped, batch, indices))
+        self._held_bytes += _bytes_of(batch)
+        at_once = isinstance(skipped, (bool, np.bool_)) or skipped.device.type == "cpu"
+        full = len(self._unread) >= LOOK_EVERY or self._held_bytes > MAX_HELD_BYTES
+        return self.look() if at_once or full else 0
+
+    def look(self) -> int:
+        """Read what has not been looked at; returns and raises as `note`."""
+        found = 0
+        unread, self._unread = self._unread, []
+        self._held_bytes = 0
+        flags = _values([skipped for _, skipped, _, _ in unread])
+        for skipped, (update, _, batch, indices) in zip(flags, unread, strict=True):
+            if not skipped:
+                self.in_row = 0
+                continue
+            found += 1
+            self.in_row += 1
+            self._say(update, batch, indices)
+        if self.in_row >= self.limit:
+            look = self.folder if self.folder is not None else "the samples"
+            raise BadUpdatesError(
+                f"{self.in_row} updates in a row were not finite (trainer.max_bad_updates: {self.limit}). None of them "
+                f"has changed the policy; the last checkpoint is as it was. See {look}: where numbers in the batch are "
+                "not finite, mend the environment or filter its samples; where only losses are, lower the learning "
+                "rates or scale the rewards."
+            )
+        return found
+
+    def _say(self, update: int, batch: Any, indices: Any) -> None:
+        where = bad_columns(batch)
+        reason = f"not finite in its batch: {', '.join(where)}" if where else "its batch is finite: losses or gradients"
+        logger.warning("update %d was skipped, as numbers are not finite (%s)", update, reason)
+        if self.folder is None or self._written >= MAX_FILES:
+            return
+        self._written += 1
+        transitions = None if indices is None else [int(index) for index in indices]
+        description = {"update": update, "transitions": transitions, "not_finite": where}
+        try:
+            write_whole(self.folder / f"update_{update}.json", (json.dumps(description, indent=1) + "\n").encode())
+        except OSError as exc:
+            logger.warning("a skipped update cannot be described in %s: %s", self.folder, exc)
+
+
+def _values(flags: list[Any]) -> list[bool]:
+    """As truth values; those on a device come with one transfer."""
+    if len(flags) < 2 or not all(map(is_tensor, flags)):
+        return [bool(flag) for flag in flags]
+    import torch
+
+    values: list[bool] = torch.stack(flags).tolist()
+    return values
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value.values()))
+    if isinstance(value, (tuple, list)):
+        return sum(map(_bytes_of, value))
+    return int(value.nbytes) if is_tensor(value) or isinstance(value, np.ndarray) else 0
+
+
+def indices_of(memory: Any, batch: Any) -> Any:
+    """Indices of the batch's transitions in the memory; None: it cannot say."""
+    find = getattr(memory, "indices_of", None)
+    return find(batch) if find is not None else None
+
+
+def bad_columns(batch: Any) -> dict[str, list[int]]:
+    """For each column of a batch with numbers that are not finite: in which rows of the batch."""
+    found: dict[str, list[int]] = {}
+    for name, value in zip(_FIELDS, batch if isinstance(batch, tuple) else (), strict=False):
+        _look_into(name, value, found)
+    return found
+
+
+def _look_into(name: str, value: Any, found: dict[str, list[int]]) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _look_into(f"{name}.{key}", item, found)
+    elif isinstance(value, (tuple, list)):
+        for number, item in enumerate(value):
+            _look_into(f"{name}.{number}", item, found)
+    elif is_tensor(value) and value.is_floating_point() and value.ndim:
+        # A sum is finite only if its terms are.
+        totals = value.flatten(1).sum(1) if value.ndim > 1 else value
+        rows = [row for row, total in enumerate(totals.tolist()) if not math.isfinite(total)]
+        if rows:
+            found[name] = rows
