@@ -38,6 +38,7 @@ class CheckedEnvironment:
         self.env = as_environment(make(), f"env_cls: {make!r:.100}")
         self.fault: Exception | None = None
         self._check = StepCheck(self.env.observation_space, strict_spaces)
+        self._fits = self._check.fits
         self._broken = False
 
     @property
@@ -84,7 +85,7 @@ class CheckedEnvironment:
             if keep:
                 action = action.copy() if type(action) is ndarray else own_action(action)
             obs, reward, terminated, truncated, info = self.env.step(action)
-            if not self._check.fits(obs, reward):
+            if not self._fits(obs, reward):
                 obs, reward = self._check.step(obs, reward)
         except Exception as exc:
             self.fault = exc

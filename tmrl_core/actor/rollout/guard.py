@@ -181,7 +181,7 @@ class StepCheck:
         floating = type(space) is spaces.Box and space.shape != () and np.issubdtype(space.dtype, np.floating)
         self._shape = space.shape if type(space) is spaces.Box and space.shape != () else None
         self._dtype = space.dtype
-        self._few = floating and len(space.shape) == 1 and space.shape[0] <= _FEW
+        self._few = floating and few_values(space) is not None
         self._zeros = np.zeros(space.shape, space.dtype).ravel() if floating and not self._few else None
         self._reward_type: Any = float
 
@@ -239,22 +239,16 @@ class StepCheck:
         raise EnvironmentFailedError(problem + where)
 
 
-def make_finite_check(space: Any) -> Callable[[Any], bool]:
-    """Return the fastest check that all numbers in an action of this space are finite; integers always are."""
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) or (
+def few_values(space: Any) -> tuple[int, ...] | None:
+    """Return the shape of a space's vectors, if they are so short that their sum tells soonest if all are finite."""
+    return space.shape if type(space) is spaces.Box and len(space.shape) == 1 and space.shape[0] <= _FEW else None
+
+
+def only_integers(space: Any) -> bool:
+    """Return True for a space whose values are always finite."""
+    return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) or (
         isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating)
-    ):
-        return lambda action: True
-    if type(space) is not spaces.Box or len(space.shape) != 1 or space.shape[0] > _FEW:
-        return is_finite
-    shape = space.shape
-
-    def few_are_finite(action: Any) -> bool:
-        if type(action) is ndarray and action.shape == shape and isfinite(sum(action.tolist())):
-            return True
-        return is_finite(action)
-
-    return few_are_finite
+    )
 
 
 def is_finite(action: Any) -> bool:

@@ -101,6 +101,7 @@ class StepRecorder:
         self.steps_collected = 0
         self.samples_dropped = 0
         self._info_metrics = InfoMetrics(info_metrics)
+        self._notes_steps = self._info_metrics.each_step
         self._compared = 0
         self._last_obs: Any = None
 
@@ -198,7 +199,7 @@ class StepRecorder:
         elif collect:
             self._append(action, obs, reward, terminated, truncated, info, extras)
         episode.info = info
-        if self._info_metrics.each_step:
+        if self._notes_steps:
             self._info_metrics.note(info)
         episode.total += reward
         episode.steps += 1

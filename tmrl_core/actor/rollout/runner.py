@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from tmrl_core.actor.module import ActorModule, BatchActor, State
 from tmrl_core.actor.rollout.environment import check_maker
-from tmrl_core.actor.rollout.guard import make_finite_check
+from tmrl_core.actor.rollout.guard import few_values, is_finite, only_integers
 from tmrl_core.errors import ConfigError, PolicyFailedError
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
@@ -61,7 +63,8 @@ class PolicyRunner:
             )
         self.device = device
         self.override: Override | None = None
-        self._is_finite = make_finite_check(action_space)
+        self._few = few_values(action_space)
+        self._always_finite = only_integers(action_space)
         self._rng = np.random.default_rng()
         self._state: State = {}
         self.actor = actor.to_device(device)
@@ -130,7 +133,11 @@ class PolicyRunner:
             action = (act or self._act)(obs, test)
         if self.override is not None:
             action, more = self.override(obs, action, more or {})
-        if not self._is_finite(action):
+        if (
+            not self._always_finite
+            and not (type(action) is ndarray and action.shape == self._few and isfinite(sum(action.tolist())))
+            and not is_finite(action)
+        ):
             raise PolicyFailedError(
                 f"the policy's action is not finite, so it is not executed: {str(action)[:200]}. Its weights or the "
                 "observation's numbers are too large, or its computation is wrong"
