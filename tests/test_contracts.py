@@ -18,28 +18,25 @@ PACKAGE = Path(tmrl_core.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {file.relative_to(PACKAGE): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 
-MOST_PROBES = 92
+MOST_PROBES = 90
 """Calls of `getattr` and `hasattr`, those of `ALLOWED` included."""
 
-MOST_UNEXPLAINED_PROBES = 82
+MOST_UNEXPLAINED_PROBES = 79
 """Those that `ALLOWED` gives no reason for."""
 
 MOST_PROBES_OF_OUR_PARTS = 57
 """Those of agents, memories and training loops."""
 
-MOST_ANY_IN_TRAINING = 564
+MOST_ANY_IN_TRAINING = 544
 """`Any` in annotations and aliases in `training/`, imports left out."""
 
-MOST_ODD_DOCSTRINGS = 0.108
+MOST_ODD_DOCSTRINGS = 0.104
 """Share of docstrings that do not begin with a verb or a noun."""
-
-MOST_PARTS_IN_CYCLES = 6
-"""First-level packages and modules in import cycles, imports inside functions included."""
 
 # Source of a probe -> why no protocol or attribute can take its place.
 ALLOWED = {
     r"hasattr\((os|socket), ": "functions and options that some platforms lack",
-    r"getattr\((importlib\.)?import_module\(": "a module's names, resolved when they are first used",
+    r"getattr\(((importlib\.)?import_module\(|module, name)": "a module's names, resolved when they are first used",
     r"getattr\(found, part\)": "a reference in the configuration names an attribute",
     r"hasattr\(made, name\)": "environments need not derive from gymnasium.Env",
     r"getattr\(exc, 'reason'": "OpenSSL's errors have it, those that asyncio raises by itself do not",
@@ -128,4 +125,4 @@ def test_first_level_parts_import_in_no_cycle() -> None:
         for part in parts:
             if middle in below[part]:
                 below[part] |= below[middle]
-    at_most([part for part in sorted(parts) if part in below[part]], MOST_PARTS_IN_CYCLES)
+    at_most([part for part in sorted(parts) if part in below[part]], 0)
