@@ -1,0 +1,37 @@
+"""CONTRIBUTING.md names files, folders and commands that exist, and every package."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.layers import LAYERS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TOP = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"))
+NAMED = sorted(
+    {*re.findall(rf"`((?:{TOP}|\.ci|\.github)/[^\s`*:]*)", PAGE), *re.findall(r"`([\w.]+\.(?:md|toml|txt))`", PAGE)}
+)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if not name.startswith("build/")])
+def test_it_exists(name: str) -> None:
+    assert (ROOT / name).exists()
+
+
+def test_its_commands_name_scripts_that_exist() -> None:
+    scripts = set(re.findall(r"python (scripts/\w+\.py)", PAGE))
+    assert len(scripts) >= 5
+    assert [name for name in scripts if not (ROOT / name).exists()] == []
+
+
+def test_the_layout_names_every_package() -> None:
+    packages = {path.parent.name for path in (ROOT / "tmrl_core").glob("*/__init__.py")}
+    assert [name for name in packages if f"`tmrl_core/{name}" not in PAGE] == []
+
+
+def test_it_names_every_layer_of_tests() -> None:
+    assert [layer for layer in ("unit", "full", *LAYERS) if f"| `{layer}` |" not in PAGE] == []
