@@ -59,8 +59,7 @@ def longest_episode(config: Config, episode_steps: int | None) -> int | None:
 def ratios_warning(config: Config, workers: int = 1, episode_steps: int | None = None) -> str | None:
     """What may make both sides wait for ever although it is no conflict for sure; None: nothing does.
 
-    Args:
-        config, workers, episode_steps: as for `ratios_conflict`.
+    The arguments are those of `ratios_conflict`.
     """
     if longest_episode(config, episode_steps) is not None or _conflict(config, workers, LONGEST_EPISODE) is not None:
         return None

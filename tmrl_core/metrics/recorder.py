@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class SinkState(msgspec.Struct, frozen=True, kw_only=True):
     """How one sink does.
 
-    Args:
+    Attributes:
         name: the sink's name.
         written: records it took.
         waiting: records in its queue.

@@ -35,7 +35,7 @@ Value = float | int | bool | str | None
 class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement.
 
-    Args:
+    Attributes:
         time_s: when, in seconds since 1970 (UTC).
         elapsed_s: when, in seconds since the run began.
         step: updates (gradient steps) done by then.

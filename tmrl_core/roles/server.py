@@ -36,7 +36,8 @@ class Server:
         port: TCP port; 0 takes a free one, see `port`.
         password: the token that clients must show when `security` is None; with TLS, tokens come from the credentials.
             With the transport `tlspyo`: tlspyo's password.
-        local_port, header_size: transport `tlspyo` only.
+        local_port: for the transport `tlspyo` only.
+        header_size: likewise.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
         max_workers: workers beyond it are refused until a place is free; None: no limit.

@@ -53,7 +53,9 @@ class RolloutWorker(Worker):
         server_ip: where the Server is; None: this machine.
         server_port: its port.
         password: the token of workers.
-        local_port, header_size, max_buf_len: of the transport tlspyo only.
+        local_port: for the transport `tlspyo` only.
+        header_size: likewise.
+        max_buf_len: likewise.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
         hostname: the name that the Server's certificate is checked against.

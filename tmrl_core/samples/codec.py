@@ -81,7 +81,7 @@ _KIND_DTYPES = {"0-d": "biufc", "float": "f", "int": "iu", "bool": "b"}
 class SampleMessage(msgspec.Struct, frozen=True):
     """One message.
 
-    Args:
+    Attributes:
         chunk: the samples, or None if it holds records only.
         records: finished episodes.
         signature: whatever the sender said of its environment, opaque.

@@ -29,7 +29,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     Row `i` of the segment is step `first_step + i` of its episode; step 0 is the reset.
 
-    Args:
+    Attributes:
         rows: number of rows, at least 1.
         episode: id of the episode, unique within the stream of one worker process.
         first_step: step index of the first row.
@@ -52,7 +52,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):
     """One finished episode.
 
-    Args:
+    Attributes:
         agent: id of the agent whose return this is; "" where there is one agent only.
         episode_return: sum of the rewards, undiscounted.
         length: environment steps after the reset.

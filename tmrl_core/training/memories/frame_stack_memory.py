@@ -33,8 +33,9 @@ class FrameStackMemory(ReplayMemory):
     On disk, frames lie in the records of the transitions, and as many are kept as in RAM: the same seed draws the same
     transitions from both.
 
+    The other arguments are those of `ReplayMemory`.
+
     Args:
-        args, kwargs: of `ReplayMemory`.
         frame_stack: frames in an observation. Each leaf of an observation whose first axis is that long, and that has
             another axis, is a stack.
 

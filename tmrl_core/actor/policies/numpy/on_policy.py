@@ -168,8 +168,9 @@ class NumpyOnPolicyActor(ActorModule):
 class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
     """Acts as `CategoricalMLPActor` does.
 
+    The other arguments are those of `NumpyOnPolicyActor`.
+
     Args:
-        observation_space, hidden_sizes, activation, seed, normalize_observations: as for `NumpyOnPolicyActor`.
         action_space: Discrete.
 
     Raises:
@@ -228,8 +229,9 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
 class NumpyGaussianMLPActor(NumpyOnPolicyActor):
     """Acts as `GaussianMLPActor` does.
 
+    The other arguments are those of `NumpyOnPolicyActor`.
+
     Args:
-        observation_space, hidden_sizes, activation, seed, normalize_observations: as for `NumpyOnPolicyActor`.
         action_space: a Box of floats; infinite bounds clip nothing.
         log_std: logarithm of the initial standard deviation of each element.
 

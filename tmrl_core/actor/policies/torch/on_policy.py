@@ -137,8 +137,9 @@ class OnPolicyActor(TorchActorModule):
 class CategoricalMLPActor(OnPolicyActor):
     """A multi-layer perceptron that says how likely each of a few actions is (softmax).
 
+    The other arguments are those of `OnPolicyActor`.
+
     Args:
-        observation_space, hidden_sizes, activation, normalize_observations: as for `OnPolicyActor`.
         action_space: Discrete.
 
     Raises:
@@ -189,8 +190,9 @@ class GaussianMLPActor(OnPolicyActor):
 
     What was drawn before it was clipped comes as the extra `drawn`: that is what the density is of.
 
+    The other arguments are those of `OnPolicyActor`.
+
     Args:
-        observation_space, hidden_sizes, activation, normalize_observations: as for `OnPolicyActor`.
         action_space: a Box of floats; infinite bounds clip nothing.
         log_std: logarithm of the initial standard deviation of each element.
 
