@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tmrl_core.networking.relay.connection import RelayConnection
+from tmrl_core.token_bucket import TokenBucket
 
 LINES_AT_ONCE = 500
 LINES_PER_S = 1.0
@@ -22,19 +23,14 @@ class Lines:
     def __init__(self, say: Callable[[str], None], what: str) -> None:
         self._say = say
         self._what = what
-        self._lines = float(LINES_AT_ONCE)
-        self._lines_at: float | None = None
+        self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
         self._unsaid = 0
 
     def __call__(self, line: str, now: float) -> None:
         """Pass one on, or count it; `now` in seconds, by whatever clock."""
-        before = self._lines_at if self._lines_at is not None else now
-        self._lines = min(float(LINES_AT_ONCE), self._lines + max(0.0, now - before) * LINES_PER_S)
-        self._lines_at = now
-        if self._lines < 1.0:
+        if not self._lines.take(now):
             self._unsaid += 1
             return
-        self._lines -= 1.0
         if self._unsaid:
             line += f" (and {self._unsaid} {self._what} and were not said)"
             self._unsaid = 0

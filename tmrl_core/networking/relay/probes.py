@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, negotiate
+from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
@@ -70,8 +71,7 @@ class Probes:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self.count = 0
-        self._left_bytes = float(ALL_BYTES)
-        self._filled_at = 0.0
+        self._bytes = TokenBucket(REFILL_BYTES_S, ALL_BYTES)
 
     def greet(self, connection: RelayConnection, probe: Probe, now: float) -> None:
         """Say whether a `Hello` of that role would be let in, and how things are."""
@@ -106,10 +106,8 @@ class Probes:
         )
 
     def _allowance(self, now: float) -> int:
-        self._left_bytes = min(float(ALL_BYTES), self._left_bytes + (now - self._filled_at) * REFILL_BYTES_S)
-        self._filled_at = now
-        allowance = min(LINK_BYTES, int(self._left_bytes))
-        self._left_bytes -= allowance
+        allowance = min(LINK_BYTES, int(self._bytes.available(now)))
+        self._bytes.spend(allowance)
         return allowance
 
     def left(self) -> None:

@@ -32,6 +32,8 @@ from typing import TypeVar
 
 import msgspec
 
+from tmrl_core.token_bucket import TokenBucket
+
 GRACE_S = 1.0
 """A visit younger than this is not closed to make room."""
 KNOWN_S = 86_400.0
@@ -80,28 +82,6 @@ class Visit:
         """Whether the peer has shown a certificate of our CA."""
 
 
-class _Bucket:
-    __slots__ = ("_at", "_burst", "_rate", "_tokens")
-
-    def __init__(self, rate_per_s: float, burst: float, now: float) -> None:
-        self._rate = rate_per_s
-        self._burst = burst
-        self._tokens = burst
-        self._at = now
-
-    def filled(self, now: float) -> bool:
-        """Whether there is a token to take."""
-        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate)
-        self._at = now
-        return self._tokens >= 1.0
-
-    def take(self) -> None:
-        self._tokens -= 1.0
-
-    def give_back(self) -> None:
-        self._tokens = min(self._burst, self._tokens + 1.0)
-
-
 class Admission:
     """Decides about connections before their peers are let in. Not thread-safe: one event loop uses it."""
 
@@ -114,8 +94,9 @@ class Admission:
         self.failed_logins = 0
         self._visits: dict[Visit, None] = {}  # the longest waiting first
         self._of_network: dict[str, int] = {}
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._unknown: _Bucket | None = None
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        rate_per_s = _ADDRESSES_AT_ONCE * self.settings.connections_per_s
+        self._unknown = TokenBucket(rate_per_s, 2 * self.settings.max_unauthenticated)
         self._known: OrderedDict[str, float] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -134,10 +115,10 @@ class Admission:
         """
         network = network_of(address)
         known = self._is_known(network, now)
-        bucket, unknown = self._bucket_of(network, now), self._bucket_of_unknown(now)
-        if not bucket.filled(now):
+        bucket = self._bucket_of(network)
+        if bucket.available(now) < 1.0:
             return self._turn_away("too many connections came from that address in a short time")
-        if not known and not unknown.filled(now):
+        if not known and self._unknown.available(now) < 1.0:
             return self._turn_away("too many connections came from addresses where nobody has been let in of late")
         settings = self.settings
         full = len(self._visits) >= settings.max_unauthenticated
@@ -146,9 +127,9 @@ class Admission:
                 return self._turn_away("too many connections of that address wait to be let in")
         elif full and not self._make_room(now, None):
             return self._turn_away("too many connections wait to be let in")
-        bucket.take()
+        bucket.spend()
         if not known:
-            unknown.take()
+            self._unknown.spend()
         visit = Visit(network, now, known, close)
         self._visits[visit] = None
         self._of_network[network] = self._of_network.get(network, 0) + 1
@@ -158,9 +139,9 @@ class Admission:
         """The peer has proved who it is: this is no visit any more."""
         if not self._remove(visit):
             return
-        self._bucket_of(visit.network, now).give_back()
+        self._bucket_of(visit.network).give_back()
         if not visit.known:
-            self._bucket_of_unknown(now).give_back()
+            self._unknown.give_back()
         self.seen(visit.network, now)
 
     def seen(self, network: str, now: float) -> None:
@@ -191,19 +172,12 @@ class Admission:
         at = self._known.get(network)
         return at is not None and now - at < KNOWN_S
 
-    def _bucket_of(self, network: str, now: float) -> _Bucket:
+    def _bucket_of(self, network: str) -> TokenBucket:
         bucket = self._buckets.get(network)
         if bucket is None:
-            bucket = _Bucket(self.settings.connections_per_s, self.settings.max_unauthenticated, now)
+            bucket = TokenBucket(self.settings.connections_per_s, self.settings.max_unauthenticated)
         _remember(self._buckets, network, bucket)
         return bucket
-
-    def _bucket_of_unknown(self, now: float) -> _Bucket:
-        if self._unknown is None:
-            settings = self.settings
-            rate = _ADDRESSES_AT_ONCE * settings.connections_per_s
-            self._unknown = _Bucket(rate, 2 * settings.max_unauthenticated, now)
-        return self._unknown
 
     def _make_room(self, now: float, network: str | None) -> bool:
         """Close the visit (of that network) that is least likely to be an honest peer's; False: there is none such."""

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from tmrl_core.networking.security.admission import network_of
+from tmrl_core.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,7 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock = clock
-        self._lines = float(LINES_AT_ONCE)
-        self._lines_at = clock()
+        self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
         self._unsaid = 0
         # When it was said last, and how many came since, by host and reason; the longest silent first.
         self._said: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
@@ -58,12 +58,9 @@ class Refusals:
         if said_s is not None and now - said_s < SAID_AGAIN_S:
             self._said[key] = (said_s, since + 1)
             return
-        self._lines = min(float(LINES_AT_ONCE), self._lines + (now - self._lines_at) * LINES_PER_S)
-        self._lines_at = now
-        if self._lines < 1.0:
+        if not self._lines.take(now):
             self._unsaid += 1
             return
-        self._lines -= 1.0
         self._said[key] = (now, 0)
         self._said.move_to_end(key)
         if len(self._said) > MOST_REMEMBERED:

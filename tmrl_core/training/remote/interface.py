@@ -37,6 +37,7 @@ from tmrl_core.networking.protocol.messages import (
     turn_text,
 )
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
+from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means, plain_names
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
@@ -144,8 +145,7 @@ class RemoteInterface(TrainingInterface):
         self._shares: dict[bytes, bytes] = {}
         self._in_round = False
         self._workers: dict[bytes, str] = {}
-        self._joins = float(JOINS_AT_ONCE)
-        self._joins_at = self._started
+        self._joins = TokenBucket(JOINS_PER_S, JOINS_AT_ONCE)
         self._announced: set[bytes] = set()
         """Streams of which the records say that they have joined."""
         self._phase = ""
@@ -564,11 +564,7 @@ class RemoteInterface(TrainingInterface):
             self._strange &= members.keys()
 
     def _joined(self, member: Member) -> None:
-        now = self._clock()
-        self._joins = min(float(JOINS_AT_ONCE), self._joins + (now - self._joins_at) * JOINS_PER_S)
-        self._joins_at = now
-        if self._joins >= 1.0:
-            self._joins -= 1.0
+        if self._joins.take(self._clock()):
             self._announced.add(member.stream)
             self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
         signature = _signature_of(member)
