@@ -13,8 +13,7 @@ import numpy as np
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array
-from tmrl_core.training.memories.sum_tree import SumTree
-from tmrl_core.training.memories.sum_tree_loops import sum_tree
+from tmrl_core.training.memories.sum_tree import SumTree, sum_tree
 
 
 @dataclass(frozen=True, kw_only=True)
