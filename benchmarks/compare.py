@@ -55,7 +55,7 @@ def credentials_folder() -> Iterator[str]:
     try:
         credentials = import_module("tmrl_core.networking.security.credentials")
     except ModuleNotFoundError:  # where it was before
-        credentials = import_module("tmrl_core.networking.security.credentials")
+        credentials = import_module("tmrl_core.networking.credentials")
 
     with tempfile.TemporaryDirectory() as folder:
         keys = str(Path(folder) / "credentials")

@@ -44,6 +44,7 @@ class NumpyMLPActor(ActorModule):
         hidden_sizes: width of each hidden layer.
         activation: `relu` or `tanh`, or torch's class of that name.
         seed: of the initial weights and of exploration; None: from the operating system.
+        parameters: other arrays that come with the weights, by their names, and their initial values.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.
@@ -59,6 +60,7 @@ class NumpyMLPActor(ActorModule):
         hidden_sizes: Sequence[int],
         activation: Any,
         seed: int | None,
+        parameters: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         super().__init__(observation_space, action_space)
         self._layout = layout_of(observation_space)
@@ -69,6 +71,7 @@ class NumpyMLPActor(ActorModule):
                 f"{' and '.join(SUPPORTED_ACTIVATIONS)}. Set worker.backend to torch for others."
             )
         self._rng = np.random.default_rng(seed)
+        self._parameters = dict(parameters or {})
         widths = (vector_size(self._layout), *(int(width) for width in hidden_sizes))
         self._shapes: dict[str, tuple[int, ...]] = {}
         for index, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
@@ -81,13 +84,15 @@ class NumpyMLPActor(ActorModule):
             self._shapes[f"{head}.bias"] = (size,)
             self._columns[head] = slice(outputs, outputs + size)
             outputs += size
+        weights = self._initial_weights()
+        self._shapes |= {name: array.shape for name, array in self._parameters.items()}
         # Matrices [in + 1, out].
         self._matrices = [np.empty((fan_in + 1, fan_out), np.float32) for fan_in, fan_out in itertools.pairwise(widths)]
         self._matrices.append(np.empty((widths[-1] + 1, outputs), np.float32))
         # Inputs of each matrix: the values, then the 1 that meets the bias.
         self._inputs = [np.ones(width + 1, np.float32) for width in widths]
         self._heads = np.empty(outputs, np.float32)
-        self._take_over(self._initial_weights())
+        self._take_over({**weights, **self._parameters})
         self._forward = self._make_forward()
 
     def _initial_weights(self) -> dict[str, np.ndarray]:
@@ -106,6 +111,12 @@ class NumpyMLPActor(ActorModule):
         for head, columns in self._columns.items():
             self._matrices[-1][:-1, columns] = weights[f"{head}.weight"].T
             self._matrices[-1][-1, columns] = weights[f"{head}.bias"]
+        for name in self._parameters:
+            self._parameters[name] = weights[name].astype(np.float32)
+
+    def seed(self, seed: int) -> None:
+        """Seed the exploration."""
+        self._rng = np.random.default_rng(seed)
 
     def architecture(self) -> dict[str, Any]:
         """Return names and shapes of the weights, and the activation."""
@@ -113,7 +124,7 @@ class NumpyMLPActor(ActorModule):
 
     def to_bytes(self) -> bytes:
         """The weights as the content of a safetensors file, which the torch policy reads."""
-        weights: dict[str, np.ndarray] = {}
+        weights = dict(self._parameters)
         for index, matrix in enumerate(self._matrices[:-1]):
             weights[f"net.{2 * index}.weight"] = matrix[:-1].T
             weights[f"net.{2 * index}.bias"] = matrix[-1]
@@ -152,6 +163,9 @@ class NumpyMLPActor(ActorModule):
         """
         return self.from_bytes(Path(path).read_bytes(), device)
 
+    def _prepare(self, vector: np.ndarray) -> None:
+        """Change the flattened observation [size] in place before the first layer."""
+
     def _make_forward(self) -> Callable[[Any], np.ndarray]:
         """What computes the heads' outputs [sum of their sizes] of one observation, into the same array each time.
 
@@ -174,12 +188,15 @@ class NumpyMLPActor(ActorModule):
         direct = len(layout) == 1 and layout[0].kind == "values" and not layout[0].path
         direct_shape = layout[0].shape
         flat = direct and len(direct_shape) == 1
+        prepare = self._prepare if type(self)._prepare is not NumpyMLPActor._prepare else None
 
         def forward(obs: Any) -> np.ndarray:
             if flat and isinstance(obs, np.ndarray) and obs.shape == direct_shape:
                 vector[:] = obs
             else:
                 flatten_into(layout, obs, vector)
+            if prepare is not None:
+                prepare(vector)
             dot(first_input, first_matrix, out=first_output)
             if not hidden:
                 return heads

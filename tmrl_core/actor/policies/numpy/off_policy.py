@@ -48,10 +48,6 @@ class NumpyQValueMLPActor(NumpyMLPActor):
         self._ranked = self._heads[self._columns["advantage" if dueling else "q"]]
         self.epsilon = float(epsilon)
 
-    def seed(self, seed: int) -> None:
-        """Seed the exploration."""
-        self._rng = np.random.default_rng(seed)
-
     def exploration(self) -> dict[str, float]:
         """`epsilon`."""
         return {"epsilon": self.epsilon}
@@ -101,10 +97,6 @@ class NumpyDeterministicMLPActor(NumpyMLPActor):
         super().__init__(observation_space, action_space, {"mu": self._bounds.size}, hidden_sizes, activation, seed)
         self.noise = float(noise)
         self.random = float(random)
-
-    def seed(self, seed: int) -> None:
-        """Seed the exploration."""
-        self._rng = np.random.default_rng(seed)
 
     def exploration(self) -> dict[str, float]:
         """`noise` and `random`."""

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.flattening import flatten_into, layout_of, vector_size
-from tmrl_core.actor.policies.numpy.squashed_gaussian import SUPPORTED_ACTIVATIONS
+from tmrl_core.actor.policies.flattening import layout_of, vector_size
+from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
-from tmrl_core.actor.policies.weights import (
-    ADVICE,
-    SAFETENSORS_FORMAT,
-    check_finite,
-    check_shapes,
-    decode_arrays,
-    encode_arrays,
-)
-from tmrl_core.errors import ConfigError, WeightsError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _BLOCK = 1024
 """Random numbers drawn at once."""
@@ -35,8 +19,8 @@ OBSERVATION_LIMIT = 10.0
 """Normalized observations are cut here, so that what was constant so far and changes now does not drown the rest."""
 
 
-class NumpyOnPolicyActor(ActorModule):
-    """A multi-layer perceptron on weights that it reads from the safetensors of its twin; for one thread.
+class NumpyOnPolicyActor(NumpyMLPActor):
+    """A `NumpyMLPActor` with one head, which says the log-density of its actions.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
@@ -44,13 +28,14 @@ class NumpyOnPolicyActor(ActorModule):
         hidden_sizes: width of each hidden layer.
         activation: `relu` or `tanh`, or torch's class of that name.
         seed: of the initial weights and of exploration; None: from the operating system.
+        outputs: of the head.
         normalize_observations: by the mean and the standard deviation that come with the weights.
+        parameters: see `NumpyMLPActor`.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.
     """
 
-    weights_format: ClassVar[str] = SAFETENSORS_FORMAT
     head: ClassVar[str]
     """Name of the last layer."""
 
@@ -66,55 +51,19 @@ class NumpyOnPolicyActor(ActorModule):
         normalize_observations: bool = False,
         parameters: dict[str, np.ndarray] | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space)
-        self._layout = layout_of(observation_space)
-        self._activation = activation_name(activation)
-        if self._activation not in SUPPORTED_ACTIVATIONS:
-            raise ConfigError(
-                f"activation is {self._activation!r}; without torch the policy knows "
-                f"{' and '.join(SUPPORTED_ACTIVATIONS)}. Set worker.backend to torch for others."
-            )
-        self._relu = self._activation == "relu"
-        self._rng = np.random.default_rng(seed)
-        widths = (vector_size(self._layout), *(int(width) for width in hidden_sizes), outputs)
-        names = [f"net.{2 * index}" for index in range(len(widths) - 2)] + [self.head]
-        self._vector = np.zeros(widths[0], np.float32)
-        self._weights: dict[str, np.ndarray] = {}
-        for name, (fan_in, fan_out) in zip(names, itertools.pairwise(widths), strict=True):
-            bound = 1.0 / math.sqrt(fan_in)
-            self._weights[f"{name}.weight"] = self._rng.uniform(-bound, bound, (fan_out, fan_in)).astype(np.float32)
-            self._weights[f"{name}.bias"] = np.zeros(fan_out, np.float32)
-        self._names = names
         self._normalizes = normalize_observations
+        parameters = dict(parameters or {})
         if normalize_observations:
-            self._weights["obs_mean"] = np.zeros(widths[0], np.float32)
-            self._weights["obs_std"] = np.ones(widths[0], np.float32)
-        self._weights.update(parameters or {})
-        self._take_over()
+            size = vector_size(layout_of(observation_space))
+            parameters |= {"obs_mean": np.zeros(size, np.float32), "obs_std": np.ones(size, np.float32)}
+        heads = {self.head: outputs}
+        super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed, parameters)
 
-    def _take_over(self) -> None:
-        self._layers = [
-            (np.ascontiguousarray(self._weights[f"{name}.weight"].T), self._weights[f"{name}.bias"])
-            for name in self._names
-        ]
-
-    def seed(self, seed: int) -> None:
-        """Seed the exploration."""
-        self._rng = np.random.default_rng(seed)
-
-    def outputs(self, obs: Any) -> np.ndarray:
-        """[outputs] float32 of the last layer for one observation."""
-        flatten_into(self._layout, obs, self._vector)
-        values = self._vector
+    def _prepare(self, vector: np.ndarray) -> None:
         if self._normalizes:
-            values = (values - self._weights["obs_mean"]) / self._weights["obs_std"]
-            values = np.clip(values, -OBSERVATION_LIMIT, OBSERVATION_LIMIT)
-        for matrix, bias in self._layers[:-1]:
-            values = values @ matrix + bias
-            values = np.maximum(values, 0.0) if self._relu else np.tanh(values)
-        matrix, bias = self._layers[-1]
-        result: np.ndarray = values @ matrix + bias
-        return result
+            vector -= self._parameters["obs_mean"]
+            vector /= self._parameters["obs_std"]
+            np.clip(vector, -OBSERVATION_LIMIT, OBSERVATION_LIMIT, out=vector)
 
     @abstractmethod
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
@@ -127,42 +76,6 @@ class NumpyOnPolicyActor(ActorModule):
     def reset_extras(self) -> dict[str, Any]:
         """Zeros."""
         return {"logp": np.float32(0.0)}
-
-    def to_bytes(self) -> bytes:
-        """The weights as the content of a safetensors file, which the torch policy reads."""
-        return encode_arrays(self._weights, {"activation": self._activation})
-
-    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
-        """Take the weights over, in place, and return self. After an error nothing has changed.
-
-        Raises:
-            WeightsError: names what does not fit.
-        """
-        arrays, metadata = decode_arrays(data)
-        expected = {name: array.shape for name, array in self._weights.items()}
-        check_shapes(self.owner, expected, {name: array.shape for name, array in arrays.items()}, ADVICE)
-        check_finite(self.owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
-        activation = metadata.get("activation", self._activation)
-        if activation != self._activation:
-            raise WeightsError(
-                f"the weights are not for {self.owner}: their activation is {activation}, not {self._activation}. "
-                f"{ADVICE}"
-            )
-        self._weights = {name: arrays[name].astype(np.float32) for name in self._weights}
-        self._take_over()
-        return self
-
-    def save(self, path: str | Path) -> None:
-        """Write the weights to a safetensors file."""
-        Path(path).write_bytes(self.to_bytes())
-
-    def load(self, path: str | Path, device: Any = "cpu") -> Self:
-        """Take the weights of a safetensors file over, in place, and return self.
-
-        Raises:
-            WeightsError: names what does not fit.
-        """
-        return self.from_bytes(Path(path).read_bytes(), device)
 
 
 class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
@@ -208,7 +121,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
         """The action, with its log-probability `logp`; `test`: the most likely one."""
-        logits = self.outputs(obs).tolist()
+        logits = self._forward(obs).tolist()
         top = max(logits)
         # A few numbers: Python's floats are faster than calls to NumPy, and have more digits.
         weights = [math.exp(logit - top) for logit in logits]
@@ -265,15 +178,15 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
             parameters={"log_std": np.full(size, log_std, np.float32)},
         )
 
-    def _take_over(self) -> None:
-        super()._take_over()
-        log_std = self._weights["log_std"].astype(np.float64)
+    def _take_over(self, weights: Mapping[str, np.ndarray]) -> None:
+        super()._take_over(weights)
+        log_std = weights["log_std"].astype(np.float64)
         self._std = np.exp(log_std)
         self._constant = float(log_std.sum() + 0.5 * log_std.size * math.log(2.0 * math.pi))
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
         """The action within the bounds, with the log-density `logp` of what was `drawn`."""
-        drawn = self.outputs(obs).astype(np.float64)
+        drawn = self._forward(obs).astype(np.float64)
         logp = -self._constant
         if not test:
             noise = self._rng.standard_normal(drawn.size)

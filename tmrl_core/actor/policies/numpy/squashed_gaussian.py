@@ -66,7 +66,7 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
 
     def seed(self, seed: int) -> None:
         """Seed the exploration; what had been drawn ahead is thrown away."""
-        self._rng = np.random.default_rng(seed)
+        super().seed(seed)
         self._noise.clear()
         self._uniform.clear()
 
