@@ -49,10 +49,10 @@ class FiniteUpdates:
         with torch.enable_grad():
             metrics: dict[str, Any] = dict(update())
         self._look()
-        floats = [t for t in (*batch, *metrics.values()) if isinstance(t, Tensor) and t.is_floating_point()]
+        floats = floating([*batch, *metrics.values()])
         if self._wholes:
             return {**metrics, SKIPPED: self._take_back_there(floats)}
-        finite = _all_finite([*floats, *self._floats])
+        finite = all_sums_finite([*floats, *self._floats])
         if finite:
             return metrics
         torch._foreach_copy_(self._kept, self._copies)
@@ -61,7 +61,7 @@ class FiniteUpdates:
     def _take_back_there(self, floats: Sequence[Tensor]) -> Tensor:
         """Have the device take the update back if it was none; whether it was, on the device."""
         now = [torch.cat([tensor.reshape(-1) for tensor in tensors]) for _, tensors in self._wholes]
-        finite = _all_finite([*floats, *(whole for whole in now if whole.is_floating_point())])
+        finite = all_sums_finite([*floats, *floating(now)])
         for whole, (copies, tensors) in zip(now, self._wholes, strict=True):
             torch._foreach_copy_(tensors, _parts(torch.where(finite, whole, copies), tensors))
         return ~finite
@@ -79,7 +79,7 @@ class FiniteUpdates:
         self._kept = kept_tensors(self._agent)
         # New ones are an optimizer's, which begin as zeros.
         self._copies = [known.get(id(tensor), torch.zeros_like(tensor)) for tensor in self._kept]
-        self._floats = [tensor for tensor in self._kept if tensor.is_floating_point() and tensor.numel()]
+        self._floats = floating(self._kept)
         self._wholes = []
         if len({tensor.device for tensor in self._kept}) == 1 and self._kept[0].device.type != "cpu":
             self._join_copies()
@@ -102,8 +102,13 @@ def _parts(whole: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
-def _all_finite(floats: Sequence[Tensor]) -> Tensor:
-    """Whether all their numbers are finite: on their device, the first one's where there are several."""
+def floating(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among `values` that hold floating-point numbers."""
+    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
+
+
+def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
+    """Return a truth value, on the device of the first tensor: all numbers are finite."""
     # A sum is finite if all its terms are: one number for each tensor, and no further pass over it.
     sums = [tensor.sum(dtype=torch.float32) for tensor in floats]
     device = sums[0].device
@@ -112,7 +117,7 @@ def _all_finite(floats: Sequence[Tensor]) -> Tensor:
 
 def all_finite(leaves: Iterable[Any]) -> bool:
     """Whether all floating-point numbers in the tensors among `leaves` are finite; waits for the device."""
-    return all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return all(bool(leaf.isfinite().all()) for leaf in floating(leaves))
 
 
 def kept_tensors(agent: Any) -> list[Tensor]:

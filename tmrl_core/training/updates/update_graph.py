@@ -1,4 +1,8 @@
-"""One kind of update as a graph: noted on fake tensors, with what the agent keeps as inputs, and run by a backend."""
+"""One kind of update as a graph: traced on fake tensors, with the agent's tensors as inputs, and run by a backend.
+
+The graph ends by choosing between the new values and those from before, so that an update with a number that is not
+finite changes nothing. The compiler joins that choice with the computation of the new values and keeps no copies.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,7 @@ from torch import Tensor
 
 from tmrl_core.training.updates.cuda_graphs import Recorder, Replayed
 from tmrl_core.training.updates.decompositions import DECOMPOSITIONS
-from tmrl_core.training.updates.functional_graph import make_functional
-from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.rollback import all_sums_finite, floating, kept_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +55,14 @@ class Graph:
             # Noting takes a tensor of one number for a constant and computes with it at once, unless it is an input.
             for (state, name), tensor in zip(steps, tensors[len(leaves) :], strict=True):
                 state[name] = tensor
-            return update(*tensors[: len(leaves)])
+            batch, tensors_kept = tensors[: len(leaves)], kept_tensors(agent)
+            before = [tensor.detach().clone() for tensor in tensors_kept]
+            results = update(*batch)
+            with torch.no_grad():
+                finite = all_sums_finite(floating([*batch, *results, *tensors_kept]))
+                for tensor, old in zip(tensors_kept, before, strict=True):
+                    tensor.copy_(torch.where(finite, tensor, old))
+            return [*results, finite]
 
         values = [state[name] for state, name in steps]
         kept = kept_tensors(agent)
@@ -75,8 +85,6 @@ class Graph:
                 optimizer.zero_grad()
         self._agent = agent
         self.kept = [*values, *_lift(graph, len(leaves) + len(values))]
-        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        make_functional(graph, dict(zip(inputs[len(leaves) :], self.kept, strict=True)))
         self.results = len(next(node for node in graph.graph.nodes if node.op == "output").args[0])
         self.run = backend(graph, [*leaves, *self.kept])
         self.replayed = None if record is None else recorded([self], leaves, record)
