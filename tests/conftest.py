@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -20,6 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     # Read when torch is first imported: on busy processors, two threads make a small network's updates 20 times slower.
     os.environ["OMP_NUM_THREADS"] = "1"
+    if hasattr(signal, "SIGHUP"):
+        # nohup has it ignored, which children inherit and roles respect.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     layers.install()
 
 

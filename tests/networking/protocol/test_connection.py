@@ -135,6 +135,28 @@ def sent(connection: Connection, now: float = 0.0) -> list[Frame]:
     return frames
 
 
+@pytest.mark.parametrize(("state", "due"), [("greeting", 7.0), ("open", 10.0)])
+def test_a_deadline_that_passed_during_a_pause_leaves_a_heartbeat_to_read_what_arrived(state: str, due: float) -> None:
+    connection = Talker()
+    connection.connected(Identity("test"), 0.0)
+    connection.state = state
+    connection.compensate_pause(100.0 - due, 100.0)  # the timer for the deadline fires at 100 s instead
+    connection.tick(100.0)
+    assert not connection.closing
+    connection.tick(102.9)
+    assert not connection.closing
+    connection.tick(103.1)
+    assert connection.closing
+
+
+def test_a_pause_is_no_part_of_how_long_a_link_has_stood() -> None:
+    connection = Talker()
+    connection.connected(Identity("test"), 0.0)
+    connection.state = "open"
+    connection.compensate_pause(50.0, 100.0)
+    assert connection.linked_s(100.0) == 50.0
+
+
 def said(connection: Connection, now: float = 0.0) -> list[Control]:
     return [decode_control(frame.payload) for frame in sent(connection, now) if frame.kind == Kind.CONTROL]
 

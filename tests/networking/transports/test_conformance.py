@@ -303,7 +303,7 @@ def test_a_trainer_that_falls_silent_at_once_is_noticed(ends: Ends, loop: asynci
     loop.run_until_complete(main())
 
 
-def test_a_process_that_stood_still_takes_nobody_for_silent(ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_paused_process_takes_no_peer_for_silent(ends: Ends, loop: asyncio.AbstractEventLoop) -> None:
     async def main() -> None:
         async with Session(ends, silent_s=0.6, heartbeat_s=0.1) as session:
             connection, driver = await session.worker(make_worker()[0], silent_s=0.6, heartbeat_s=0.1)

@@ -179,10 +179,15 @@ class Connection:
         """How long ago the last byte came, in seconds."""
         return max(0.0, now - self._last_in)
 
-    def stood_still(self, seconds: float) -> None:
-        """Nobody has driven this connection for so long: what has arrived meanwhile is unread, which is no silence."""
-        self._last_in += seconds
+    def compensate_pause(self, seconds: float, now: float) -> None:
+        """Discount time in which this process did not run: what has arrived meanwhile is unread, not silence.
+
+        A deadline that passed during the pause is put off by a heartbeat, in which the unread data is read.
+        """
+        self._last_in = max(self._last_in + seconds, now - self.silent_s + self.heartbeat_s)
         self._connected_at += seconds
+        if self.state == "greeting":
+            self._connected_at = max(self._connected_at, now - self.greeting_s + self.heartbeat_s)
 
     def deadline(self) -> float:
         """When `tick` wants to be called next, at the latest."""

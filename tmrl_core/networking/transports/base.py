@@ -112,7 +112,7 @@ class Driver(ABC):
         self._timer = None
         now = self.loop.time()
         if now - self._timer_at > _LATE_S:
-            self.connection.stood_still(now - self._timer_at)
+            self.connection.compensate_pause(now - self._timer_at, now)
         self.connection.tick(now)
         self._pump()
 
