@@ -21,7 +21,7 @@ TREES = {file.relative_to(PACKAGE): ast.parse(file.read_text(encoding="utf-8")) 
 MOST_PROBES = 90
 """Calls of `getattr` and `hasattr`, those of `ALLOWED` included."""
 
-MOST_UNEXPLAINED_PROBES = 79
+MOST_UNEXPLAINED_PROBES = 73
 """Those that `ALLOWED` gives no reason for."""
 
 MOST_PROBES_OF_OUR_PARTS = 57
@@ -39,6 +39,9 @@ ALLOWED = {
     r"getattr\(((importlib\.)?import_module\(|module, name)": "a module's names, resolved when they are first used",
     r"getattr\(found, part\)": "a reference in the configuration names an attribute",
     r"hasattr\(made, name\)": "environments need not derive from gymnasium.Env",
+    r"hasattr\(model, '(critics|qs|q1|q2)'\)": "models of users name their critics in one of three ways",
+    r"hasattr\(self, '_log'\)": "`__del__` also runs where the constructor has failed",
+    r"getattr\(graph, node.target\)": "torch.fx names a graph's constants so",
     r"getattr\(exc, 'reason'": "OpenSSL's errors have it, those that asyncio raises by itself do not",
 }
 
