@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 class TrainingAgent(ABC):
     """Learns from batches and hands out the policy.
 
-    Its attributes are what a checkpoint saves, as `tmrl_core.training.checkpoints.state` says.
+    Its attributes are what a checkpoint saves, as `tmrl_core.training.checkpoints.capture` says.
 
     Args:
         observation_space: of the environment.

@@ -17,7 +17,8 @@ from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.redq import REDQSACAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.agents.td3 import TD3Agent
-from tmrl_core.training.checkpoints.state import capture, restore
+from tmrl_core.training.checkpoints.capture import capture
+from tmrl_core.training.checkpoints.restore import restore
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
 BOX = gym.spaces.Box(-2, 2, (2,), np.float32)

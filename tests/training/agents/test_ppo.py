@@ -12,7 +12,8 @@ from gymnasium import spaces
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.batches import ENDS, PLACES
-from tmrl_core.training.checkpoints.state import capture, restore
+from tmrl_core.training.checkpoints.capture import capture
+from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 OBSERVATION = spaces.Box(-1.0, 1.0, (2,), np.float32)

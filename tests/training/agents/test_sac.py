@@ -13,7 +13,8 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.networks import CriticList, MLPActorCritic, critics_of
 from tmrl_core.training.agents.redq import REDQSACAgent
 from tmrl_core.training.agents.sac import SacAgent, SpinupSacAgent
-from tmrl_core.training.checkpoints.state import capture, restore
+from tmrl_core.training.checkpoints.capture import capture
+from tmrl_core.training.checkpoints.restore import restore
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-2, 2, (2,), np.float32)

@@ -20,8 +20,8 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpointable import type_name, type_version
+from tmrl_core.training.checkpoints.capture import capture
 from tmrl_core.training.checkpoints.files import read_manifest, write_file, write_manifest
-from tmrl_core.training.checkpoints.state import capture
 from tmrl_core.training.checkpoints.type_ids import FORMER_NAMES
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
@@ -255,6 +255,13 @@ def test_another_format_is_refused_with_those_that_are_read(tmp_path: Path, unkn
     make().save(tmp_path / "saved")
     rewrite(tmp_path / "saved", lambda node: None, format=unknown)
     with pytest.raises(CheckpointError, match=r"this release reads formats 2 to 3\. Use the release that wrote it"):
+        make().load(tmp_path / "saved")
+
+
+def test_a_part_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    make().save(tmp_path / "saved")
+    rewrite(tmp_path / "saved", lambda node: node.update(t="code") if node["class"] == "samples_per_insert" else None)
+    with pytest.raises(CheckpointError, match="limiter is of the unknown kind 'code'"):
         make().load(tmp_path / "saved")
 
 

@@ -25,7 +25,9 @@ from tmrl_core.samples import Buffer
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import ENDS, PLACES, Transitions
-from tmrl_core.training.checkpoints.state import capture, global_random_state, restore, set_global_random_state
+from tmrl_core.training.checkpoints.capture import capture
+from tmrl_core.training.checkpoints.random_state import global_random_state, set_global_random_state
+from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.updates.rollback import kept_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED

@@ -3,7 +3,7 @@
     checkpoint/
       12/ 13/                  one folder per checkpoint
         manifest.json          what belongs to it, with sizes and checksums; and a checksum of itself
-        state.json             the tree of `tmrl_core.training.checkpoints.state`
+        state.json             the tree of `tmrl_core.training.checkpoints.capture`
         arrays.safetensors     its arrays
       replay/
         rows-....seg           replay rows (`row_files.py`), shared by the checkpoints that need them
@@ -25,6 +25,7 @@ from typing import Any
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
+from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.files import (
     FORMAT,
     flush_folder,
@@ -36,8 +37,8 @@ from tmrl_core.training.checkpoints.files import (
     write_file,
     write_manifest,
 )
+from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.checkpoints.rows import read_rows
-from tmrl_core.training.checkpoints.state import Captured, capture, restore
 
 logger = logging.getLogger(__name__)
 

@@ -171,7 +171,7 @@ def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
 
 
 def parse_state(data: bytes, path: Path) -> dict[str, Any]:
-    """The tree of `tmrl_core.training.checkpoints.state`; `path` is for the message.
+    """The tree of `tmrl_core.training.checkpoints.capture`; `path` is for the message.
 
     Raises:
         CheckpointError: it is none.

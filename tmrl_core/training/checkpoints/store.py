@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tmrl_core.errors import CheckpointError, StorageError
+from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.checkpoint import (
     delivery_note,
     facts_of,
@@ -31,7 +32,6 @@ from tmrl_core.training.checkpoints.checkpoint import (
 )
 from tmrl_core.training.checkpoints.files import read_manifest
 from tmrl_core.training.checkpoints.rows import RowsError, SharedRows
-from tmrl_core.training.checkpoints.state import Captured, capture
 from tmrl_core.training.memories.rows import RowLease
 
 logger = logging.getLogger(__name__)
