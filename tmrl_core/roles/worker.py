@@ -14,8 +14,8 @@ import numpy as np
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.backends import choose_actor
-from tmrl_core.actor.rollout.link import Farewell
-from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.collector import Collector
+from tmrl_core.actor.rollout.link import CloseReport
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.worker import Worker, make_loop
@@ -200,7 +200,7 @@ class RolloutWorker(Worker):
             needs_policy=standalone,
         )
         super().__init__(
-            Player(loop, uplink, seed=chosen_seed),
+            Collector(loop, uplink, seed=chosen_seed),
             send_every=given(send_every, settings.send_every),
             update_weights=given(update_weights, settings.update_weights),
             max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
@@ -213,7 +213,7 @@ class RolloutWorker(Worker):
             loop.environment.close()
             raise
 
-    def close(self) -> Farewell | None:
+    def close(self) -> CloseReport | None:
         """As `Worker.close`; let other workers have the label."""
         report = super().close()
         if self._unclaim is not None:

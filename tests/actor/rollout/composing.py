@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.player import Player
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.worker import Worker, make_loop
@@ -38,4 +38,4 @@ def compose(
         drain_timeout_s=drain_timeout_s,
         needs_policy=needs_policy,
     )
-    return kind(Player(loop, uplink, seed=seed), **schedules)
+    return kind(Collector(loop, uplink, seed=seed), **schedules)

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.actor.rollout.environment import CheckedEnvironment
-from tmrl_core.actor.rollout.guard import StepCheck
+from tmrl_core.actor.rollout.step_checks import StepCheck
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
 
 ACT = np.full(1, 0.5, np.float32)

@@ -127,9 +127,9 @@ def test_the_fast_loop_does_what_single_steps_do(limit: int | None) -> None:
         def step(self, *args: Any, **kwargs: Any) -> Any:
             return super().step(*args, **kwargs)
 
-    players = []
+    workers = []
     for kind in (Worker, BySteps):
-        player = compose(
+        worker = compose(
             GenericGymEnv,
             lambda observation_space, action_space: NumpySquashedGaussianMLPActor(
                 observation_space, action_space, hidden_sizes=(8,), seed=1
@@ -138,11 +138,11 @@ def test_the_fast_loop_does_what_single_steps_do(limit: int | None) -> None:
             kind=kind,
         )
         for _ in range(2):
-            player.collect_train_episode(limit)
-        player.run_episode(limit)
-        player.run_episode(limit, train=True)
-        players.append(player)
-    fast, slow = players
+            worker.collect_train_episode(limit)
+        worker.run_episode(limit)
+        worker.run_episode(limit, train=True)
+        workers.append(worker)
+    fast, slow = workers
     assert fast.loop.stepper is None
     assert slow.loop.stepper is slow
     assert len(fast.buffer) == 2 * (1 + (limit or 200))

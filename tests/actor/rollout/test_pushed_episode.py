@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout.guard import StepCheck
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.actor.rollout.step_checks import StepCheck
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import EnvironmentFailedError
 from tmrl_core.samples import Buffer

@@ -10,7 +10,7 @@ import pytest
 
 from tests.actor.rollout.composing import compose
 from tmrl_core.actor import TorchActorModule
-from tmrl_core.actor.rollout.link import Farewell
+from tmrl_core.actor.rollout.link import CloseReport
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, WeightsError
@@ -271,7 +271,7 @@ def test_close_sends_what_is_left_and_reports(make: Any, link: Any, caplog: pyte
     obs, _ = worker.reset(collect_samples=True)
     worker.step(obs, test=False, collect_samples=True)
     with caplog.at_level(logging.INFO):
-        assert worker.close() == Farewell(2, 0, 0)
+        assert worker.close() == CloseReport(2, 0, 0)
     assert "2 samples acknowledged, 0 handed over to the Server, 0 lost" in caplog.text
     assert [record.end for record in link.records] == ["aborted"]
     assert worker.env.is_closed
@@ -288,7 +288,7 @@ def test_what_found_no_room_at_the_end_is_counted_as_lost(make: Any, link: Any) 
         raise LinkClosedError("no room came in time")
 
     link.send = full
-    assert worker.close() == Farewell(0, 0, 4)
+    assert worker.close() == CloseReport(0, 0, 4)
 
 
 def test_close_from_another_thread_waits_for_the_step_and_ends_the_run(make: Any, link: Any) -> None:

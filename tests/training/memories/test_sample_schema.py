@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.actor import ActorModule
-from tmrl_core.actor.rollout.guard import make_guard
+from tmrl_core.actor.rollout.step_checks import make_observation_check
 from tmrl_core.config import from_values
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.roles.training import training_from_config
@@ -97,7 +97,7 @@ def test_what_a_space_declares_is_taken(space: Any, value: Any, make_rows: Rows)
 def test_other_numbers_than_a_worker_takes_from_its_environment_are_refused(
     space: Any, value: Any, make_rows: Rows
 ) -> None:
-    assert make_guard(space).problem(value) is not None
+    assert make_observation_check(space).problem(value) is not None
     with pytest.raises(SampleRefusedError, match="the observation of samples is"):
         DeclaredSamples(space, BOX1).check(seen(make_rows, value))
     DeclaredSamples(BOX3, space, {"action"}).check(seen(make_rows, np.zeros(3, np.float32), value))

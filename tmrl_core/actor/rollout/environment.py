@@ -10,7 +10,7 @@ from typing import Any
 from numpy import ndarray
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout.guard import StepCheck, own_action, reset_problem
+from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, reset_problem
 from tmrl_core.config.references import as_environment
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
 
@@ -83,7 +83,7 @@ class CheckedEnvironment:
         """
         try:
             if keep:
-                action = action.copy() if type(action) is ndarray else own_action(action)
+                action = action.copy() if type(action) is ndarray else copy_action(action)
             obs, reward, terminated, truncated, info = self.env.step(action)
             if not self._fits(obs, reward):
                 obs, reward = self._check.step(obs, reward)

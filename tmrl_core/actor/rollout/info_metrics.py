@@ -1,4 +1,4 @@
-"""Metrics of an episode out of the environment's `info`: `is_success`, and the keys that the user names."""
+"""Metrics of an episode from the environment's `info`: `is_success`, and the keys that the user names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tmrl_core.samples.segments import IS_SUCCESS, MOST_METRIC_CHARACTERS, MOST_
 logger = logging.getLogger(__name__)
 
 MEAN = ":mean"
-"""Suffix of a key whose mean over the steps is wanted."""
+"""Suffix of a key: the mean over the steps is the metric."""
 
 
 class InfoMetrics:
-    """Collects numbers from the `info` dicts of each episode.
+    """Collect numbers from the `info` dicts of each episode.
 
     Args:
         keys: of the info, besides `is_success` of the last step; `a/b` is the key `b` of the dict `a`. The episode's
@@ -29,7 +29,7 @@ class InfoMetrics:
         ConfigError: too many keys, or one that is too long.
 
     Attributes:
-        each_step: True: `note` is to be called with each step's info.
+        each_step: True: call `add` with each step's info.
     """
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
@@ -49,8 +49,8 @@ class InfoMetrics:
         """Begin an episode."""
         self._sums.clear()
 
-    def note(self, info: Any) -> None:
-        """Take the values of one step."""
+    def add(self, info: Any) -> None:
+        """Add the values of one step."""
         for key, path in self._keys.items():
             value = self._number(info, key, path)
             if value is not None:
@@ -58,7 +58,7 @@ class InfoMetrics:
                 self._sums[key] = total + value, count + 1
 
     def take(self, info: Any) -> dict[str, float]:
-        """Return the metrics of the episode, whose last step's info this is."""
+        """Return the metrics of the episode, given the info of its last step."""
         metrics = {key.replace(MEAN, "_mean"): total / count for key, (total, count) in self._sums.items()}
         success = self._number(info, IS_SUCCESS, [IS_SUCCESS])
         if success is not None:

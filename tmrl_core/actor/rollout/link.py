@@ -1,4 +1,4 @@
-"""What a rollout needs of the link to the Server. `tmrl_core.networking.links.WorkerLink` is one."""
+"""The link to the Server as a worker uses it. `tmrl_core.networking.links.WorkerLink` is one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tmrl_core.samples import Chunk, EpisodeRecord
 
 
 class LinkCounts(Protocol):
-    """Samples that went this way, counted since the link was made."""
+    """Numbers of samples since the link was made."""
 
     @property
     def samples_refused(self) -> int:
@@ -17,53 +17,58 @@ class LinkCounts(Protocol):
 
     @property
     def samples_dropped(self) -> int:
-        """Dropped here, the queue being full."""
+        """Dropped because the queue was full."""
 
     @property
     def queued_samples(self) -> int:
-        """Handed to the link and not acknowledged, refused or dropped yet."""
+        """Given to the link, and not acknowledged, refused or dropped yet."""
 
 
-class Farewell(NamedTuple):
-    """What became of the samples of a worker that has ended."""
+class CloseReport(NamedTuple):
+    """Numbers of samples of a worker that has ended."""
 
     acknowledged: int
-    """By the trainer."""
+    """Acknowledged by the trainer."""
     handed_over: int
-    """To the Server, which stands in for the trainer."""
-    neither: int
-    """Lost with this process; those that were refused or dropped are counted elsewhere."""
+    """Stored by the Server until a trainer takes them."""
+    lost: int
+    """Lost with this process. Refused and dropped samples are not included."""
+
+    @property
+    def neither(self) -> int:
+        """The same as `lost`."""
+        return self.lost
 
 
 class RolloutLink(Protocol):
-    """Samples out, policies and directives in; every method may be called from the thread that collects."""
+    """Samples out, policies and directives in. The collecting thread calls every method."""
 
     expert: bool
-    """True: the samples are of a policy that is not the trainer's on purpose; the trainer accepts them."""
+    """True: another policy than the trainer's collects the samples on purpose; the trainer accepts them."""
 
     def send(self, chunks: list[Chunk], records: list[EpisodeRecord], timeout_s: float | None = None) -> None:
-        """Hand samples over; waits for room if the link was made to.
+        """Queue samples; wait for free space if the link was made to.
 
         Raises:
-            LinkClosedError: the link is closed, or no room came in time.
+            LinkClosedError: the link is closed, or there was no free space in time.
         """
 
     def check(self) -> None:
-        """Raise what has ended this link, if something has.
+        """Raise the error that has ended this link, if any.
 
         Raises:
             LinkClosedError: it was closed.
-            TmrlError: what made it fail for good.
+            TmrlError: it failed for good.
         """
 
     def take_policy(self) -> PolicyUpdate | None:
-        """The newest policy not yet taken; never waits."""
+        """Return the latest policy that has not been taken yet, without waiting."""
 
     def wait_change(self, timeout_s: float) -> bool:
-        """Wait until a policy, directive or progress arrives or the link closes; False: nothing has."""
+        """Wait until a policy, directive or progress arrives or the link closes; return False after the timeout."""
 
     def say_waits(self, text: str) -> None:
-        """Tell the trainer what this worker waits for, with its numbers; empty: it collects again."""
+        """Send the trainer the reason why this worker waits, with its numbers; empty: it collects again."""
 
     @property
     def closed(self) -> bool:
@@ -71,23 +76,23 @@ class RolloutLink(Protocol):
 
     @property
     def versions_published(self) -> int:
-        """How many versions were published, as `update_actor_weights` counts them; never falls."""
+        """Number of versions published, as `update_actor_weights` counts them; never falls."""
 
     @property
     def directive(self) -> Directive:
-        """The latest."""
+        """The latest directive."""
 
     @property
     def progress(self) -> Progress:
-        """The latest."""
+        """The latest progress of the trainer."""
 
     @property
     def finished(self) -> bool:
-        """True: the trainer has said that this run is over."""
+        """True: the trainer has ended this run."""
 
     @property
     def counts(self) -> LinkCounts:
-        """Where the samples are."""
+        """Counters of the samples."""
 
     def close(self, drain: bool = True) -> tuple[int, int, int]:
-        """End the link, by default after waiting for acknowledgements; returns what `Farewell` holds."""
+        """End the link, by default after a wait for acknowledgements; return the numbers of a `CloseReport`."""

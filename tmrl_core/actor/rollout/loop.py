@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tmrl_core.actor.rollout.environment import CheckedEnvironment, users_traceback
-from tmrl_core.actor.rollout.guard import unpacking_hint
-from tmrl_core.actor.rollout.pacing import Slices
+from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.actor.rollout.step_checks import unpacking_hint
 from tmrl_core.errors import EnvironmentFailedError, PolicyFailedError
 
 logger = logging.getLogger(__name__)
@@ -81,14 +81,14 @@ class EnvironmentLoop:
         self.next_seed: int | None = None
         self.longest_episode_s = 0.0
         self._failures_in_a_row = 0
-        self._slices = Slices()
+        self._polling = PollingInterval()
         self._stopping = False
         self._obs: Any = None
 
     @property
-    def slice_length(self) -> int:
-        """Number of steps to take before looking at anything but the environment again."""
-        return self._slices.length
+    def steps_until_poll(self) -> int:
+        """Number of steps to take before the link is polled again."""
+        return self._polling.length
 
     def stop(self) -> None:
         """End `play` after the step that is being made, for good; from any thread or a signal handler."""
@@ -209,8 +209,8 @@ class EnvironmentLoop:
                     if not longest:
                         self.recorder.end()
                         return False
-                    self._slices.begin()
-                    self._slices.end(self._advance(episode, longest))
+                    self._polling.begin()
+                    self._polling.end(self._advance(episode, longest))
             except PolicyFailedError:
                 self.recorder.end()
                 self.policy_failures += 1

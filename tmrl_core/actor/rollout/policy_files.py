@@ -11,13 +11,13 @@ from tmrl_core.storage import write_whole
 
 
 class PolicyFiles:
-    """Keeps the latest policy in one file and, every so often, a dated copy.
+    """Keep the latest policy in one file and, at intervals, a dated copy.
 
     Args:
-        path: of the latest; None: it is not kept.
-        history: how the names of the dated copies begin, folder included; None: there are none.
-        every: a dated copy every so many updates; 0 or less: never.
-        now: the local time, for the copies' names.
+        path: of the latest policy; None: it is not kept.
+        history: folder and beginning of the names of the dated copies; None: there are none.
+        every: number of updates from one dated copy to the next; 0 or less: there are none.
+        now: returns the local time, for the copies' names.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class PolicyFiles:
         self._now = now
 
     def keep(self, data: bytes) -> Path | None:
-        """Keep the weights of an update; returns the dated copy if this one made one.
+        """Keep the weights of an update; return the path of the dated copy if it made one.
 
         Raises:
             OSError: a file cannot be written.

@@ -56,7 +56,7 @@ class Episode:
 class StepRecorder:
     """Record steps as samples of a Buffer, and each finished episode as an `EpisodeRecord`.
 
-    Observations and rewards are recorded as they are given: check them first, see `guard.StepCheck`.
+    Observations and rewards are recorded as they are given: check them first, see `step_checks.StepCheck`.
 
     Args:
         buffer: receives samples and records.
@@ -101,7 +101,7 @@ class StepRecorder:
         self.steps_collected = 0
         self.samples_dropped = 0
         self._info_metrics = InfoMetrics(info_metrics)
-        self._notes_steps = self._info_metrics.each_step
+        self._adds_steps = self._info_metrics.each_step
         self._compared = 0
         self._last_obs: Any = None
 
@@ -199,8 +199,8 @@ class StepRecorder:
         elif collect:
             self._append(action, obs, reward, terminated, truncated, info, extras)
         episode.info = info
-        if self._notes_steps:
-            self._info_metrics.note(info)
+        if self._adds_steps:
+            self._info_metrics.add(info)
         episode.total += reward
         episode.steps += 1
         if not test:

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from tmrl_core.actor.module import ActorModule, BatchActor, State
 from tmrl_core.actor.rollout.environment import check_maker
-from tmrl_core.actor.rollout.guard import few_values, is_finite, only_integers
+from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
 from tmrl_core.errors import ConfigError, PolicyFailedError
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]

@@ -12,7 +12,7 @@ import math
 import time
 from pathlib import Path
 
-from tmrl_core.actor.rollout.link import Farewell, RolloutLink
+from tmrl_core.actor.rollout.link import CloseReport, RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
@@ -96,7 +96,7 @@ class Uplink:
         link.check()
         return False
 
-    def close(self) -> Farewell | None:
+    def close(self) -> CloseReport | None:
         """Send what is left, wait for acknowledgements and close the link.
 
         Returns:
@@ -112,11 +112,11 @@ class Uplink:
                 self.link.send(chunks, records, timeout_s=max(0.0, deadline - time.monotonic()))
             except TmrlError:
                 left += sum(chunk.rows for chunk in chunks)
-        acknowledged, handed_over, neither = self.link.close()
-        report = Farewell(acknowledged, handed_over, neither + left)
+        acknowledged, handed_over, lost = self.link.close()
+        report = CloseReport(acknowledged, handed_over, lost + left)
         refused = self.link.counts.samples_refused
         logger.log(
-            logging.WARNING if report.neither or refused else logging.INFO,
+            logging.WARNING if report.lost or refused else logging.INFO,
             "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost%s",
             self._recorder.name,
             *report,

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout.asynchronous import SEND_PAUSE_S, AsynchronousSchedule
+from tmrl_core.actor.rollout.asynchronous_schedule import SEND_PAUSE_S, AsynchronousSchedule
+from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.environment import CheckedEnvironment, check_maker
-from tmrl_core.actor.rollout.link import Farewell, RolloutLink
-from tmrl_core.actor.rollout.lockstep import LockstepSchedule
+from tmrl_core.actor.rollout.link import CloseReport, RolloutLink
+from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
-from tmrl_core.actor.rollout.pacing import Ratio, count_to
-from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.rate_limiters import Ratio, count_to
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
-from tmrl_core.actor.rollout.synchronous import SynchronousSchedule
+from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
 from tmrl_core.errors import LinkClosedError
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
@@ -37,39 +37,39 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Collect samples with a player, by one of three schedules, or play without collecting.
+    """Collect samples with a collector, by one of three schedules, or play without collecting.
 
     A subclass may override `act`, `step` and `reset`: episodes are then played through them.
 
     Args:
-        player: plays the episodes.
+        collector: plays the episodes.
         send_every: send every so many steps also within an episode; 0: at episode ends.
         update_weights: `episode`: load new weights between episodes; `step`: as soon as they have arrived.
-        max_env_steps_per_update: of asynchronous collection, see `Brake`; None: never wait.
+        max_env_steps_per_update: of asynchronous collection, see `RateLimiter`; None: never wait.
         send_pause_s: of asynchronous collection: episodes that end within so many seconds leave together.
 
     Attributes:
-        player, loop, runner, recorder, uplink: the parts.
+        collector, loop, runner, recorder, uplink: the parts.
     """
 
     def __init__(
         self,
-        player: Player,
+        collector: Collector,
         *,
         send_every: int = 0,
         update_weights: str = "episode",
         max_env_steps_per_update: float | None = None,
         send_pause_s: float = SEND_PAUSE_S,
     ) -> None:
-        self.player = player
-        self.loop = player.loop
-        self.runner = player.loop.runner
-        self.recorder = player.recorder
-        self.uplink = player.uplink
+        self.collector = collector
+        self.loop = collector.loop
+        self.runner = collector.loop.runner
+        self.recorder = collector.recorder
+        self.uplink = collector.uplink
         self._send_every = send_every
         self._update_each_step = update_weights == "step"
         self._asynchronous = AsynchronousSchedule(
-            player,
+            collector,
             send_every=send_every,
             update_each_step=self._update_each_step,
             max_env_steps_per_update=max_env_steps_per_update,
@@ -194,11 +194,11 @@ class Worker:
     @property
     def evaluation_videos(self) -> Path | None:
         """Folder for films of the first episode of each evaluation, where the environment is `Filmed`."""
-        return self.player.evaluation_videos
+        return self.collector.evaluation_videos
 
     @evaluation_videos.setter
     def evaluation_videos(self, folder: Path | None) -> None:
-        self.player.evaluation_videos = folder
+        self.collector.evaluation_videos = folder
 
     def steps_that_count(self) -> int:
         """Return the number of steps collected, less those that were dropped or refused on their way."""
@@ -247,7 +247,7 @@ class Worker:
 
     def seed_next_episode(self, seed: int) -> None:
         """Reset the next episode with this seed, and seed the exploration with it."""
-        self.player.seed_next_episode(seed)
+        self.collector.seed_next_episode(seed)
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Worker:
             EnvironmentFailedError: the environment failed too often in a row.
         """
         self._through_overrides()
-        self.player.train(max_samples=max_samples)
+        self.collector.train(max_samples=max_samples)
 
     def run_episode(self, max_samples: float | None = None, train: bool = False) -> None:
         """Play one episode without collecting it; its record goes to the Buffer.
@@ -274,7 +274,7 @@ class Worker:
             EnvironmentFailedError: the environment failed too often in a row.
         """
         self._through_overrides()
-        self.player.test(max_samples, explore=train)
+        self.collector.test(max_samples, explore=train)
 
     def run_episodes(
         self, max_samples_per_episode: float | None = None, nb_episodes: float = math.inf, train: bool = False
@@ -343,7 +343,7 @@ class Worker:
             TmrlError: the link has failed for good.
         """
         schedule = SynchronousSchedule(
-            self.player,
+            self.collector,
             Ratio(max_steps_per_update),
             initial_steps=initial_steps,
             nb_steps=nb_steps,
@@ -370,7 +370,7 @@ class Worker:
             TmrlError: the link has failed for good.
         """
         with self._running():
-            LockstepSchedule(self.player, send_every=self._send_every, verbose=verbose).run()
+            LockstepSchedule(self.collector, send_every=self._send_every, verbose=verbose).run()
 
     # --- samples and policies -----------------------------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ class Worker:
         self.loop.stop()
         self.uplink.stop()
 
-    def close(self) -> Farewell | None:
+    def close(self) -> CloseReport | None:
         """Stop, send what is left, wait for acknowledgements as long as the link's drain timeout, close everything.
 
         Returns:

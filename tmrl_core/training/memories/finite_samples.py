@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tmrl_core.actor.rollout.guard import is_finite
+from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tmrl_core.actor.rollout.guard import is_finite
+from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.insertion import Appending

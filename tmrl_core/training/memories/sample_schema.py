@@ -2,8 +2,8 @@
 
 The first samples in a memory decide what samples look like, and a network takes only what it was made for. Where
 nothing changes samples between the environment and the memory, its spaces say how they look before any has come.
-Workers hold their environment to the dtypes of its observations too (`tmrl_core.actor.rollout.guard`), and so does
-this. Actions are a policy's: the project's own act in the space's dtype, others may in any.
+Workers hold their environment to the dtypes of its observations too (`tmrl_core.actor.rollout.step_checks`), and so
+does this. Actions are a policy's: the project's own act in the space's dtype, others may in any.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class ObservationCheck:
     """Check and cast observations of one space.
 
     Args:
@@ -40,20 +40,20 @@ class Guard:
     cast: Callable[[Any], Any]
 
 
-def make_guard(space: Any, name: str = "observation") -> Guard:
-    """Return the guard of a space; spaces without a fixed structure (Sequence, Graph, Text, ...) take anything."""
+def make_observation_check(space: Any, name: str = "observation") -> ObservationCheck:
+    """Return the check of a space; spaces without a fixed structure (Sequence, Graph, Text, ...) take anything."""
     if isinstance(space, spaces.Dict):
-        return _dict_guard(space, name)
+        return _dict_check(space, name)
     if isinstance(space, spaces.Tuple):
-        return _tuple_guard(space, name)
+        return _tuple_check(space, name)
     if isinstance(space, spaces.Discrete):
-        return _discrete_guard(name)
+        return _discrete_check(name)
     if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
-        return _array_guard(tuple(space.shape or ()), np.dtype(space.dtype), name)
-    return Guard(lambda obs: None, lambda obs: obs)
+        return _array_check(tuple(space.shape or ()), np.dtype(space.dtype), name)
+    return ObservationCheck(lambda obs: None, lambda obs: obs)
 
 
-def _array_guard(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Guard:
+def _array_check(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> ObservationCheck:
     floating = np.issubdtype(dtype, np.inexact)
 
     def problem(obs: Any) -> Problem:
@@ -71,7 +71,7 @@ def _array_guard(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Gua
     def cast(obs: Any) -> Any:
         return obs if isinstance(obs, (ndarray, np.generic)) and obs.dtype == dtype else _cast_array(obs, dtype)
 
-    return Guard(problem, cast)
+    return ObservationCheck(problem, cast)
 
 
 def _cast_array(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -91,7 +91,7 @@ def _cast_array(value: Any, dtype: np.dtype[Any]) -> Any:
     return result if survives else value
 
 
-def _discrete_guard(name: str) -> Guard:
+def _discrete_check(name: str) -> ObservationCheck:
     def problem(obs: Any) -> Problem:
         if isinstance(obs, (int, np.integer)) and not isinstance(obs, bool):
             return None
@@ -105,11 +105,11 @@ def _discrete_guard(name: str) -> Guard:
         number = _cast_array(obs, np.dtype(np.int64))
         return number[()] if number is not obs and number.shape == () else obs
 
-    return Guard(problem, cast)
+    return ObservationCheck(problem, cast)
 
 
-def _dict_guard(space: Any, name: str) -> Guard:
-    guards = {key: make_guard(entry, f"{name}[{key!r}]") for key, entry in space.spaces.items()}
+def _dict_check(space: Any, name: str) -> ObservationCheck:
+    entries = {key: make_observation_check(entry, f"{name}[{key!r}]") for key, entry in space.spaces.items()}
     order: list[Any] = []
     """The keys of the first observation, as the environment returned them."""
 
@@ -118,45 +118,45 @@ def _dict_guard(space: Any, name: str) -> Guard:
             return f"the {name} is a {type(obs).__name__}, its space wants a dict"
         keys = list(obs)
         if keys != order:
-            if obs.keys() != guards.keys():
-                return f"the {name} has the keys {sorted(map(str, obs))}, its space wants {sorted(map(str, guards))}"
+            if obs.keys() != entries.keys():
+                return f"the {name} has the keys {sorted(map(str, obs))}, its space wants {sorted(map(str, entries))}"
             if order:
                 return f"the {name} has its keys in the order {keys}, and had {order} at first"
             order.extend(keys)
-        for key, inner in guards.items():
+        for key, inner in entries.items():
             found = inner.problem(obs[key])
             if found is not None:
                 return found
         return None
 
     def cast(obs: Any) -> Any:
-        if not isinstance(obs, Mapping) or obs.keys() != guards.keys():
+        if not isinstance(obs, Mapping) or obs.keys() != entries.keys():
             return obs
-        return {key: guards[key].cast(obs[key]) for key in order or obs}
+        return {key: entries[key].cast(obs[key]) for key in order or obs}
 
-    return Guard(problem, cast)
+    return ObservationCheck(problem, cast)
 
 
-def _tuple_guard(space: Any, name: str) -> Guard:
-    guards = [make_guard(entry, f"{name}[{index}]") for index, entry in enumerate(space.spaces)]
+def _tuple_check(space: Any, name: str) -> ObservationCheck:
+    entries = [make_observation_check(entry, f"{name}[{index}]") for index, entry in enumerate(space.spaces)]
 
     def problem(obs: Any) -> Problem:
         if not isinstance(obs, tuple):
             return f"the {name} is a {type(obs).__name__}, its space wants a tuple"
-        if len(obs) != len(guards):
-            return f"the {name} has {len(obs)} entries, its space wants {len(guards)}"
-        for inner, value in zip(guards, obs, strict=True):
+        if len(obs) != len(entries):
+            return f"the {name} has {len(obs)} entries, its space wants {len(entries)}"
+        for inner, value in zip(entries, obs, strict=True):
             found = inner.problem(value)
             if found is not None:
                 return found
         return None
 
     def cast(obs: Any) -> Any:
-        if not isinstance(obs, (tuple, list)) or len(obs) != len(guards):
+        if not isinstance(obs, (tuple, list)) or len(obs) != len(entries):
             return obs
-        return tuple([inner.cast(value) for inner, value in zip(guards, obs, strict=True)])
+        return tuple([inner.cast(value) for inner, value in zip(entries, obs, strict=True)])
 
-    return Guard(problem, cast)
+    return ObservationCheck(problem, cast)
 
 
 class StepCheck:
@@ -169,10 +169,10 @@ class StepCheck:
         strict: refuse such observations.
     """
 
-    __slots__ = ("_cast", "_dtype", "_few", "_guard", "_reward_type", "_shape", "_strict", "_zeros")
+    __slots__ = ("_cast", "_dtype", "_few", "_observations", "_reward_type", "_shape", "_strict", "_zeros")
 
     def __init__(self, space: Any, strict: bool = False) -> None:
-        self._guard = make_guard(space)
+        self._observations = make_observation_check(space)
         self._strict = strict
         self._cast: Callable[[Any], Any] | None = None
         # One number says whether all are finite: the sum of a few of them, or a product with zeros, is NaN or infinite
@@ -208,7 +208,7 @@ class StepCheck:
             obs = self._cast(obs)
             if self.fits(obs, reward):
                 return obs, reward
-        obs, reward = self.observation(obs), one_number(reward)
+        obs, reward = self.observation(obs), as_number(reward)
         problem = reward_problem(reward)
         if problem is not None:
             raise EnvironmentFailedError(problem)
@@ -227,13 +227,13 @@ class StepCheck:
         """
         if self._cast is not None:
             obs = self._cast(obs)
-        problem = self._guard.problem(obs)
+        problem = self._observations.problem(obs)
         if problem is None:
             return obs
         if self._cast is None and not self._strict:
-            fitting = self._guard.cast(obs)
-            if self._guard.problem(fitting) is None:
-                self._cast = self._guard.cast
+            fitting = self._observations.cast(obs)
+            if self._observations.problem(fitting) is None:
+                self._cast = self._observations.cast
                 logger.warning("%s%s: it is cast, as all that follow (worker.strict_spaces refuses it)", problem, where)
                 return fitting
         raise EnvironmentFailedError(problem + where)
@@ -261,7 +261,7 @@ def is_finite(action: Any) -> bool:
     return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
-def one_number(reward: Any) -> Any:
+def as_number(reward: Any) -> Any:
     """Return the number in an array, a list or a tensor of one, as a NumPy scalar; anything else as it is."""
     if isinstance(reward, (int, float, np.generic)) or reward is None:
         return reward
@@ -272,13 +272,13 @@ def one_number(reward: Any) -> Any:
     return array.reshape(())[()] if array.size == 1 and array.dtype.kind in "biuf" else reward
 
 
-def own_action(action: Any) -> Any:
+def copy_action(action: Any) -> Any:
     """Return a copy of an action for the environment, which may change it; what was chosen is what is kept."""
     if isinstance(action, ndarray):
         return action.copy()
     if isinstance(action, dict):
-        return {key: own_action(item) for key, item in action.items()}
-    return tuple(map(own_action, action)) if type(action) is tuple else action
+        return {key: copy_action(item) for key, item in action.items()}
+    return tuple(map(copy_action, action)) if type(action) is tuple else action
 
 
 def reward_problem(reward: Any) -> Problem:

@@ -11,9 +11,9 @@ import logging
 import math
 import time
 
+from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.pacing import Ratio, StarvationWatch
-from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.rate_limiters import Ratio, StarvationWatch
 from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.protocol.messages import turn_text
@@ -32,7 +32,7 @@ class SynchronousSchedule:
     anew, and the ratio holds before each step, or with `end_episodes` before each episode.
 
     Args:
-        player: collects.
+        collector: collects.
         ratio: the rule, and the count of models.
         initial_steps, nb_steps: number of steps before the ratio holds, and after that.
         end_episodes: wait between episodes only.
@@ -43,7 +43,7 @@ class SynchronousSchedule:
 
     def __init__(
         self,
-        player: Player,
+        collector: Collector,
         ratio: Ratio,
         *,
         initial_steps: float,
@@ -53,9 +53,9 @@ class SynchronousSchedule:
         update_each_step: bool,
         verbose: bool,
     ) -> None:
-        self._player = player
-        self._uplink = player.uplink
-        self._recorder = player.recorder
+        self._collector = collector
+        self._uplink = collector.uplink
+        self._recorder = collector.recorder
         self._ratio = ratio
         self._initial_steps = initial_steps
         self._nb_steps = nb_steps
@@ -64,7 +64,7 @@ class SynchronousSchedule:
         self._update_each_step = update_each_step
         self._verbose = verbose
         self._origin = self._uplink.steps_that_count()
-        self._turns = player.seeded and self._uplink.link is not None and not math.isinf(ratio.maximum)
+        self._turns = collector.seeded and self._uplink.link is not None and not math.isinf(ratio.maximum)
         self._begun = not self._turns
         self._turnless_since = math.inf
         self.counting = False
@@ -90,10 +90,10 @@ class SynchronousSchedule:
         while self._go_on():
             if self.counting:
                 if self._end_episodes and test_episode_interval and episodes % test_episode_interval == 0:
-                    self._player.test()
+                    self._collector.test()
                 episodes += 1
-            self._player.train(self._allow)
-            self._player.log_episode(self._verbose)
+            self._collector.train(self._allow)
+            self._collector.log_episode(self._verbose)
             self._uplink.send()
 
     def _go_on(self) -> bool:
@@ -120,7 +120,7 @@ class SynchronousSchedule:
         """
         if self._uplink.ending():
             return 0
-        longest = self._player.loop.slice_length
+        longest = self._collector.loop.steps_until_poll
         if self._update_each_step:
             self._uplink.take_policy(verbose=self._verbose)
             longest = 1
@@ -157,7 +157,7 @@ class SynchronousSchedule:
         if not self._recorder.recording or not ratio.allows(self.steps):
             ratio.models += self._uplink.update_policy(verbose=self._verbose)
         if not self._recorder.recording:
-            self._player.obey()
+            self._collector.obey()
         try:
             return self._wait_for_models()
         finally:
@@ -178,9 +178,9 @@ class SynchronousSchedule:
                 )
             self._uplink.send()
             if watch is None:
-                watch = StarvationWatch(self._player.loop.longest_episode_s)
+                watch = StarvationWatch(self._collector.loop.longest_episode_s)
                 self._say_wait()
-            if self._player.evaluate_if_due():
+            if self._collector.evaluate_if_due():
                 continue
             models = self._uplink.update_policy(verbose=self._verbose)
             ratio.models += models
@@ -218,7 +218,7 @@ class SynchronousSchedule:
         if not self._turns or link is None:
             return True
         turn = link.progress.turn
-        return turn == self._uplink.latest_version != (0, 0) and not self._player.evaluate_if_due()
+        return turn == self._uplink.latest_version != (0, 0) and not self._collector.evaluate_if_due()
 
     def _say_wait(self) -> None:
         if self._verbose:

@@ -1,4 +1,4 @@
-"""How fast a worker may collect: the ratio of synchronous mode, the brake of asynchronous mode, and who starves."""
+"""Rate limiters of collection: of the synchronous and the asynchronous mode, and the detection of starvation."""
 
 from __future__ import annotations
 
@@ -9,42 +9,15 @@ from collections.abc import Callable, Iterator
 
 from tmrl_core.networking.protocol.messages import Progress
 
-SLICE_S = 0.2
-"""Seconds between two looks at anything but the environment; also how late a worker notices a directive to finish."""
-
-_LONGEST_SLICE = 4096
-
-
-class Slices:
-    """How many steps to take between two looks at the world, so that it costs nothing and is never long ago.
-
-    Args:
-        clock: seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.length = 16
-        self._clock = clock
-        self._start = clock()
-
-    def begin(self) -> None:
-        """A slice begins."""
-        self._start = self._clock()
-
-    def end(self, steps: int) -> None:
-        """A slice of so many steps has ended; the next is as long as SLICE_S allows, at most four times as long."""
-        elapsed = self._clock() - self._start
-        if steps < 1:
-            return
-        fitting = _LONGEST_SLICE if elapsed <= 0 else round(SLICE_S * steps / elapsed)
-        self.length = max(1, min(fitting, 4 * self.length, _LONGEST_SLICE))
-
 
 class Ratio:
-    """Keeps (steps + 1) / (1 + models received) at or below a maximum, which need not be whole.
+    """Keep (steps + 1) / (1 + models received) at or below a maximum, which need not be whole.
 
     Args:
         max_steps_per_update: the maximum; infinite: no limit.
+
+    Raises:
+        ValueError: it is not above 0.
     """
 
     def __init__(self, max_steps_per_update: float) -> None:
@@ -54,11 +27,11 @@ class Ratio:
         self.models = 0
 
     def allows(self, steps: int) -> bool:
-        """True: after `steps` steps one more may be taken."""
+        """Return True if one more step may be taken after `steps`."""
         return (steps + 1) / (1 + self.models) <= self.maximum
 
     def room(self, steps: int) -> float:
-        """How many more steps may be taken after `steps`; infinite without a limit."""
+        """Return the number of steps that may be taken after `steps`; infinite without a limit."""
         if math.isinf(self.maximum):
             return math.inf
         room = math.floor(self.maximum * (1 + self.models)) - steps
@@ -69,8 +42,8 @@ class Ratio:
         return max(room, 0)
 
 
-class Brake:
-    """Makes asynchronous workers wait when the trainer has more environment steps than its updates call for.
+class RateLimiter:
+    """Make asynchronous workers wait while the trainer has more environment steps than its updates call for.
 
     Args:
         max_env_steps_per_update: of all workers together, once training has begun; None: never wait.
@@ -80,9 +53,13 @@ class Brake:
         self.limit = max_env_steps_per_update
 
     def holds(self, progress: Progress, unacknowledged: int) -> bool:
-        """True: wait.
+        """Return True to wait.
 
-        One update of slack: a trainer whose ratio is just met by this one then makes one more, never one less.
+        One update of slack: a trainer whose own limit is just met then makes one update more, never one less.
+
+        Args:
+            progress: the trainer's latest.
+            unacknowledged: number of this worker's samples that the trainer has not counted yet.
         """
         if self.limit is None:
             return False
@@ -91,15 +68,15 @@ class Brake:
 
 
 class StarvationWatch:
-    """Notices that worker and trainer wait for each other, from the worker's side.
+    """Detect that worker and trainer wait for each other, from the worker's side.
 
-    The trainer, who hears of all workers, is the one to say that it gives up. Without that word another worker may
-    still bring what it lacks, once it has found back to the Server, so nothing at all must move for a while: longer
-    than three of the longest episodes seen here, and at least a minute.
+    The trainer knows of all workers and reports that it gives up. Before that, another worker may still send the
+    missing samples after it has reconnected. So nothing may have changed for longer than three of the longest episodes
+    of this worker, and for at least a minute.
 
     Args:
-        longest_episode_s: how long the longest episode so far took, in seconds.
-        least_s: the shortest time without movement that counts.
+        longest_episode_s: duration of the longest episode so far, in seconds.
+        least_s: shortest time without a change that counts, in seconds.
         clock: seconds.
     """
 
@@ -112,7 +89,7 @@ class StarvationWatch:
         self._since = 0.0
 
     def starving(self, progress: Progress, versions: int, unacknowledged: int) -> bool:
-        """True: everything of ours has arrived, the trainer waits too, and nothing has moved for the whole window."""
+        """Return True if all samples have arrived, the trainer waits too, and nothing has changed for so long."""
         if unacknowledged or not progress.lack:
             self._still = None
             return False

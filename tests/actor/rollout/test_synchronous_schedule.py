@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.actor.rollout.composing import compose
-from tmrl_core.actor.rollout import synchronous
-from tmrl_core.actor.rollout.pacing import StarvationWatch
+from tmrl_core.actor.rollout import synchronous_schedule as synchronous
+from tmrl_core.actor.rollout.rate_limiters import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.protocol.messages import Directive, Evaluation, Progress

@@ -1,4 +1,4 @@
-"""The player: episodes for training, tests and the trainer's evaluations, on behalf of a schedule."""
+"""The collector: episodes for training, tests and the trainer's evaluations, on behalf of a schedule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG_EVERY_S = 2.0
 """Shortest time between two lines about episodes: a simulator ends a hundred a second."""
 
 
-class Player:
+class Collector:
     """Play episodes in an environment loop, and follow the directives that an uplink brings.
 
     Args:
@@ -121,7 +121,7 @@ class Player:
             return False
 
     def _unless_ending(self) -> int:
-        return 0 if self.uplink.ending() else self.loop.slice_length
+        return 0 if self.uplink.ending() else self.loop.steps_until_poll
 
     def _await_better_policy(self, failure: PolicyFailedError) -> None:
         in_a_row, most = self.loop.policy_failures_in_a_row, self.loop.max_failures

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tmrl_core.actor.rollout.pacing import SLICE_S, Brake, Ratio, Slices, StarvationWatch
+from tmrl_core.actor.rollout.rate_limiters import RateLimiter, Ratio, StarvationWatch
 from tmrl_core.networking.protocol.messages import Progress
 
 
@@ -42,7 +42,7 @@ def test_an_impossible_ratio_is_refused(maximum: float) -> None:
 
 
 def test_the_brake_lets_the_start_pass_and_then_keeps_the_ratio() -> None:
-    brake = Brake(2.0)
+    brake = RateLimiter(2.0)
     assert not brake.holds(Progress(samples=0, start_training=1000), 1002)
     assert brake.holds(Progress(samples=0, start_training=1000), 1003)
     assert not brake.holds(Progress(samples=1100, updates=100, start_training=1000), 102)
@@ -52,7 +52,7 @@ def test_the_brake_lets_the_start_pass_and_then_keeps_the_ratio() -> None:
 @pytest.mark.parametrize("limit", [0.5, 1.0, 1.7, 10.0])
 @pytest.mark.parametrize("episode", [1, 7, 200])
 def test_a_trainer_whose_ratio_is_just_enough_always_frees_the_brake(limit: float, episode: int) -> None:
-    brake = Brake(limit)
+    brake = RateLimiter(limit)
     samples, updates = 0, 0
     for _ in range(50):
         samples += episode
@@ -63,26 +63,7 @@ def test_a_trainer_whose_ratio_is_just_enough_always_frees_the_brake(limit: floa
 
 
 def test_without_a_limit_nothing_holds() -> None:
-    assert not Brake(None).holds(Progress(samples=10**9), 10**9)
-
-
-def test_a_slice_grows_and_shrinks_to_its_time() -> None:
-    clock = Clock()
-    slices = Slices(clock)
-    for _ in range(20):
-        slices.begin()
-        clock.now += slices.length * 0.05  # 20 steps a second
-        slices.end(slices.length)
-    assert slices.length == round(SLICE_S / 0.05)
-    for _ in range(20):
-        slices.begin()
-        clock.now += slices.length * 1e-6
-        slices.end(slices.length)
-    assert slices.length == 4096
-    slices.begin()
-    clock.now += 60.0
-    slices.end(1)
-    assert slices.length == 1
+    assert not RateLimiter(None).holds(Progress(samples=10**9), 10**9)
 
 
 def test_starving_needs_everything_still_for_the_whole_window() -> None:

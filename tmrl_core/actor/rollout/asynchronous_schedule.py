@@ -6,9 +6,9 @@ import logging
 import math
 import time
 
+from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.pacing import Brake, StarvationWatch, count_to
-from tmrl_core.actor.rollout.player import Player
+from tmrl_core.actor.rollout.rate_limiters import RateLimiter, StarvationWatch, count_to
 from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import StarvedError
 
@@ -27,27 +27,27 @@ class AsynchronousSchedule:
     Episodes that end within `send_pause_s` leave together; everything is sent before any wait.
 
     Args:
-        player: collects.
+        collector: collects.
         send_every: send every so many steps also within an episode; 0: at episode ends.
         update_each_step: load new weights as soon as they have arrived; False: between episodes.
-        max_env_steps_per_update: wait while the trainer has more environment steps, see `Brake`; None: never wait.
+        max_env_steps_per_update: limit of `RateLimiter`; None: never wait.
         send_pause_s: longest time between the ends of episodes that leave together, in seconds.
     """
 
     def __init__(
         self,
-        player: Player,
+        collector: Collector,
         *,
         send_every: int = 0,
         update_each_step: bool = False,
         max_env_steps_per_update: float | None = None,
         send_pause_s: float = SEND_PAUSE_S,
     ) -> None:
-        self._player = player
-        self._uplink = player.uplink
+        self._collector = collector
+        self._uplink = collector.uplink
         self._send_every = send_every
         self._update_each_step = update_each_step
-        self._brake = Brake(max_env_steps_per_update)
+        self._limiter = RateLimiter(max_env_steps_per_update)
         self._send_pause_s = send_pause_s
         self._sent_at = -math.inf
         self._endless_logged = False
@@ -66,31 +66,31 @@ class AsynchronousSchedule:
             StarvedError: worker and trainer wait for each other.
             TmrlError: the link has failed for good.
         """
-        player, uplink = self._player, self._uplink
+        collector, uplink = self._collector, self._uplink
         if uplink.link is not None:
             uplink.link.expert = expert
         for episode in count_to(nb_episodes):
             if uplink.ending():
                 break
             if not expert and test_episode_interval and episode % test_episode_interval == 0:
-                player.test()
-            player.train(lambda: self._allow(expert))
-            player.log_episode(verbose)
+                collector.test()
+            collector.train(lambda: self._allow(expert))
+            collector.log_episode(verbose)
             self._send_unless_just_now()
             if expert:
                 uplink.ignore_policy()
             else:
                 uplink.update_policy(verbose=False)
-                player.obey()
-            self._wait_for_brake(expert)
+                collector.obey()
+            self._wait_for_limiter(expert)
         uplink.send()
 
     def _allow(self, expert: bool) -> int:
         """Return the most steps of the next slice; 0: the episode ends here."""
-        uplink, buffer = self._uplink, self._player.recorder.buffer
+        uplink, buffer = self._uplink, self._collector.recorder.buffer
         if uplink.ending():
             return 0
-        longest = self._player.loop.slice_length
+        longest = self._collector.loop.steps_until_poll
         self._warn_if_endless()
         if self._update_each_step and not expert:
             uplink.take_policy(verbose=False)
@@ -98,7 +98,7 @@ class AsynchronousSchedule:
         if self._send_every:
             if len(buffer) >= self._send_every:
                 uplink.send()
-                self._wait_for_brake(expert)
+                self._wait_for_limiter(expert)
                 if uplink.ending():
                     return 0
             longest = max(1, min(longest, self._send_every - len(buffer)))
@@ -111,7 +111,7 @@ class AsynchronousSchedule:
             self._uplink.send()
 
     def _warn_if_endless(self) -> None:
-        episode = self._player.recorder.episode
+        episode = self._collector.recorder.episode
         if self._send_every or self._endless_logged or episode is None or self._uplink.link is None:
             return
         if episode.open and time.perf_counter() - episode.began >= LONG_EPISODE_S:
@@ -119,19 +119,19 @@ class AsynchronousSchedule:
             logger.warning(
                 "worker %s: an episode has gone on for %d steps and %.0f s, and its samples are sent when it ends. Set "
                 "worker.send_every to send them before, or worker.max_samples_per_episode to end it.",
-                self._player.recorder.name,
+                self._collector.recorder.name,
                 episode.steps,
                 LONG_EPISODE_S,
             )
 
-    def _wait_for_brake(self, expert: bool) -> None:
+    def _wait_for_limiter(self, expert: bool) -> None:
         """Wait while the trainer has more environment steps than its updates call for.
 
         Raises:
             StarvedError: the trainer waits too.
         """
         link = self._uplink.link
-        if link is None or self._brake.limit is None:
+        if link is None or self._limiter.limit is None:
             return
         try:
             self._wait_for_updates(link, expert)
@@ -139,22 +139,22 @@ class AsynchronousSchedule:
             link.say_waits("")
 
     def _wait_for_updates(self, link: RolloutLink, expert: bool) -> None:
-        player, uplink = self._player, self._uplink
+        collector, uplink = self._collector, self._uplink
         watch: StarvationWatch | None = None
         while (
-            self._brake.holds(link.progress, link.counts.queued_samples + len(player.recorder.buffer))
+            self._limiter.holds(link.progress, link.counts.queued_samples + len(collector.recorder.buffer))
             and not uplink.ending()
         ):
             uplink.send()
             if not expert:
                 uplink.take_policy(verbose=False)
-                if player.evaluate_if_due():
+                if collector.evaluate_if_due():
                     continue
             progress, queued = link.progress, link.counts.queued_samples
-            watch = watch or StarvationWatch(player.loop.longest_episode_s)
+            watch = watch or StarvationWatch(collector.loop.longest_episode_s)
             waits = (
                 f"{progress.samples} samples are above trainer.start_training = {progress.start_training} and "
-                f"worker.max_env_steps_per_update = {self._brake.limit:g} for each of {progress.updates} + 1 updates"
+                f"worker.max_env_steps_per_update = {self._limiter.limit:g} for each of {progress.updates} + 1 updates"
             )
             if watch.starving(progress, link.versions_published, queued):
                 raise StarvedError(
@@ -162,6 +162,6 @@ class AsynchronousSchedule:
                     "Raise worker.max_env_steps_per_update or trainer.max_training_steps_per_env_step: their product "
                     "must be at least 1."
                 )
-            # While training goes on, the brake is only what it should be.
+            # While training goes on, the limiter works as it should.
             link.say_waits(waits if progress.lack and not queued else "")
             link.wait_change(WAIT_S)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tmrl_core.actor.rollout.guard import is_finite, make_guard, reset_problem, reward_problem, unpacking_hint
+from tmrl_core.actor.rollout.step_checks import (
+    is_finite,
+    make_observation_check,
+    reset_problem,
+    reward_problem,
+    unpacking_hint,
+)
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2])))})
@@ -17,12 +23,12 @@ NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.Mu
     [BOX, NESTED, spaces.Discrete(2), spaces.MultiBinary(3), spaces.Box(-1, 1, (), np.float64), spaces.Text(4)],
 )
 def test_samples_of_the_space_pass(space: Any) -> None:
-    check = make_guard(space).problem
+    check = make_observation_check(space).problem
     assert [check(space.sample()) for _ in range(5)] == [None] * 5
 
 
 def test_bounds_are_not_checked() -> None:
-    assert make_guard(BOX).problem(np.full(2, 9.0, np.float32)) is None
+    assert make_observation_check(BOX).problem(np.full(2, 9.0, np.float32)) is None
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def test_bounds_are_not_checked() -> None:
     ],
 )
 def test_what_is_wrong_is_named(space: Any, obs: Any, words: str) -> None:
-    problem = make_guard(space).problem(obs)
+    problem = make_observation_check(space).problem(obs)
     assert problem is not None
     assert words in problem
 
@@ -65,8 +71,8 @@ def test_what_is_wrong_is_named(space: Any, obs: Any, words: str) -> None:
     ],
 )
 def test_values_that_do_not_survive_are_not_cast(space: Any, value: Any) -> None:
-    guard = make_guard(space)
-    assert guard.problem(guard.cast(value)) is not None
+    check = make_observation_check(space)
+    assert check.problem(check.cast(value)) is not None
 
 
 @pytest.mark.parametrize(
@@ -82,9 +88,9 @@ def test_values_that_do_not_survive_are_not_cast(space: Any, value: Any) -> None
     ],
 )
 def test_values_that_survive_are_cast(space: Any, value: Any) -> None:
-    guard = make_guard(space)
-    assert guard.problem(value) is not None
-    assert guard.problem(guard.cast(value)) is None
+    check = make_observation_check(space)
+    assert check.problem(value) is not None
+    assert check.problem(check.cast(value)) is None
 
 
 @pytest.mark.parametrize("reward", [0, 1.5, True, np.float32(2), np.float64(-1), np.int64(3), np.array(1.0)])

@@ -1,0 +1,222 @@
+"""The lockstep schedule: exactly what the trainer asks for, with exactly that version of the policy.
+
+The request comes as a `Collect` in the trainer's directive for this stream, and holds until another one comes. Steps
+continue the open episode; whole episodes are sent whole. Evaluations are played before the next assignment, never
+within one, so that a seeded worker depends on nothing but its directives.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from tmrl_core.actor.rollout.collector import Collector
+from tmrl_core.actor.rollout.uplink import WAIT_S
+from tmrl_core.errors import RemoteProtocolError, StarvedError
+from tmrl_core.networking.protocol.messages import Collect, decode_body
+from tmrl_core.samples import Chunk
+
+logger = logging.getLogger(__name__)
+
+SEND_S = 1.0
+"""Seconds after which collected samples of an assignment leave, so that a worker that dies loses few."""
+
+
+class LockstepSchedule:
+    """Collect the worker's assignment of each round, and wait for the next one in between.
+
+    Args:
+        collector: collects.
+        send_every: send every so many steps too; 0: only as time passes, and at the end of an assignment.
+        verbose: log assignments at INFO.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        *,
+        send_every: int = 0,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._collector = collector
+        self._uplink = collector.uplink
+        self._recorder = collector.recorder
+        self._send_every = send_every
+        self._level = logging.INFO if verbose else logging.DEBUG
+        self._clock = clock
+        self._body: bytes | None = None
+        self._requested: Collect | None = None
+        self._current: Collect | None = None
+        """The assignment that is being collected, or the latest one."""
+        self._sent = 0
+        """Number of its steps that were sent, or of its episodes that ended."""
+        self._fresh = False
+        """True: it begins with a new episode, and the old one is still open."""
+        self._sent_at = clock()
+
+    @property
+    def collected(self) -> int:
+        """Collected part of the latest assignment: a number of steps or of episodes, as it asks for."""
+        request = self._current
+        if request is None:
+            return 0
+        return self._sent if request.episodes is not None else self._sent + steps_in(self._recorder.buffer.chunks)
+
+    def run(self) -> None:
+        """Collect until the end of the run.
+
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            StarvedError: the worker is standalone.
+            TmrlError: the link has failed for good.
+        """
+        while True:
+            self._fresh = False
+            if not self._wait():
+                break
+            if self._collector.train(self._allow):
+                self._count_episode()
+        self._uplink.send()
+
+    def _count_episode(self) -> None:
+        request = self._current
+        if request is not None and request.episodes is not None:
+            self._sent += 1
+            self._send()
+
+    def _allow(self) -> int:
+        """Return the most steps of the next slice; 0: the episode ends here."""
+        if self._uplink.ending():
+            return 0
+        request = self._requested_now()
+        if (
+            request != self._current
+            and request is not None
+            and self._current is not None
+            and _same(request, self._current)
+        ):
+            self._current = request  # more of the same, or less
+        if request != self._current or (request is not None and request.episodes is None and self._left() <= 0):
+            if request != self._current:
+                self._abandon()
+            if not self._wait():
+                return 0
+        if self._fresh and self._recorder.recording:
+            return 0
+        self._fresh = False
+        request = self._current
+        assert request is not None
+        if request.episodes is not None:
+            return self._collector.loop.steps_until_poll
+        unsent = steps_in(self._recorder.buffer.chunks)
+        if unsent and (self._clock() - self._sent_at >= SEND_S or (self._send_every and unsent >= self._send_every)):
+            self._send()
+        longest = min(self._collector.loop.steps_until_poll, self._left())
+        return longest if not self._send_every else max(1, min(longest, self._send_every))
+
+    def _left(self) -> int:
+        return self._current.amount - self.collected if self._current is not None else 0
+
+    def _requested_now(self) -> Collect | None:
+        link = self._uplink.link
+        body = link.directive.collect if link is not None else None
+        if body != self._body:
+            self._body = body
+            try:
+                self._requested = decode_body(body, Collect) if body is not None else None
+            except RemoteProtocolError as exc:
+                logger.error("what the trainer asks for cannot be read, so nothing is collected: %s", exc)
+                self._requested = None
+        return self._requested
+
+    def _abandon(self) -> None:
+        """End an assignment that was withdrawn; drop a whole episode that cannot be finished."""
+        request = self._current
+        if request is not None and request.episodes is not None and self._recorder.recording:
+            self._collector.give_up_episode()
+        self._send()
+
+    def _send(self) -> None:
+        request = self._current
+        if request is not None and request.episodes is None:
+            self._sent += steps_in(self._recorder.buffer.chunks)
+        self._uplink.send()
+        self._sent_at = self._clock()
+
+    def _wait(self) -> bool:
+        """Wait for an assignment that is not complete, and its policy; return False when the run ends."""
+        link = self._uplink.link
+        if link is None:
+            raise StarvedError(
+                "lockstep collects what a trainer asks for, and there is none: the worker is standalone. Use "
+                "run_episodes, or worker.collection: asynchronous."
+            )
+        try:
+            while not self._uplink.ending():
+                request = self._requested_now()
+                if request is not None and self._current is not None and _same(request, self._current):
+                    self._current = request
+                if request is not None and request == self._current and self._left() > 0:
+                    return True
+                self._send()
+                if self._collector.evaluate_if_due():
+                    continue
+                if (
+                    request is not None
+                    and request != self._current
+                    and not link.directive.pause
+                    and self._begin(request)
+                ):
+                    continue
+                waits = self._waits(request)
+                link.say_waits("" if link.counts.queued_samples else waits)
+                link.wait_change(WAIT_S)
+            return False
+        finally:
+            link.say_waits("")
+
+    def _begin(self, request: Collect) -> bool:
+        """Begin another assignment, if its policy has arrived."""
+        if self._recorder.version != request.version:
+            self._uplink.take_policy(verbose=False)
+            if self._recorder.version != request.version:
+                return False
+        before = self._current
+        # A restarted trainer does not know the beginning of an open episode.
+        restarted = before is None or before.version[0] != request.version[0]
+        self._fresh = (
+            restarted or request.seed is not None or request.episodes is not None
+        ) and self._recorder.recording
+        if request.seed is not None:
+            self._collector.seed_next_episode(request.seed)
+        self._current, self._sent, self._sent_at = request, 0, self._clock()
+        logger.log(self._level, "worker %s collects %s of round %d", self._recorder.name, request.amount, request.round)
+        return True
+
+    def _waits(self, request: Collect | None) -> str:
+        if request is None:
+            return "the trainer's next round"
+        if request == self._current:
+            return request.done
+        mine = self._recorder.version
+        return (
+            f"version {request.version[0]}.{request.version[1]} of the policy, to collect round {request.round} with; "
+            f"it has {mine[0]}.{mine[1]}"
+        )
+
+
+def _same(first: Collect, second: Collect) -> bool:
+    """Return True if both are the same assignment, of which one may ask for more."""
+    return (first.round, first.version, first.episodes is None) == (
+        second.round,
+        second.version,
+        second.episodes is None,
+    )
+
+
+def steps_in(chunks: Sequence[Chunk]) -> int:
+    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, is none."""
+    return sum(segment.rows - (1 if segment.first_step == 0 else 0) for chunk in chunks for segment in chunk.segments)
