@@ -41,14 +41,14 @@ class Prioritization:
     batches_at_once: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "beta_final"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"memory.priority.{name} must be 0 to 1, got {getattr(self, name)!r}")
+        for name, share in (("alpha", self.alpha), ("beta", self.beta), ("beta_final", self.beta_final)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"memory.priority.{name} must be 0 to 1, got {share!r}")
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise ConfigError(f"memory.priority.epsilon must be above 0, got {self.epsilon!r}")
-        for name in ("beta_batches", "batches_at_once"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"memory.priority.{name} must be at least 1, got {getattr(self, name)!r}")
+        for name, count in (("beta_batches", self.beta_batches), ("batches_at_once", self.batches_at_once)):
+            if count < 1:
+                raise ConfigError(f"memory.priority.{name} must be at least 1, got {count!r}")
 
 
 class Priorities:

@@ -91,8 +91,9 @@ class Graph:
 
     def count(self) -> None:
         """Count on what the agent counts, as this update does."""
+        counters = vars(self._agent)
         for name, count in self._counted:
-            setattr(self._agent, name, getattr(self._agent, name) + count)
+            counters[name] += count
 
     def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         """One update, for which no gradients may be noted: its results, and last whether all numbers were finite; if
