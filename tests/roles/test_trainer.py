@@ -148,7 +148,7 @@ def test_it_learns_from_a_worker_and_leaves_everything_in_the_run_s_folder(
     worker.thread.join(20)
     assert not worker.thread.is_alive()
     assert worker.report is not None
-    assert worker.report.neither == 0
+    assert worker.report.lost == 0
     rounds = values(tmp_path, "round")
     assert [(row["time/epoch"], row["time/round"]) for row in rounds] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {"rollout/ep_rew_mean", "rollout/ep_len_mean", "train/memory_fill", "time/fps"} <= rounds[-1].keys()
