@@ -12,6 +12,7 @@ from tmrl_core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
+    from tmrl_core.actor.module import BatchActor as BatchActor
     from tmrl_core.actor.policies.numpy.backends import choose_actor as choose_actor
     from tmrl_core.actor.policies.numpy.backends import numpy_twin as numpy_twin
     from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ActorModule": "module",
+    "BatchActor": "module",
     "CategoricalMLPActor": "policies.torch.on_policy",
     "DeterministicMLPActor": "policies.torch.off_policy",
     "GaussianMLPActor": "policies.torch.on_policy",
@@ -47,6 +49,7 @@ _HOMES = {
 
 __all__ = [
     "ActorModule",
+    "BatchActor",
     "CategoricalMLPActor",
     "DeterministicMLPActor",
     "GaussianMLPActor",

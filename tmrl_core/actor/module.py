@@ -1,4 +1,4 @@
-"""ActorModule: the interface of policies, whatever they are made of; BatchActor: of those that carry a state."""
+"""ActorModule: the interface of policies. BatchActor: the interface of those that carry a recurrent state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ State = dict[str, np.ndarray]
 """A recurrent state: arrays by name, each with a leading batch dimension; empty without recurrence."""
 
 FILE_FORMAT = "file"
-"""Tag of weights that are the content of the file which the actor's own `save` writes."""
+"""Format tag of weights that are the content of the file that the actor's own `save` writes."""
 
 
 class ActorModule(ABC):
-    """A policy as a RolloutWorker uses it.
+    """A policy that a RolloutWorker can run.
 
     A subclass implements `act`, and `save` and `load` if its weights are to travel or to be kept. Its constructor
     takes `observation_space` and `action_space` by these names.
@@ -31,9 +31,9 @@ class ActorModule(ABC):
     """
 
     weights_format: ClassVar[str] = FILE_FORMAT
-    """Tag of the bytes that `to_bytes` returns; actors that share it read each other's weights."""
+    """Format tag of the bytes that `to_bytes` returns; actors that share it read each other's weights."""
     owner: ClassVar[str] = ""
-    """What configurations call this policy, and so do messages; empty: by the name of its class."""
+    """Name of this policy in configurations and messages; empty: the name of its class."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ActorModule(ABC):
 
     @abstractmethod
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action for one observation.
+        """Return the action for one observation.
 
         Args:
             obs: as the environment (or the worker's `obs_preprocessor`) returned it.
@@ -53,43 +53,44 @@ class ActorModule(ABC):
         """
 
     def act_(self, obs: Any, test: bool = False) -> Any:
-        """What a worker calls: `act`, after whatever preparation this kind of actor makes of an observation."""
+        """Prepare the observation for this kind of actor, and call `act`. Workers call this method."""
         return self.act(obs, test=test)
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
-        """What a worker calls for samples that it collects: the action, and what else is to be kept of it.
+        """Return the action and values to store with it. Workers call this method for the samples that they collect.
 
         Args:
             obs: as for `act_`.
             test: True: no exploration.
 
         Returns:
-            The action, and further values by name, such as its log-density `logp`: numbers or arrays of the same names,
-            dtypes and shapes each time. They travel as columns of their own. Nothing by default.
+            The action, and further values by name, such as its log-density `logp`: numbers or arrays, each time with
+            the same names, dtypes and shapes. They are sent as columns of their own. Nothing by default.
         """
         return self.act_(obs, test=test), {}
 
     def reset_extras(self) -> dict[str, Any]:
-        """What a reset's sample, which no action led to, holds in the columns of `act_with_extras`; usually zeros."""
+        """Return the extras of a reset, which no action led to: usually zeros, in the columns of `act_with_extras`."""
         return {}
 
     def begin_episode(self) -> None:  # noqa: B027  # not abstract: most policies keep nothing
-        """Forget the episode before: a worker calls it after each reset, before the first action. Does nothing."""
+        """Begin an episode: workers call this method after each reset. Does nothing by default."""
 
     def seed(self, seed: int) -> None:  # noqa: B027  # not abstract: a policy may have nothing random
         """Seed the exploration of this actor; nothing by default."""
 
     def exploration(self) -> dict[str, float]:
-        """What workers are to explore with, besides the weights: a trainer sends it with each version.
+        """Return the exploration parameters that the trainer sends to workers with each version of the weights.
 
         Numbers by name, such as an epsilon or the scale of a noise that training lowers; nothing by default.
         """
         return {}
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:  # noqa: B027  # not abstract: few need it
-        """Explore with these from now on: what the trainer's actor said in `exploration` for the version just loaded.
+        """Explore with these parameters from now on.
 
-        Called after its weights are loaded, and not where it said nothing. Does nothing by default.
+        Workers call this method after they have loaded a version, with the result of `exploration` of the trainer's
+        actor, unless it is empty. Does nothing by default.
         """
 
     def save(self, path: str | Path) -> None:
@@ -118,14 +119,14 @@ class ActorModule(ABC):
         )
 
     def to_bytes(self) -> bytes:
-        """The weights as bytes: what `save` writes, by way of a private temporary file. Override to spare the file."""
+        """Return the weights as bytes: `save` writes them to a private temporary file. Override to avoid the file."""
         with tempfile.TemporaryDirectory(prefix="tmrl_core-") as folder:  # readable by this user only
             path = Path(folder) / "weights"
             self.save(path)
             return path.read_bytes()
 
     def from_bytes(self, data: bytes, device: Any) -> ActorModule:
-        """The actor with the weights that `to_bytes` made (may be self), by way of a private temporary file.
+        """Return the actor with the weights that `to_bytes` made (may be self), by way of a private temporary file.
 
         Raises:
             WeightsError: the bytes hold no weights for this policy.
@@ -136,22 +137,22 @@ class ActorModule(ABC):
             return self.load(path, device)
 
     def architecture(self) -> dict[str, Any]:
-        """Return what must be equal at worker and trainer, in the form of `tmrl_core.actor.policies.weights.describe`.
+        """Return what `tmrl_core.actor.policies.weights.describe` makes; it must be equal at worker and trainer.
 
         The trainer compares it when a worker joins. Nothing by default: weights are compared when they arrive.
         """
         return {}
 
     def to_device(self, device: Any) -> ActorModule:
-        """The actor on `device` (may be self, as it is by default)."""
+        """Return the actor on `device` (may be self, as by default)."""
         return self
 
     def to_blob(self) -> tuple[str, bytes]:
-        """The weights as (tag of their format, bytes): what travels."""
+        """Return the weights as they are sent: (format tag, bytes)."""
         return self.weights_format, self.to_bytes()
 
     def from_blob(self, tag: str, data: bytes, device: Any) -> ActorModule:
-        """The actor with the weights that `to_blob` of an actor of the same format made.
+        """Return the actor with the weights that `to_blob` of an actor of the same format made.
 
         Raises:
             NotImplementedError: the class has no `load`.

@@ -34,11 +34,6 @@ class CloseReport(NamedTuple):
     lost: int
     """Lost with this process. Refused and dropped samples are not included."""
 
-    @property
-    def neither(self) -> int:
-        """The same as `lost`."""
-        return self.lost
-
 
 class RolloutLink(Protocol):
     """Samples out, policies and directives in. The collecting thread calls every method."""
