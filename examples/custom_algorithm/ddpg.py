@@ -1,4 +1,4 @@
-"""Deep deterministic policy gradient, as an agent of one's own for tmrl_core."""
+"""Deep deterministic policy gradient, as a custom agent for tmrl_core."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from tmrl_core.training.batches import Transitions
 
 
 class DDPGAgent(OffPolicyAgent):
-    """A deterministic policy that follows its critic uphill.
+    """A deterministic policy that ascends the gradient of its critic.
 
     Source: Lillicrap et al., arXiv:1509.02971, algorithm 1.
     """

@@ -1,4 +1,4 @@
-"""An environment that is seen as an image, and a policy with convolutions for it, trained with DQN."""
+"""An environment with image observations, and a convolutional policy for it, trained with DQN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tmrl_core.actor import TorchActorModule
 
 
 class Catch(gymnasium.Env[Any, Any]):
-    """A ball falls, a paddle below moves left, stays or moves right: 1 for a ball that is caught, -1 for another."""
+    """A falling ball and a paddle that moves left, stays or moves right. Reward: 1 for a caught ball, -1 for a missed one."""
 
     SIZE = 10
     observation_space = spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
@@ -43,13 +43,13 @@ class Catch(gymnasium.Env[Any, Any]):
 
 
 class ConvQActor(TorchActorModule):
-    """What each action is worth, from an image [H, W] of bytes. Workers make one too: they need torch for it.
+    """Estimate the value of each action from an image [H, W] of bytes. Workers create this class too and need torch.
 
     Args:
         observation_space: a Box of bytes [H, W].
         action_space: Discrete.
-        channels: of the convolutions.
-        width: of the hidden layer behind them.
+        channels: number of channels of the convolutions.
+        width: width of the hidden layer after them.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, channels: int = 16, width: int = 128) -> None:
@@ -69,31 +69,31 @@ class ConvQActor(TorchActorModule):
         )
 
     def forward(self, obs: Tensor) -> Tensor:
-        """[B, N] values of the actions, of images [B, H, W] as the memory keeps them."""
+        """Return the values of the actions [B, N] for images [B, H, W] of bytes."""
         values: Tensor = self.net(obs.unsqueeze(1).to(torch.float32) / 255.0)
         return values
 
     def index(self, action_B: Tensor) -> Tensor:
-        """[B] which of the N each action is: DQNAgent asks."""
+        """Return the index of each action [B] for DQNAgent."""
         return action_B.reshape(-1).to(torch.int64) - self.first
 
     def act(self, obs: Tensor, test: bool = False) -> Any:
-        """The action for one image [1, H, W]."""
+        """Return the action for one image [1, H, W]."""
         if not test and torch.rand(()).item() < self.epsilon:
             return np.int64(self.first + torch.randint(self.count, ()).item())
         return np.int64(self.first + self(obs)[0].argmax().item())
 
     def exploration(self) -> dict[str, float]:
-        """What a trainer sends with each version of the weights."""
+        """Return the exploration parameters that the trainer sends with each version of the weights."""
         return {"epsilon": self.epsilon}
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """What a worker got with them."""
+        """Set the exploration parameters that a worker has received."""
         self.epsilon = float(parameters.get("epsilon", self.epsilon))
 
 
 class ConvQNetwork(nn.Module):
-    """What DQNAgent trains: its `actor` is the network."""
+    """The model that DQNAgent trains. Its `actor` is the network."""
 
     def __init__(self, observation_space: Any, action_space: Any, **settings: Any) -> None:
         super().__init__()

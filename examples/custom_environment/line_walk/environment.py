@@ -1,4 +1,4 @@
-"""The environment: walk along a line of integers to the goal."""
+"""The environment: move along a line of integers to the goal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 
 class LineWalk(gymnasium.Env[Any, Any]):
-    """Ten places, a goal, two moves; an episode has at most ten moves.
+    """Ten positions, a goal and two moves. An episode has at most ten moves.
 
-    Observation: the place. Reward: `REWARD_GOAL` for the move onto the goal, which terminates the episode;
+    Observation: the position. Reward: `REWARD_GOAL` for the move onto the goal, which terminates the episode;
     `REWARD_STEP` for a move toward it; `REWARD_AWAY` for a move away from it or into a wall.
 
     Args:
@@ -40,7 +40,7 @@ class LineWalk(gymnasium.Env[Any, Any]):
         self.moves = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        super().reset(seed=seed)  # makes self.np_random, from the seed if one is given
+        super().reset(seed=seed)  # creates self.np_random, seeded if there is a seed
         self.position = self.STARTS[int(self.np_random.integers(len(self.STARTS)))]
         self.reward = 0
         self.moves = 0
@@ -58,7 +58,7 @@ class LineWalk(gymnasium.Env[Any, Any]):
             self.reward = self.REWARD_STEP
         else:
             self.reward = self.REWARD_AWAY
-        # Terminated: the task is over. Truncated: only the time is up, and more reward could have followed.
+        # Terminated: the task is over. Truncated: the time is over, and more reward could have followed.
         truncated = self.moves == self.MAX_STEPS and not terminated
         return self.position, float(self.reward), terminated, truncated, self._info()
 
@@ -70,7 +70,7 @@ class LineWalk(gymnasium.Env[Any, Any]):
         return None
 
     def close(self) -> None:
-        """Release nothing: a window, a camera or a connection would be closed here."""
+        """Release nothing. Close windows, cameras and connections here."""
 
     def _info(self) -> dict[str, Any]:
         return {"dist": self.GOAL - self.position}

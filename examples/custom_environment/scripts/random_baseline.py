@@ -1,4 +1,4 @@
-"""What random moves get: the mean return over 10,000 episodes."""
+"""Measure the mean return of random moves over 10,000 episodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gymnasium
 
 
 def play(env: gymnasium.Env) -> float:
-    """One episode of random moves; its return."""
+    """Return the return of one episode of random moves."""
     env.reset()
     total, over = 0.0, False
     while not over:
@@ -21,7 +21,7 @@ def play(env: gymnasium.Env) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", default="line_walk:LineWalk-v0", help="an id of Gymnasium's")
+    parser.add_argument("--env", default="line_walk:LineWalk-v0", help="a Gymnasium id")
     parser.add_argument("--episodes", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--legacy", action="store_true", help="the classic variant of tmrl_core.envs:example-v0")

@@ -1,4 +1,4 @@
-"""20 rendered steps with the policy of a checkpoint, without Server and workers."""
+"""Run 20 rendered steps with the policy of a checkpoint, without Server and workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CONFIG = Path(__file__).resolve().parents[1] / "line_walk.yaml"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, nargs="?", help="default: the run's last one")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="default: the last checkpoint of the run")
     parser.add_argument("-c", "--config", type=Path, default=CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as tmrl_core's --set")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)  # without it, the Trainer logs what it does
+    logging.basicConfig(level=logging.WARNING)  # otherwise the Trainer logs its steps
     config = load(arguments.config, arguments.set)
     checkpoints = config.run_folder / "checkpoints"
     path = arguments.checkpoint or max(checkpoints.glob("checkpoint_*"), default=None)

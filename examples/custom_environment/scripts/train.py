@@ -1,4 +1,4 @@
-"""PPO: five iterations of 4000 steps, which two workers collect and send over TLS; a checkpoint after each."""
+"""Train PPO: five iterations of 4000 steps, which two workers collect and send over TLS; a checkpoint after each."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def main() -> None:
     parser.add_argument("-c", "--config", type=Path, default=CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as tmrl_core's --set")
     parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--restore", type=Path, metavar="CHECKPOINT", help="continue from it")
+    parser.add_argument("--restore", type=Path, metavar="CHECKPOINT", help="continue from this checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="remove the files of an earlier run first")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)  # without it, Server and Trainer log what they do
+    logging.basicConfig(level=logging.WARNING)  # otherwise Server and Trainer log their steps
 
     # Old checkpoints beside new ones would mislead rollout.py, and old logs TensorBoard.
     folder = load(arguments.config, arguments.set).run_folder
