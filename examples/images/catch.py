@@ -15,7 +15,7 @@ from tmrl_core.actor import TorchActorModule
 
 
 class Catch(gymnasium.Env[Any, Any]):
-    """A falling ball and a paddle that moves left, stays or moves right. Reward: 1 for a caught ball, -1 for a missed one."""
+    """A ball falls, and a paddle moves left, stays or moves right. Reward: 1 for a caught ball, else -1."""
 
     SIZE = 10
     observation_space = spaces.Box(0, 255, (SIZE, SIZE), np.uint8)
