@@ -172,7 +172,11 @@ class StepRecorder:
 
         Args:
             action: as it was executed.
-            obs, reward, terminated, truncated, info: what the step led to.
+            obs: the observation that the step led to.
+            reward: of the step.
+            terminated: the step ended the episode.
+            truncated: the step cut the episode.
+            info: of the step.
             extras: further values by name, stored in columns of their own.
             collect: store the step as a sample; None: as the episode says.
             test: False: the step explored.
