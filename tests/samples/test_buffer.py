@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmrl_core import config
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.buffer import MAX_RECORDS, Buffer
 from tmrl_core.samples.segments import EpisodeRecord
@@ -434,6 +433,5 @@ def test_a_limit_below_one_is_refused(maxlen: float) -> None:
         Buffer(maxlen)
 
 
-def test_maxlen_left_out_comes_from_the_configuration() -> None:
-    assert Buffer().maxlen == config.current().worker.buffer_maxlen
-    assert Buffer(config.CFG).maxlen == config.current().worker.buffer_maxlen
+def test_maxlen_left_out_means_no_limit() -> None:
+    assert Buffer().maxlen is None

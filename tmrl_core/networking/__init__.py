@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tmrl_core.roles.buffer import Buffer
     from tmrl_core.roles.server import Server
     from tmrl_core.roles.trainer import Trainer
     from tmrl_core.roles.worker import RolloutWorker
-    from tmrl_core.samples import Buffer
 
 __all__ = ["Buffer", "RolloutWorker", "Server", "Trainer"]
 
 _PLACES = {
-    "Buffer": "tmrl_core.samples",
+    "Buffer": "tmrl_core.roles.buffer",
     "RolloutWorker": "tmrl_core.roles.worker",
     "Server": "tmrl_core.roles.server",
     "Trainer": "tmrl_core.roles.trainer",

@@ -11,7 +11,6 @@ from typing import Any, overload
 import msgspec
 import numpy as np
 
-from tmrl_core.config import CFG, Cfg, current
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.columns import Chunk, Sample
 from tmrl_core.samples.segments import NO_VERSION, EpisodeRecord, Version
@@ -59,22 +58,20 @@ class Buffer:
     again. For one thread at a time.
 
     Args:
-        maxlen: how many samples to keep; past that the oldest go, counted in `dropped`. None: all.
-            Left out: `worker.buffer_maxlen` of the configuration. May be a float such as 1e6.
+        maxlen: capacity in samples; beyond it the oldest are dropped and counted in `dropped`. None: no limit. May be
+            a float such as 1e6.
 
     Raises:
         ValueError: `maxlen` is not at least 1.
 
     Attributes:
         episodes: one `EpisodeRecord` per finished episode, in order; at most `MAX_RECORDS`.
-        dropped: samples that `maxlen` has cost so far.
+        dropped: number of samples dropped beyond `maxlen`.
         stat_train_return, stat_test_return: undiscounted return of the latest episode of that mode; 0.0 before any.
         stat_train_steps, stat_test_steps: its length in environment steps; 0 before any.
     """
 
-    def __init__(self, maxlen: float | Cfg | None = CFG) -> None:
-        if maxlen is CFG:
-            maxlen = current().worker.buffer_maxlen
+    def __init__(self, maxlen: float | None = None) -> None:
         if maxlen is not None and not maxlen >= 1:
             raise ValueError(f"maxlen must be None or at least 1, got {maxlen}")
         self._maxlen: float = math.inf if maxlen is None or maxlen == math.inf else int(maxlen)
