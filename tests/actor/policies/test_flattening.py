@@ -8,9 +8,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor.policies.flattening import action_bounds, flatten_into, layout_of, vector_size
+from tmrl_core.actor.policies.flattening import flatten_into, layout_of, vector_size
+from tmrl_core.actor.policies.spaces import action_bounds
+from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.actor.policies.torch.module import collate_one
-from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch
 from tmrl_core.errors import ConfigError
 
 NESTED = spaces.Dict(

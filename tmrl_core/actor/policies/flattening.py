@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.policies.spaces import is_box_of_floats, refusal
 from tmrl_core.errors import ConfigError
 
 Kind = Literal["values", "one_hot", "one_hots"]
@@ -130,45 +129,3 @@ def flatten_into(layout: tuple[Leaf, ...], obs: Any, vector: np.ndarray) -> None
                 raise ValueError(f"observation {_name(leaf.path)} is {number}, not in {first}..{first + count - 1}")
             part[offset + index] = 1.0
             offset += count
-
-
-@dataclass(frozen=True)
-class ActionBounds:
-    """The bounds of a Box of actions, per element, flat.
-
-    Args:
-        low, high: [size] float64.
-        shape: of one action.
-        dtype: of one action.
-    """
-
-    low: np.ndarray
-    high: np.ndarray
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def size(self) -> int:
-        """Number of elements of one action."""
-        return int(self.low.size)
-
-
-def action_bounds(owner: str, space: Any) -> ActionBounds:
-    """The bounds of an action space that a squashed Gaussian can fill.
-
-    Raises:
-        ConfigError: it is no Box of floats with finite bounds, low below high.
-    """
-    if not is_box_of_floats(space):
-        raise refusal(owner, "acts in a Box of floats", space)
-    low = space.low.astype(np.float64).ravel()
-    high = space.high.astype(np.float64).ravel()
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ConfigError(
-            f"{owner} needs finite bounds for each element of the action, the action space is {space}. "
-            "Bound it in the environment: gymnasium.wrappers.TransformAction(env, lambda action: action, a Box of "
-            "finite bounds), in a callable that environment.cls names."
-        )
-    if not (low < high).all():
-        raise ConfigError(f"{owner} needs low < high for each element of the action, the action space is {space}.")
-    return ActionBounds(low, high, space.shape, np.dtype(space.dtype))

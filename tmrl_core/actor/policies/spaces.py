@@ -103,3 +103,21 @@ def box_bounds(owner: str, space: Any) -> BoxBounds:
         raise refusal(owner, "acts in a Box of floats", space)
     low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
     return BoxBounds(low, high, space.shape, np.dtype(space.dtype))
+
+
+def action_bounds(owner: str, space: Any) -> BoxBounds:
+    """The bounds of an action space that a squashed Gaussian can fill.
+
+    Raises:
+        ConfigError: it is no Box of floats with finite bounds, low below high.
+    """
+    bounds = box_bounds(owner, space)
+    if not (np.isfinite(bounds.low).all() and np.isfinite(bounds.high).all()):
+        raise ConfigError(
+            f"{owner} needs finite bounds for each element of the action, the action space is {space}. "
+            "Bound it in the environment: gymnasium.wrappers.TransformAction(env, lambda action: action, a Box of "
+            "finite bounds), in a callable that environment.cls names."
+        )
+    if not (bounds.low < bounds.high).all():
+        raise ConfigError(f"{owner} needs low < high for each element of the action, the action space is {space}.")
+    return bounds

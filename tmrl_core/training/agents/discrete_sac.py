@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.spaces import discrete_actions
-from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch
+from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.training.agents.losses import (
     critic_loss,
     discrete_policy_loss,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.policies.flattening import layout_of, vector_size
 from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
 from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
-from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor, flatten_batch, make_activation
+from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 
 # Shape suffixes: K critics, B batch, I inputs, A action elements, N discrete actions.
 
@@ -56,12 +58,7 @@ def ensemble_mlp(
         outputs: features out.
         activation: class of the hidden layers' activation, or its name.
     """
-    make = make_activation(activation)
-    layers: list[nn.Module] = []
-    width = inputs
-    for hidden in hidden_sizes:
-        layers += [EnsembleLinear(count, width, int(hidden)), make()]
-        width = int(hidden)
+    layers, width = hidden_layers(inputs, hidden_sizes, activation, partial(EnsembleLinear, count))
     return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
 
 

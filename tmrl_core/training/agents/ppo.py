@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tmrl_core.actor.policies.flattening import vector_size
+from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.on_policy import (
     CategoricalMLPActor,
     GaussianMLPActor,
     OnPolicyActor,
-    make_mlp,
     orthogonal,
+    orthogonal_linear,
 )
-from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
@@ -63,7 +63,7 @@ class PPOActorCritic(torch.nn.Module):
         self.actor = actor_cls(
             observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation, **actor_kwargs
         )
-        layers, width = make_mlp(vector_size(self.actor.layout), hidden_sizes, activation)
+        layers, width = hidden_layers(vector_size(self.actor.layout), hidden_sizes, activation, orthogonal_linear)
         self.critic = torch.nn.Sequential(*layers, orthogonal(torch.nn.Linear(width, 1), 1.0))
 
     def value(self, flat_BD: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from tmrl_core.actor import (
     NumpyGaussianMLPActor,
     numpy_twin,
 )
-from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch
+from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.errors import ConfigError, WeightsError
 
 OBSERVATION = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (3,), np.float32), "n": spaces.Discrete(4, start=2)})

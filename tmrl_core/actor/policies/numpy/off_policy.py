@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tmrl_core.actor.policies.flattening import action_bounds
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
-from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 
 
 class NumpyQValueMLPActor(NumpyMLPActor):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tmrl_core.actor.policies.flattening import action_bounds
 from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS as SUPPORTED_ACTIVATIONS
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
+from tmrl_core.actor.policies.spaces import action_bounds
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,11 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.flattening import action_bounds, layout_of, vector_size
-from tmrl_core.actor.policies.spaces import discrete_actions
-from tmrl_core.actor.policies.torch.module import TorchActorModule
-from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch, make_activation
+from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
+from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
 
 
 def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
@@ -28,42 +25,7 @@ def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
     return value_B1 + advantage_BN - advantage_BN.mean(dim=-1, keepdim=True)
 
 
-class _MLPActor(TorchActorModule):
-    """Hidden layers, their activation in the weights' metadata, a generator of one's own."""
-
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int],
-        activation: str | Callable[[], nn.Module],
-    ) -> None:
-        super().__init__(observation_space, action_space)
-        self._layout = layout_of(observation_space)
-        self._activation = activation_name(activation)
-        self._generator: torch.Generator | None = None
-        make = make_activation(activation)
-        layers: list[nn.Module] = []
-        width = vector_size(self._layout)
-        for hidden in hidden_sizes:
-            layers += [nn.Linear(width, int(hidden)), make()]
-            width = int(hidden)
-        self.net = nn.Sequential(*layers)
-        self._features = width
-
-    def weights_metadata(self) -> dict[str, str]:
-        """The activation, which the shapes do not show."""
-        return {"activation": self._activation}
-
-    def seed(self, seed: int) -> None:
-        """Give the exploration of `act` a generator of its own, seeded; otherwise it is torch's global one."""
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def _chance(self) -> float:
-        return torch.rand((), generator=self._generator).item()
-
-
-class QValueMLPActor(_MLPActor):
+class QValueMLPActor(TorchMLPActor):
     """A multi-layer perceptron that says what each of a few actions is worth; the best is taken, or one by chance.
 
     Args:
@@ -95,10 +57,10 @@ class QValueMLPActor(_MLPActor):
         self.dueling = dueling
         self.epsilon = float(epsilon)
         if dueling:
-            self.value = nn.Linear(self._features, 1)
-            self.advantage = nn.Linear(self._features, self._actions.count)
+            self.value = nn.Linear(self.features, 1)
+            self.advantage = nn.Linear(self.features, self._actions.count)
         else:
-            self.q = nn.Linear(self._features, self._actions.count)
+            self.q = nn.Linear(self.features, self._actions.count)
 
     def forward(self, obs: Any) -> Tensor:
         """[B, N] values of the actions, with gradients to the weights.
@@ -106,7 +68,7 @@ class QValueMLPActor(_MLPActor):
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
         """
-        features_BH = self.net(flatten_batch(self._layout, obs))
+        features_BH = self.net(flatten_batch(self.layout, obs))
         if self.dueling:
             return dueling_q(self.value(features_BH), self.advantage(features_BH))
         q_BN: Tensor = self.q(features_BH)
@@ -126,13 +88,14 @@ class QValueMLPActor(_MLPActor):
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """The action for one observation, collated with a batch dimension of one."""
-        if not test and self._chance() < self.epsilon:
-            return self._actions.of(int(torch.randint(self._actions.count, (), generator=self._generator).item()))
+        if not test and self._uniform().item() < self.epsilon:
+            drawn = torch.randint(self._actions.count, (), generator=self._generator, device=self._own_device)
+            return self._actions.of(int(drawn.item()))
         with torch.no_grad():
             return self._actions.of(int(self(obs)[0].argmax().item()))
 
 
-class DeterministicMLPActor(_MLPActor):
+class DeterministicMLPActor(TorchMLPActor):
     """A multi-layer perceptron squashed by tanh into each action element's own bounds; noise is added to explore.
 
     Args:
@@ -168,7 +131,7 @@ class DeterministicMLPActor(_MLPActor):
         self._action_dtype = bounds.dtype
         self.noise = float(noise)
         self.random = float(random)
-        self.mu = nn.Linear(self._features, bounds.size)
+        self.mu = nn.Linear(self.features, bounds.size)
         # Of the environment, not learned: the weights' file does not hold them.
         low, high = (torch.as_tensor(b, dtype=torch.float32).reshape(bounds.shape) for b in (bounds.low, bounds.high))
         self.register_buffer("low", low, persistent=False)
@@ -180,7 +143,7 @@ class DeterministicMLPActor(_MLPActor):
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
         """
-        u_BA = self.mu(self.net(flatten_batch(self._layout, obs))).reshape(-1, *self._action_shape)
+        u_BA = self.mu(self.net(flatten_batch(self.layout, obs))).reshape(-1, *self._action_shape)
         action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
         # Rounding may leave the bounds by one bit, and an environment may check them.
         return torch.clamp(action_BA, self.low, self.high)
@@ -197,13 +160,12 @@ class DeterministicMLPActor(_MLPActor):
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, collated with a batch dimension of one, as an array of the action space."""
         with torch.no_grad():
-            if not test and self._chance() < self.random:
-                share = torch.rand(self.low.shape, generator=self._generator).to(self.low.device)
-                action = self.low + share * (self.high - self.low)
+            if not test and self._uniform().item() < self.random:
+                action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
             else:
                 action = self(obs)[0]
                 if not test:
-                    drawn = torch.randn(self.low.shape, generator=self._generator).to(self.low.device)
+                    drawn = torch.randn(self.low.shape, generator=self._generator, device=self.low.device)
                     action = action + self.noise * drawn * (self.high - self.low) / 2.0
             array: np.ndarray = torch.clamp(action, self.low, self.high).cpu().numpy()
         return array.astype(self._action_dtype, copy=False)

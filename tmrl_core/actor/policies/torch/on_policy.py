@@ -14,27 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.flattening import layout_of, vector_size
+from tmrl_core.actor.policies.flattening import vector_size
 from tmrl_core.actor.policies.numpy.on_policy import OBSERVATION_LIMIT
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
-from tmrl_core.actor.policies.torch.module import TorchActorModule, collate_one
-from tmrl_core.actor.policies.torch.squashed_gaussian import flatten_batch, make_activation
+from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
+from tmrl_core.actor.policies.torch.module import collate_one
 
 
-def make_mlp(
-    width: int, hidden_sizes: Sequence[int], activation: str | Callable[[], torch.nn.Module]
-) -> tuple[torch.nn.Sequential, int]:
-    """Hidden layers with orthogonal weights and no bias, and their output's width.
+def orthogonal_linear(inputs: int, outputs: int) -> torch.nn.Linear:
+    """Return a hidden layer with orthogonal weights and no bias.
 
     Source: what matters of PPO's initial weights: Andrychowicz et al., arXiv:2006.05990, section 3.2.
     """
-    make = make_activation(activation)
-    layers: list[torch.nn.Module] = []
-    for hidden in hidden_sizes:
-        layers += [orthogonal(torch.nn.Linear(width, int(hidden)), math.sqrt(2.0)), make()]
-        width = int(hidden)
-    return torch.nn.Sequential(*layers), width
+    return orthogonal(torch.nn.Linear(inputs, outputs), math.sqrt(2.0))
 
 
 def orthogonal(layer: torch.nn.Linear, gain: float) -> torch.nn.Linear:
@@ -44,7 +36,7 @@ def orthogonal(layer: torch.nn.Linear, gain: float) -> torch.nn.Linear:
     return layer
 
 
-class OnPolicyActor(TorchActorModule):
+class OnPolicyActor(TorchMLPActor):
     """A policy with a density: what PPO needs of it.
 
     Args:
@@ -70,29 +62,17 @@ class OnPolicyActor(TorchActorModule):
         activation: str | Callable[[], torch.nn.Module] = "tanh",
         normalize_observations: bool = False,
     ) -> None:
-        super().__init__(observation_space, action_space)
-        self.layout = layout_of(observation_space)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, orthogonal_linear)
         self.normalizes = normalize_observations
         if normalize_observations:
             self.register_buffer("obs_mean", torch.zeros(vector_size(self.layout)))
             self.register_buffer("obs_std", torch.ones(vector_size(self.layout)))
-        self._activation = activation_name(activation)
-        self._generator: torch.Generator | None = None
-        self.net, self.features = make_mlp(vector_size(self.layout), hidden_sizes, activation)
 
     def normalized(self, flat_BD: Tensor) -> Tensor:
         """[B, D] flattened observations as the networks get them."""
         if not self.normalizes:
             return flat_BD
         return ((flat_BD - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
-
-    def weights_metadata(self) -> dict[str, str]:
-        """The activation, which the shapes do not show."""
-        return {"activation": self._activation}
-
-    def seed(self, seed: int) -> None:
-        """Give the exploration a generator of its own, seeded; otherwise it is torch's global one."""
-        self._generator = torch.Generator(device=next(self.parameters()).device).manual_seed(seed)
 
     @abstractmethod
     def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.flattening import Leaf, action_bounds, layout_of, vector_size
-from tmrl_core.actor.policies.torch.module import TorchActorModule
-from tmrl_core.errors import ConfigError
+from tmrl_core.actor.policies.spaces import action_bounds
+from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,41 +20,8 @@ if TYPE_CHECKING:
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
 
-_MODULES: dict[str, Callable[[], torch.nn.Module]] = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}
 
-
-def make_activation(activation: str | Callable[[], torch.nn.Module]) -> Callable[[], torch.nn.Module]:
-    """The class of an activation that is given as a class or by its name.
-
-    Raises:
-        ConfigError: a name that neither this module nor torch.nn knows.
-    """
-    if not isinstance(activation, str):
-        return activation
-    known = _MODULES.get(activation.lower())
-    found = known if known is not None else vars(torch.nn).get(activation)
-    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise ConfigError(f"activation is {activation!r}; allowed: relu, tanh, or the name of a class of torch.nn.")
-    return found
-
-
-def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
-    """[B, size] float32 of a batch of observations: nested as the space is, leaves [B, *shape] tensors."""
-    parts: list[Tensor] = []
-    for leaf in layout:
-        value = leaf.of(obs)
-        if leaf.kind == "values":
-            parts.append(value.reshape(-1, leaf.size).to(torch.float32))
-            continue
-        integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
-        parts += [
-            functional.one_hot(integers[:, column] - first, count).to(torch.float32)
-            for column, (count, first) in enumerate(zip(leaf.counts, leaf.first, strict=True))
-        ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-
-class SquashedGaussianMLPActor(TorchActorModule):
+class SquashedGaussianMLPActor(TorchMLPActor):
     """A multi-layer perceptron whose Gaussian is squashed by tanh into each action element's own bounds.
 
     Args:
@@ -84,35 +49,17 @@ class SquashedGaussianMLPActor(TorchActorModule):
         activation: str | Callable[[], torch.nn.Module] = torch.nn.ReLU,
         random: float | None = 0.0,
     ) -> None:
-        super().__init__(observation_space, action_space)
+        super().__init__(observation_space, action_space, hidden_sizes, activation)
         self._told = random is not None
         self.random = 1.0 if random is None else float(random)
-        self._layout = layout_of(observation_space)
         bounds = action_bounds("SquashedGaussianMLPActor", action_space)
-        self._activation = activation_name(activation)
         self._action_shape = bounds.shape
         self._action_dtype = bounds.dtype
-        self._generator: torch.Generator | None = None
-        make = make_activation(activation)
-        layers: list[torch.nn.Module] = []
-        width = vector_size(self._layout)
-        for hidden in hidden_sizes:
-            layers += [torch.nn.Linear(width, int(hidden)), make()]
-            width = int(hidden)
-        self.net = torch.nn.Sequential(*layers)
-        self.mu = torch.nn.Linear(width, bounds.size)
-        self.log_std = torch.nn.Linear(width, bounds.size)
+        self.mu = torch.nn.Linear(self.features, bounds.size)
+        self.log_std = torch.nn.Linear(self.features, bounds.size)
         # Of the environment, not learned: the weights' file does not hold them.
         self.register_buffer("low", torch.as_tensor(bounds.low, dtype=torch.float32), persistent=False)
         self.register_buffer("high", torch.as_tensor(bounds.high, dtype=torch.float32), persistent=False)
-
-    def weights_metadata(self) -> dict[str, str]:
-        """The activation, which the shapes do not show."""
-        return {"activation": self._activation}
-
-    def seed(self, seed: int) -> None:
-        """Give the exploration of `act` a generator of its own, seeded; otherwise it is torch's global one."""
-        self._generator = torch.Generator(device=self.low.device).manual_seed(seed)
 
     def exploration(self) -> dict[str, float]:
         """`random`."""
@@ -147,7 +94,7 @@ class SquashedGaussianMLPActor(TorchActorModule):
             logp: [B] float32, log-density in nats of the action scaled to [-1, 1] per element, so that an entropy
                 target does not depend on the actuators' units; None without `compute_logprob`.
         """
-        features_BH = self.net(flatten_batch(self._layout, obs))
+        features_BH = self.net(flatten_batch(self.layout, obs))
         mu_BA = self.mu(features_BH).float()
         if test and not compute_logprob:
             return self._squash(mu_BA), None
@@ -174,7 +121,7 @@ class SquashedGaussianMLPActor(TorchActorModule):
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, collated with a batch dimension of one, as an array of the action space."""
         with torch.no_grad():
-            if not test and self.random > 0.0 and self._uniform(()).item() < self.random:
+            if not test and self.random > 0.0 and self._uniform().item() < self.random:
                 action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
                 action = torch.clamp(action, self.low, self.high).reshape(self._action_shape)
                 array: np.ndarray = action.cpu().numpy()
@@ -182,6 +129,3 @@ class SquashedGaussianMLPActor(TorchActorModule):
                 action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
                 array = action[0].cpu().numpy()
         return array.astype(self._action_dtype, copy=False)
-
-    def _uniform(self, shape: Sequence[int]) -> Tensor:
-        return torch.rand(shape, generator=self._generator, device=self.low.device)

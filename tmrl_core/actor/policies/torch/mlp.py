@@ -1,0 +1,117 @@
+"""Hidden layers and flattened observations of the policies that run with torch. Shape suffix: B batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.flattening import Leaf, layout_of, vector_size
+from tmrl_core.actor.policies.torch.module import TorchActorModule
+from tmrl_core.errors import ConfigError
+
+_MODULES: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The class of an activation that is given as a class or by its name.
+
+    Raises:
+        ConfigError: a name that neither this module nor torch.nn knows.
+    """
+    if not isinstance(activation, str):
+        return activation
+    known = _MODULES.get(activation.lower())
+    found = known if known is not None else vars(torch.nn).get(activation)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"activation is {activation!r}; allowed: relu, tanh, or the name of a class of torch.nn.")
+    return found
+
+
+def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
+    """[B, size] float32 of a batch of observations: nested as the space is, leaves [B, *shape] tensors."""
+    parts: list[Tensor] = []
+    for leaf in layout:
+        value = leaf.of(obs)
+        if leaf.kind == "values":
+            parts.append(value.reshape(-1, leaf.size).to(torch.float32))
+            continue
+        integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
+        parts += [
+            functional.one_hot(integers[:, column] - first, count).to(torch.float32)
+            for column, (count, first) in enumerate(zip(leaf.counts, leaf.first, strict=True))
+        ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def hidden_layers(
+    width: int,
+    hidden_sizes: Sequence[int],
+    activation: str | Callable[[], nn.Module],
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
+) -> tuple[nn.Sequential, int]:
+    """Return hidden layers and the width of their output.
+
+    Args:
+        width: of the input.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the layers' activation, or its name.
+        linear: makes an affine layer of so many inputs and outputs.
+    """
+    make = make_activation(activation)
+    layers: list[nn.Module] = []
+    for hidden in map(int, hidden_sizes):
+        layers += [linear(width, hidden), make()]
+        width = hidden
+    return nn.Sequential(*layers), width
+
+
+class TorchMLPActor(TorchActorModule):
+    """A policy with hidden layers, their activation in the metadata of its weights, and a generator.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: of the environment.
+        hidden_sizes: width of each hidden layer.
+        activation: class of the hidden layers' activation, or its name.
+        linear: makes an affine layer of so many inputs and outputs.
+
+    Attributes:
+        layout: of a flattened observation.
+        net: the hidden layers.
+        features: width of their output.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int],
+        activation: str | Callable[[], nn.Module],
+        linear: Callable[[int, int], nn.Module] = nn.Linear,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self.layout = layout_of(observation_space)
+        self._activation = activation_name(activation)
+        self._generator: torch.Generator | None = None
+        self.net, self.features = hidden_layers(vector_size(self.layout), hidden_sizes, activation, linear)
+
+    def weights_metadata(self) -> dict[str, str]:
+        """Return the activation, which the shapes do not show."""
+        return {"activation": self._activation}
+
+    def seed(self, seed: int) -> None:
+        """Give the exploration of `act` a seeded generator; otherwise it uses torch's global one."""
+        self._generator = torch.Generator(device=self._own_device).manual_seed(seed)
+
+    @property
+    def _own_device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def _uniform(self, shape: Sequence[int] = ()) -> Tensor:
+        """Return random numbers from 0 to 1 to explore with."""
+        return torch.rand(shape, generator=self._generator, device=self._own_device)
