@@ -11,32 +11,68 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from typing import Any
 
 from tmrl_core.networking.protocol.messages import Collect, Progress
-from tmrl_core.samples import Buffer, Chunk, Version
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Version
 
 logger = logging.getLogger(__name__)
+
+
+class Delivery:
+    """One received message, until its samples are accepted or refused as a whole.
+
+    Args:
+        buffer: its samples and episode records.
+        refusal: reason of a refusal; empty: accepted; None: undecided.
+    """
+
+    def __init__(self, buffer: Buffer, refusal: str | None = None) -> None:
+        self.buffer = buffer
+        self.refusal = refusal
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The samples."""
+        return self.buffer.chunks
+
+    def accept(self) -> None:
+        """Note that the samples are stored, unless they were refused."""
+        self.refusal = self.refusal or ""
+
+    def refuse(self, reason: str) -> None:
+        """Note that the samples cannot be stored. The first reason counts."""
+        self.refusal = self.refusal or reason
+
+
+def settled(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    """Return those before the first undecided one: streams are acknowledged in order."""
+    return list(takewhile(lambda delivery: delivery.refusal is not None, deliveries))
 
 
 class TrainingInterface(ABC):
     """Brings samples to a training loop and takes its policies. Called by the training thread only."""
 
     @abstractmethod
-    def retrieve_buffer(self) -> Buffer:
-        """All samples that have arrived, without waiting.
+    def receive(self) -> list[Delivery]:
+        """Commit, then return the messages that have arrived, without waiting.
 
-        What the call before returned counts as committed from now on.
+        Each delivery has to be accepted or refused. An undecided one holds up the acknowledgement of later ones.
         """
 
     @abstractmethod
     def commit(self) -> None:
-        """What the last `retrieve_buffer` returned is in the memory, or was refused."""
+        """Acknowledge the deliveries that were accepted or refused."""
 
-    def refuse(self, chunk: Chunk, reason: str) -> None:
-        """The memory cannot take this chunk of the last buffer; to be called before `commit`. Logs the reason."""
-        return None
+    def retrieve_buffer(self) -> Buffer:
+        """Return all samples that have arrived, without waiting; `commit` or the next call acknowledges them."""
+        buffer = Buffer(maxlen=None)
+        for delivery in self.receive():
+            delivery.accept()
+            buffer += delivery.buffer
+        return buffer
 
     @abstractmethod
     def broadcast_model(self, actor: Any) -> Version | None:
@@ -119,7 +155,7 @@ class LocalInterface(TrainingInterface):
         self.rows: list[dict[str, Any]] = []
         self.refused: list[tuple[Chunk, str]] = []
         self.samples_committed = 0
-        self._outstanding = 0
+        self._outstanding: list[Delivery] = []
 
     def put(self, buffer: Buffer) -> None:
         """Hand over a copy of what `buffer` holds, and its episode records."""
@@ -133,24 +169,31 @@ class LocalInterface(TrainingInterface):
             self._stopping = True
             self._changed.notify_all()
 
-    def retrieve_buffer(self) -> Buffer:
-        """All that was put."""
+    def receive(self) -> list[Delivery]:
+        """Return what was put, each chunk as a delivery."""
         self.commit()
         with self._changed:
             taken, self._waiting = self._waiting, Buffer(maxlen=None)
-        self._outstanding = len(taken)
-        return taken
+        parts: list[tuple[list[Chunk], list[EpisodeRecord]]] = [([chunk], []) for chunk in taken.chunks]
+        if taken.episodes:
+            parts.append(([], list(taken.episodes)))
+        deliveries = []
+        for chunks, records in parts:
+            deliveries.append(Delivery(Buffer(maxlen=None)))
+            deliveries[-1].buffer.extend(chunks, records)
+        self._outstanding += deliveries
+        return deliveries
 
     def commit(self) -> None:
-        """Count what the last `retrieve_buffer` returned."""
-        self.samples_committed += self._outstanding
-        self._outstanding = 0
-
-    def refuse(self, chunk: Chunk, reason: str) -> None:
-        """Keep what was refused in `refused`."""
-        logger.error("samples refused: %s", reason)
-        self.refused.append((chunk, reason))
-        self._outstanding -= chunk.rows
+        """Count accepted samples; keep refused ones in `refused` and log the reasons."""
+        done = settled(self._outstanding)
+        del self._outstanding[: len(done)]
+        for delivery in done:
+            if delivery.refusal:
+                logger.error("samples refused: %s", delivery.refusal)
+                self.refused += [(chunk, delivery.refusal) for chunk in delivery.chunks]
+            else:
+                self.samples_committed += len(delivery.buffer)
 
     def broadcast_model(self, actor: Any) -> Version:
         """Make this policy `actor`. It is the training agent's own object, not a copy."""

@@ -31,7 +31,7 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpoints.checkpoint import load_training, save_training
 from tmrl_core.training.checkpoints.files import parse_safetensors, parse_state, read_manifest, write_manifest
-from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.interface import Delivery, LocalInterface
 from tmrl_core.training.loops.offline import TrainingOffline
 
 SPACES = (
@@ -76,13 +76,13 @@ class Recorded(LocalInterface):
         self.position = position
         self._make_rows = make_rows
 
-    def retrieve_buffer(self) -> Buffer:
+    def receive(self) -> list[Delivery]:
         stream, number = self.position % 3 + 1, self.position // 3
         self.position += 1
         buffer = Buffer(maxlen=None)
         records = [EpisodeRecord("", float(number), 4, "train", "truncated")]
         buffer.extend([self._make_rows(stream, number // 2, 4 * (number % 2), 4)], records)
-        return buffer
+        return [Delivery(buffer)]
 
 
 def weights(training: TrainingOffline) -> list[torch.Tensor]:
@@ -168,14 +168,14 @@ class Versioned(Recorded):
         super().__init__(make_rows, position, counter)
         self._recording = recording
 
-    def retrieve_buffer(self) -> Buffer:
+    def receive(self) -> list[Delivery]:
         if self.position == len(self._recording):
             stream, number = self.position % 3 + 1, self.position // 3
             buffer = Buffer(maxlen=None)
             buffer.extend([self._make_rows(stream, number // 2, 4 * (number % 2), 4, version=self.version)], [])
             self._recording.append(buffer)
         self.position += 1
-        return self._recording[self.position - 1]
+        return [Delivery(self._recording[self.position - 1])]
 
 
 @pytest.mark.parametrize("priority", [None, {}], ids=["uniform", "prioritized"])

@@ -19,7 +19,7 @@ from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.delivery import Mark, Received
 from tmrl_core.samples import Buffer
 from tmrl_core.training import CheckpointStore, ReplayMemory, SacAgent
-from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.interface import Delivery, LocalInterface
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.remote.delivery_log import DeliveryLog
 
@@ -80,12 +80,12 @@ class Kept(LocalInterface):
         self._make_rows = make_rows
         memory.deferred = True
 
-    def retrieve_buffer(self) -> Buffer:
+    def receive(self) -> list[Delivery]:
         self.commit()
         buffer = Buffer(maxlen=None)
         buffer.extend([self._make_rows(1, 0, 4 * self.number, 4)], [])
         self.number += 1
-        return buffer
+        return [Delivery(buffer)]
 
     def commit(self) -> None:
         if self.number > self.acknowledged:

@@ -14,7 +14,7 @@ from tests.training import stacked_writer as writer
 from tmrl_core.samples import Buffer
 from tmrl_core.training import CheckpointStore, FrameStackMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.interface import Delivery, LocalInterface
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,11 @@ class Sent(LocalInterface):
         self.number = number
         memory.deferred = memory.disk is not None
 
-    def retrieve_buffer(self) -> Buffer:
+    def receive(self) -> list[Delivery]:
         buffer = Buffer(maxlen=None)
         buffer.extend([writer.message(self.number)], [])
         self.number += 1
-        return buffer
+        return [Delivery(buffer)]
 
     def commit(self) -> None:
         self.memory.commit(writer.marks_after(self.number), samples=writer.ROWS * self.number)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training import ReplayMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.interface import Delivery, LocalInterface
 from tmrl_core.training.loops.episode_metrics import info_means
 
 SPACES = (spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
@@ -31,7 +31,7 @@ class Playing(LocalInterface):
         self.make_rows = make_rows
         self.played = 0
 
-    def retrieve_buffer(self) -> Buffer:
+    def receive(self) -> list[Delivery]:
         buffer = Buffer(maxlen=None)
         metrics = {"is_success": float(self.played >= 100), "cost": float(self.played)}
         records = [
@@ -41,7 +41,7 @@ class Playing(LocalInterface):
         ]
         buffer.extend([self.make_rows(1, self.played, 0, 3, end="truncated")], records)
         self.played += 1
-        return buffer
+        return [Delivery(buffer)]
 
 
 def test_rows_have_the_means_over_the_latest_hundred_training_episodes(make_rows: Any) -> None:

@@ -45,10 +45,10 @@ class Worker(LocalInterface):
         self.put(self._make())
         self.episodes += 1
 
-    def retrieve_buffer(self) -> Any:
+    def receive(self) -> Any:
         if self.eager:
             self._bring()
-        return super().retrieve_buffer()
+        return super().receive()
 
     def wait(self, timeout_s: float) -> bool:
         if timeout_s == 0:

@@ -14,7 +14,7 @@ from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.training import ReplayMemory, TorchTrainingOffline
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.interface import LocalInterface
+from tmrl_core.training.interface import Delivery, LocalInterface
 from tmrl_core.training.loops.offline import TrainingOffline
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
@@ -49,11 +49,11 @@ class Fed(LocalInterface):
         self._rows = rows
         self._row_version = version
 
-    def retrieve_buffer(self) -> Buffer:
+    def receive(self) -> list[Delivery]:
         if self._rows:
             self.put_rows(self._make_rows(1, len(self.asked), 0, self._rows, version=self._row_version))
         self.asked.append(self.agent.updates)
-        return super().retrieve_buffer()
+        return super().receive()
 
     def put_rows(self, chunk: Chunk) -> None:
         buffer = Buffer(maxlen=None)

@@ -19,11 +19,9 @@ def chunk_of(make_rows: Any, counters: list[int]) -> Chunk:
 
 def found(make_rows: Any, counters: list[int], max_lag: int | None) -> tuple[list[list[float]], list[Any], int, Any]:
     buffer = Buffer(maxlen=None)
-    chunk = chunk_of(make_rows, counters)
-    buffer.extend([chunk])
+    buffer.extend([chunk_of(make_rows, counters)])
     lags: list[Any] = []
-    kept, originals, stale = without_stale(buffer, 10, max_lag, lambda lag, rows: lags.append((lag, rows)))
-    assert all(originals[id(part)] is chunk for part in kept.chunks if part is not chunk)
+    kept, stale = without_stale(buffer, 10, max_lag, lambda lag, rows: lags.append((lag, rows)))
     return [np.asarray(part.reward).tolist() for part in kept.chunks], lags, stale, kept is buffer
 
 

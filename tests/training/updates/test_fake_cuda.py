@@ -256,12 +256,12 @@ class Fed(LocalInterface):
         self.published: list[bytes] = []
         self.asked = 0
 
-    def retrieve_buffer(self) -> Buffer:
+    def receive(self) -> list[Any]:
         self.asked += 1
         buffer = Buffer(maxlen=None)
         buffer.extend([self._make_rows(1, self.asked, 0, 20, end="truncated")])
         self.put(buffer)
-        return super().retrieve_buffer()
+        return super().receive()
 
     def broadcast_model(self, actor: Any) -> tuple[int, int]:
         self.published.append(actor.to_bytes())

@@ -19,7 +19,7 @@ from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.training.constructor_settings import constructed_settings
-from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.interface import Delivery, TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means
 from tmrl_core.training.loops.limiter import SamplesPerInsert
 from tmrl_core.training.loops.round_statistics import RoundStatistics
@@ -431,30 +431,34 @@ class TrainingOffline:
         it meanwhile.
         """
         try:
-            buffer = interface.retrieve_buffer()
+            deliveries = interface.receive()
         except StorageError as exc:
             self._unwritten.note(exc)
             return
-        if len(buffer) or buffer.episodes:
-            kept, originals, stale = without_stale(
-                buffer, interface.version[1], self.max_policy_lag, self.statistics.note_lag
-            )
-            self.samples_stale += stale
-            refused_rows = 0
-            for chunk, reason in self.memory.append(kept) or ():
-                refused_rows += chunk.rows
-                interface.refuse(originals.get(id(chunk), chunk), str(reason))
-                self._refused = (self._refused[0] + chunk.rows, str(reason))
-            self._metrics += [
-                record.metrics for record in buffer.episodes if record.mode == "train" and record.end != "aborted"
-            ]
-            received = len(buffer) - refused_rows
-            self.total_samples += received
-            self.statistics.samples += received
+        for delivery in deliveries:
+            self._take(delivery, interface.version[1])
         self.commit(interface)
         if self._waits_for:
             self._waits_for = self._lack()
         interface.report(self._progress())
+
+    def _take(self, delivery: Delivery, counter: int) -> None:
+        """Append a delivery to the memory; `counter` is the number of the latest version."""
+        buffer = delivery.buffer
+        if len(buffer) or buffer.episodes:
+            kept, stale = without_stale(buffer, counter, self.max_policy_lag, self.statistics.note_lag)
+            self.samples_stale += stale
+            received = len(buffer)
+            for chunk, reason in self.memory.append(kept) or ():
+                received -= chunk.rows
+                delivery.refuse(str(reason))
+                self._refused = (self._refused[0] + chunk.rows, str(reason))
+            self._metrics += [
+                record.metrics for record in buffer.episodes if record.mode == "train" and record.end != "aborted"
+            ]
+            self.total_samples += received
+            self.statistics.samples += received
+        delivery.accept()
 
     def commit(self, interface: TrainingInterface) -> bool:
         """Have what was taken acknowledged. False: the disk does not take it; that was said, and is tried again."""

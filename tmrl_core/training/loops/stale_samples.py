@@ -9,7 +9,7 @@ from tmrl_core.samples import Buffer, Chunk
 
 def without_stale(
     buffer: Buffer, counter: int, max_lag: int | None, note_lag: Callable[[int, int], None]
-) -> tuple[Buffer, dict[int, Chunk], int]:
+) -> tuple[Buffer, int]:
     """A buffer without the samples whose policy is too far behind.
 
     Args:
@@ -19,12 +19,10 @@ def without_stale(
         note_lag: told the lag of each run of samples of one policy, and how many they are.
 
     Returns:
-        The buffer, or one with what is left of it; for each chunk that was cut out of one, by its `id`, that one; and
-        how many samples were left out.
+        The buffer, or one with what is left of it; and how many samples were left out.
     """
     stale = 0
     kept: list[Chunk] = []
-    originals: dict[int, Chunk] = {}
     for chunk in buffer.chunks:
         start = row = 0
         for segment in chunk.segments:
@@ -34,16 +32,14 @@ def without_stale(
                 stale += segment.rows
                 if row > start:
                     kept.append(chunk.slice(start, row))
-                    originals[id(kept[-1])] = chunk
                 start = row + segment.rows
             row += segment.rows
         if start == 0:
             kept.append(chunk)
         elif row > start:
             kept.append(chunk.slice(start, row))
-            originals[id(kept[-1])] = chunk
     if not stale:
-        return buffer, originals, 0
+        return buffer, 0
     remaining = Buffer(maxlen=None)
     remaining.extend(kept, buffer.episodes)
-    return remaining, originals, stale
+    return remaining, stale

@@ -8,7 +8,7 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -36,9 +36,9 @@ from tmrl_core.networking.protocol.messages import (
     plain,
     turn_text,
 )
-from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, decode_value
+from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, decode_value
 from tmrl_core.token_bucket import TokenBucket
-from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import info_means, plain_names
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
 from tmrl_core.training.memories.finite_samples import check_finite_samples
@@ -125,9 +125,8 @@ class RemoteInterface(TrainingInterface):
         self._clock = clock
         self._started = clock()
         self._stop = False
-        # Retrieved and not committed: each message, its chunk, and why it was refused.
-        self._outstanding: list[tuple[Received, Chunk | None, str]] = []
-        self._refusals: dict[int, str] = {}
+        self._outstanding: list[tuple[Received, Delivery]] = []
+        """Messages that were received and are not acknowledged."""
         self._refusals_said: set[tuple[str, str]] = set()
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
@@ -163,45 +162,46 @@ class RemoteInterface(TrainingInterface):
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
-    def retrieve_buffer(self) -> Buffer:
-        """Everything that has arrived; what the call before returned is committed.
+    def receive(self) -> list[Delivery]:
+        """Commit, then return the messages that have arrived and can be trained on; others are refused.
 
         Raises:
             StorageError: as `commit`; nothing was taken.
         """
         self.commit()
-        buffer = Buffer(maxlen=None)
         received = self.link.receive()
         self._note_members()
+        deliveries = []
         for one in received:
-            try:
-                message = decode_message(one.payload, max_bytes=self._max_message_bytes)
-            except CodecError as exc:
-                self._outstanding.append((one, None, str(exc)))
-                continue
+            delivery = self._decoded(one)
+            self._outstanding.append((one, delivery))
+            if not delivery.refusal:
+                deliveries.append(delivery)
+        self._note_episodes([record for delivery in deliveries for record in delivery.buffer.episodes])
+        self._tick()
+        return deliveries
+
+    def _decoded(self, one: Received) -> Delivery:
+        """Decode a message; one that cannot be trained on is refused already."""
+        delivery = Delivery(Buffer(maxlen=None))
+        try:
+            message = decode_message(one.payload, max_bytes=self._max_message_bytes)
             chunk = message.chunk
             if chunk is not None:
                 chunk.stream = one.stream
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
-            unfit = "" if message.signature == EXPERT else self._unfit.get(one.stream, "")
-            if chunk is not None and not unfit:
-                try:
-                    check_finite_samples(chunk)
-                except SampleRefusedError as exc:
-                    unfit = str(exc)
-            self._outstanding.append((one, chunk, unfit))
-            if not unfit:
-                # The Server's label: two workers may give themselves the same one.
-                name = self.link.worker_name(one.stream)
-                records = [msgspec.structs.replace(record, worker=name) for record in message.records]
-                buffer.extend([chunk] if chunk is not None else [], records)
-        self._note_episodes(buffer)
-        self._tick()
-        return buffer
-
-    def refuse(self, chunk: Chunk, reason: str) -> None:
-        """Have the message of this chunk acknowledged as refused, with the reason."""
-        self._refusals[id(chunk)] = reason
+            if message.signature != EXPERT and one.stream in self._unfit:
+                raise SampleRefusedError(self._unfit[one.stream])
+            if chunk is not None:
+                check_finite_samples(chunk)
+        except (CodecError, SampleRefusedError) as exc:
+            delivery.refuse(str(exc))
+        else:
+            # The Server's label: two workers may give themselves the same one.
+            name = self.link.worker_name(one.stream)
+            records = [msgspec.structs.replace(record, worker=name) for record in message.records]
+            delivery.buffer.extend([] if chunk is None else [chunk], records)
+        return delivery
 
     def _say_refused(self, worker: str, reason: str) -> None:
         if self._is_new(worker, reason):
@@ -218,24 +218,23 @@ class RemoteInterface(TrainingInterface):
         return True
 
     def commit(self) -> None:
-        """Acknowledge what the last `retrieve_buffer` returned.
+        """Acknowledge the deliveries that were accepted or refused.
 
         Raises:
             StorageError: the memory's disk does not take it. Nothing is acknowledged, nor taken, until a later call.
         """
-        if self._outstanding and self.keep is not None:
-            self.keep([received for received, _, _ in self._outstanding])
-        for received, chunk, reason in self._outstanding:
-            reason = reason or self._refusals.get(id(chunk), "")
-            if reason:
-                self._say_refused(self.link.worker_name(received.stream), reason)
-                self.link.refuse(received, reason)
+        done = self._outstanding[: len(settled(delivery for _, delivery in self._outstanding))]
+        if done and self.keep is not None:
+            self.keep([received for received, _ in done])
+        for received, delivery in done:
+            if delivery.refusal:
+                self._say_refused(self.link.worker_name(received.stream), delivery.refusal)
+                self.link.refuse(received, delivery.refusal)
                 self._strange.add(received.stream)
             else:
                 self._strange.discard(received.stream)
                 self.link.commit([received])
-        self._outstanding = []
-        self._refusals = {}
+        del self._outstanding[: len(done)]
 
     def wait(self, timeout_s: float) -> bool:
         """Woken by arriving samples and `stop`.
@@ -469,8 +468,8 @@ class RemoteInterface(TrainingInterface):
             self._phase = phase
             self.event(names.EVENT_PHASE, phase=phase)
 
-    def _note_episodes(self, buffer: Buffer) -> None:
-        for record in buffer.episodes:
+    def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
+        for record in episodes:
             if self.on_episode is not None:
                 self.on_episode(record)
             if record.mode == "train" and record.end != "aborted":
@@ -491,8 +490,8 @@ class RemoteInterface(TrainingInterface):
                     metrics=plain_names(record.metrics),
                 ),
             )
-        if self.evaluator is not None and buffer.episodes:
-            result = self.evaluator.take(buffer.episodes)
+        if self.evaluator is not None and episodes:
+            result = self.evaluator.take(episodes)
             if result is not None:
                 self._note_evaluation(result)
 
