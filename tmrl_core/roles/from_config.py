@@ -107,7 +107,7 @@ def make_worker(
         backend="torch" if worker.backend == "torch" else "auto",
     )
     if films:
-        made.evaluation_videos = config.run_folder / "worker" / "videos"
+        made.collector.evaluation_videos = config.run_folder / "worker" / "videos"
     return made
 
 

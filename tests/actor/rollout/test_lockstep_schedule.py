@@ -181,7 +181,7 @@ def test_steps_of_a_failed_episode_are_collected_again(make: Any, link: Any) -> 
     Trainer(link, asks(Collect(1, (1, 1), 12)))
     worker.run_lockstep()
     assert sum(step > 0 for _, _, step in steps(link)) == 12
-    assert worker.failures == 1
+    assert worker.loop.failures == 1
 
 
 def test_extras_have_columns_also_where_an_episode_begins(make: Any, link: Any, constant_actor: Any) -> None:

@@ -447,8 +447,8 @@ def test_a_failing_step_drops_the_episode_and_resets(
     assert env.episode == 2
     assert len(worker.buffer) == 8
     assert [float(sample[1][0]) for sample in worker.buffer.memory] == [0] * 4 + [2] * 4
-    assert worker.samples_dropped == 2
-    assert worker.failures == 1
+    assert worker.recorder.samples_dropped == 2
+    assert worker.loop.failures == 1
     assert [record.end for record in worker.buffer.episodes] == ["truncated", "truncated"]
     (message,) = caplog.records
     assert "2 samples" in message.getMessage()
@@ -485,7 +485,7 @@ def test_one_bad_number_anywhere_is_noticed_by_the_fast_loop(
 
     worker = make(Env(), constant_actor)
     worker.collect_train_episode(5)
-    assert worker.failures == 1
+    assert worker.loop.failures == 1
     assert Env.steps == 9
 
 
@@ -501,7 +501,7 @@ def test_a_reward_that_is_no_number_is_a_failure(
 
     worker = make(Env(length=3), constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
     worker.collect_train_episode()
-    assert worker.failures == 1
+    assert worker.loop.failures == 1
     assert worker.buffer.stat_train_return == 6.0
 
 
@@ -516,7 +516,7 @@ def test_what_was_sent_of_a_failed_episode_is_closed(counting_env: Any, constant
     episodes = [number for chunk in link.chunks for number in chunk.episode.tolist()]
     assert episodes == [0] * (len(link) - 6) + [1] * 6
     assert 2 <= episodes.count(0) <= 4
-    assert episodes.count(0) + worker.samples_dropped == 4
+    assert episodes.count(0) + worker.recorder.samples_dropped == 4
 
 
 def test_a_failing_reset_makes_the_environment_anew(counting_env: Any, constant_actor: Any) -> None:
@@ -611,14 +611,14 @@ def test_an_episode_in_order_forgives_earlier_failures(counting_env: Any, consta
     worker = make(env, constant_actor, max_failures=1)
     for _ in range(4):
         worker.collect_train_episode()
-    assert worker.failures == 4
+    assert worker.loop.failures == 4
 
 
 def test_many_good_steps_forgive_earlier_failures(counting_env: Any, constant_actor: Any) -> None:
     env = counting_env(length=10**9, script={(0, 1): RuntimeError("a"), (1, 1500): RuntimeError("b")})
     worker = make(env, constant_actor, max_failures=1)
     worker.collect_train_episode(max_samples=1600)
-    assert worker.failures == 2
+    assert worker.loop.failures == 2
     assert worker.buffer.stat_train_steps == 1600
 
 
@@ -631,14 +631,14 @@ def test_errors_of_the_user_are_not_the_environments(slow: bool, counting_env: A
     worker = make(counting_env(), Broken, obs_preprocessor=(lambda obs: obs) if slow else None)
     with pytest.raises(RuntimeError, match="bug in the policy"):
         worker.collect_train_episode()
-    assert worker.failures == 0
+    assert worker.loop.failures == 0
 
 
 def test_what_the_codec_cannot_carry_is_named(counting_env: Any, constant_actor: Any) -> None:
     worker = make(counting_env(), constant_actor, obs_preprocessor=lambda obs: {"camera": object()})
     with pytest.raises(CodecError, match=r"camera.*object"):
         worker.collect_train_episode()
-    assert worker.failures == 0
+    assert worker.loop.failures == 0
 
 
 def test_public_steps_let_the_environments_errors_pass(counting_env: Any, constant_actor: Any) -> None:
@@ -730,7 +730,7 @@ def test_exploration_draws_other_numbers_than_the_environment_of_the_same_seed(b
 
     worker = make(NoisyEnv(), NoiseActor, seed=None if between_episodes else 3)
     if between_episodes:
-        worker.seed_next_episode(3)
+        worker.collector.seed_next_episode(3)
     worker.collect_train_episode()
     assert noise[:2] == np.random.default_rng(3).standard_normal(2).astype(np.float32).tolist()
     assert len(actions) == 40

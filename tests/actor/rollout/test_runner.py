@@ -62,6 +62,7 @@ def runner(actor: Any, action_space: Any = ACT, **kwargs: Any) -> PolicyRunner:
 
 def test_the_state_goes_on_within_an_episode_and_begins_anew_with_the_next() -> None:
     policy = runner(Counting)
+    assert policy.act(SEEN).tolist() == [1], "a script may act before any episode"
     for _ in range(2):
         policy.reset()
         acted = [policy.decide(SEEN, False, True) for _ in range(3)]

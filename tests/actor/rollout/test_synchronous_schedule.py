@@ -141,7 +141,7 @@ def test_lost_samples_are_taken_off_the_count(make: Any, link: Any) -> None:
     worker.run_synchronous(nb_steps=6, initial_steps=1, max_steps_per_update=2.0, end_episodes=False)
     # 3 models' worth of steps, and two more for the two that were lost
     assert len(link) == 1 + 6 + 2
-    assert worker.steps_that_count() == 7
+    assert worker.uplink.steps_that_count() == 7
     assert trace.arrived
 
 
@@ -240,8 +240,8 @@ def test_failed_episodes_do_not_count(make: Any, link: Any) -> None:
     Trace(link)
     worker.run_synchronous(nb_steps=8, initial_steps=1, max_steps_per_update=4.0)
     assert len(link) == 12
-    assert worker.steps_that_count() == 12
-    assert worker.samples_dropped == 2
+    assert worker.uplink.steps_that_count() == 12
+    assert worker.recorder.samples_dropped == 2
 
 
 def test_a_worker_with_a_seed_collects_in_its_turns_only(make: Any, link: Any) -> None:

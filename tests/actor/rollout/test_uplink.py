@@ -339,7 +339,7 @@ def test_an_action_that_is_not_finite_is_never_executed_and_the_episodes_samples
     worker = make(actor=BrokenActor(constant_actor), max_failures=1, **({} if fast else {"crc_debug": True}))
 
     def heal(link: Any) -> None:
-        assert worker.policy_failures == 2, "one more than max_failures, then it waits"
+        assert worker.loop.policy_failures == 2, "one more than max_failures, then it waits"
         link.publish(0.5)
 
     link.on_wait = heal
@@ -358,7 +358,7 @@ def test_an_action_that_is_not_finite_ends_a_worker_on_its_own(make: Any, consta
     worker = make(linked=False, actor=BrokenActor(constant_actor))
     with pytest.raises(PolicyFailedError, match="not finite"):
         worker.run_episode()
-    assert worker.between_episodes
+    assert not worker.recorder.recording
     worker.reset(collect_samples=False)
     with pytest.raises(PolicyFailedError, match="not finite"):
         worker.step(np.array([0, 2, 0], np.float32), test=False, collect_samples=False)
@@ -381,12 +381,12 @@ def test_a_policy_that_cannot_be_read_is_refused_said_once_and_counted(
         link.publish(0.75)
         worker.update_actor_weights()
         worker.ignore_actor_weights()
-    assert (worker.actor.value, worker.policy_version, worker.policies_refused) == (0.5, (1, 1), 3)
+    assert (worker.actor.value, worker.policy_version, worker.uplink.policies_refused) == (0.5, (1, 1), 3)
     assert caplog.text.count("could not be decoded") == 1
     monkeypatch.setattr(link, "take_policy", take)
     link.policy = PolicyUpdate((1, 5), link.policy.policies, {"noise": float("nan")})
     worker.update_actor_weights()
-    assert (worker.policy_version, worker.policies_refused) == ((1, 1), 4)
+    assert (worker.policy_version, worker.uplink.policies_refused) == ((1, 1), 4)
     link.publish(0.75)
     worker.update_actor_weights()
-    assert (worker.actor.value, worker.policies_refused) == (0.75, 4)
+    assert (worker.actor.value, worker.uplink.policies_refused) == (0.75, 4)

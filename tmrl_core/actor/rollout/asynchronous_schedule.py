@@ -53,19 +53,7 @@ class AsynchronousSchedule:
         self._endless_logged = False
 
     def run(self, test_episode_interval: int, nb_episodes: float, verbose: bool, expert: bool) -> None:
-        """Collect until `nb_episodes` or the end of the run.
-
-        Args:
-            test_episode_interval: a test episode before every n-th episode, the first included; 0: none.
-            nb_episodes: number of episodes to collect.
-            verbose: log episodes at INFO.
-            expert: never load weights nor test.
-
-        Raises:
-            EnvironmentFailedError: the environment failed too often in a row.
-            StarvedError: worker and trainer wait for each other.
-            TmrlError: the link has failed for good.
-        """
+        """Collect as `Worker.run` documents."""
         collector, uplink = self._collector, self._uplink
         if uplink.link is not None:
             uplink.link.expert = expert

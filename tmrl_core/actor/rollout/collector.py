@@ -84,21 +84,14 @@ class Collector:
         seed: int | None = None,
         evaluation: int | None = None,
     ) -> bool:
-        """Play an episode; after an action that was not finite, end it and wait for another policy if need be.
+        """Play an episode as `EnvironmentLoop.play` does; after an action that is not finite, wait for another policy.
 
         Args:
-            collect: store its samples.
-            test: the actor does not explore.
+            collect, test, seed, evaluation: as there.
             allow: called before each slice of it; None: it may go on until the run ends.
             max_samples: number of steps at which it is truncated; None: the recorder's.
-            seed: of its reset.
-            evaluation: id of the evaluation that it belongs to.
-
-        Returns:
-            True: it ended in order.
 
         Raises:
-            EnvironmentFailedError: the environment failed too often in a row.
             PolicyFailedError: an action was not finite, and the worker is on its own.
             ValueError: `max_samples` is below 1.
         """

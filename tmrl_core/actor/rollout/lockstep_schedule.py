@@ -66,13 +66,7 @@ class LockstepSchedule:
         return self._sent if request.episodes is not None else self._sent + steps_in(self._recorder.buffer.chunks)
 
     def run(self) -> None:
-        """Collect until the end of the run.
-
-        Raises:
-            EnvironmentFailedError: the environment failed too often in a row.
-            StarvedError: the worker is standalone.
-            TmrlError: the link has failed for good.
-        """
+        """Collect as `Worker.run_lockstep` documents."""
         while True:
             self._fresh = False
             if not self._wait():

@@ -97,17 +97,7 @@ class EnvironmentLoop:
     # --- single steps -------------------------------------------------------------------------------------------------
 
     def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode.
-
-        Args:
-            collect_samples: store the reset as a sample.
-
-        Returns:
-            The (preprocessed) observation and the info.
-
-        Raises:
-            EnvironmentFailedError: the observation does not belong to the space. What the environment raises passes.
-        """
+        """Begin an episode, as `Worker.reset` documents."""
         self.recorder.end()
         seed = self.next_seed
         obs, info = self.environment.reset(seed)
@@ -129,22 +119,11 @@ class EnvironmentLoop:
         last_step: bool = False,
         act: Callable[..., Any] | None = None,
     ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Act on an observation and step the environment.
+        """Act on an observation and step the environment, as `Worker.step` documents.
 
         Args:
-            obs: the previous (preprocessed) observation.
-            test: passed to the actor.
-            collect_samples: store the step as a sample.
-            last_step: cut the episode here: `truncated` is set unless it has terminated.
+            obs, test, collect_samples, last_step: as there.
             act: acts in the policy's place, as in `PolicyRunner.decide`.
-
-        Returns:
-            The (preprocessed) observation, reward, terminated, truncated, info.
-
-        Raises:
-            EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
-                What the environment raises passes.
-            PolicyFailedError: the action is not finite.
         """
         action, extras = self.runner.decide(obs, test, collect_samples, act)
         new_obs, reward, terminated, truncated, info = self.environment.step(action, collect_samples)

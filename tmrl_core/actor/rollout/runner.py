@@ -80,6 +80,8 @@ class PolicyRunner:
     def actor(self, actor: ActorModule) -> None:
         self._actor = actor
         self._batch = actor if isinstance(actor, BatchActor) else None
+        if self._batch is not None and not self._state:
+            self._state = self._batch.initial_state(1)
         self._bind()
         self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
         """True: the actor returns values besides the action, to be stored with it."""

@@ -76,16 +76,7 @@ class SynchronousSchedule:
         return self._uplink.steps_that_count() - self._origin
 
     def run(self, test_episode_interval: int) -> None:
-        """Collect until `nb_steps` or the end of the run.
-
-        Args:
-            test_episode_interval: with `end_episodes`, a test episode before every n-th episode; 0: none.
-
-        Raises:
-            EnvironmentFailedError: the environment failed too often in a row.
-            StarvedError: worker and trainer wait for each other.
-            TmrlError: the link has failed for good.
-        """
+        """Collect as `Worker.run_synchronous` documents."""
         episodes = 0
         while self._go_on():
             if self.counting:

@@ -127,14 +127,7 @@ class Uplink:
     # --- samples out --------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Hand the recorded samples to the link; without one, forget them. Statistics stay.
-
-        Waits for room when the link's queue is full and nothing may be dropped; samples that have not found room when
-        the worker is stopped go back to the Buffer.
-
-        Raises:
-            LinkClosedError: the link is closed.
-        """
+        """Send the recorded samples, as `Worker.send_and_clear_buffer` documents."""
         if self.link is None:
             self._recorder.buffer.clear()
             return
@@ -190,18 +183,7 @@ class Uplink:
         return self._files.path
 
     def update_policy(self, verbose: bool = True, blocking: bool = False) -> int:
-        """Load the latest policy, if there is a new one.
-
-        Args:
-            verbose: log it.
-            blocking: wait until a version was published since the last call, or the run ends.
-
-        Returns:
-            Number of versions published since the last call, skipped ones included.
-
-        Raises:
-            TmrlError: the link has failed for good.
-        """
+        """Load the latest policy, as `Worker.update_actor_weights` documents."""
         link = self.link
         if link is None:
             return 0

@@ -86,10 +86,6 @@ class Worker:
         """The environment."""
         return self.loop.environment.env
 
-    @env.setter
-    def env(self, env: Any) -> None:
-        self.loop.environment.env = env
-
     @property
     def actor(self) -> ActorModule:
         """The policy."""
@@ -104,10 +100,6 @@ class Worker:
         """Samples and records that have not been sent yet."""
         return self.recorder.buffer
 
-    @buffer.setter
-    def buffer(self, buffer: Buffer) -> None:
-        self.recorder.buffer = buffer
-
     @property
     def sample_compressor(self) -> SampleCompressor | None:
         """Changes each sample before it is stored."""
@@ -116,15 +108,6 @@ class Worker:
     @sample_compressor.setter
     def sample_compressor(self, compressor: SampleCompressor | None) -> None:
         self.recorder.sample_compressor = compressor
-
-    @property
-    def obs_preprocessor(self) -> Callable[[Any], Any] | None:
-        """Applied to each observation before the policy and the recorder get it."""
-        return self.loop.obs_preprocessor
-
-    @obs_preprocessor.setter
-    def obs_preprocessor(self, preprocessor: Callable[[Any], Any] | None) -> None:
-        self.loop.obs_preprocessor = preprocessor
 
     @property
     def name(self) -> str:
@@ -157,21 +140,6 @@ class Worker:
         return self.uplink.latest_version
 
     @property
-    def policies_refused(self) -> int:
-        """Number of versions that could not be read, are not finite or do not fit."""
-        return self.uplink.policies_refused
-
-    @property
-    def policy_failures(self) -> int:
-        """Number of actions that were not finite; none of them was executed."""
-        return self.loop.policy_failures
-
-    @property
-    def failures(self) -> int:
-        """Number of failures of the environment."""
-        return self.loop.failures
-
-    @property
     def episodes(self) -> int:
         """Number of episodes begun, of every kind."""
         return self.recorder.episodes
@@ -180,29 +148,6 @@ class Worker:
     def steps_collected(self) -> int:
         """Number of environment steps collected, resets included."""
         return self.recorder.steps_collected
-
-    @property
-    def samples_dropped(self) -> int:
-        """Number of samples of failed episodes that were dropped before they were sent."""
-        return self.recorder.samples_dropped
-
-    @property
-    def between_episodes(self) -> bool:
-        """True: no episode is open."""
-        return not self.recorder.recording
-
-    @property
-    def evaluation_videos(self) -> Path | None:
-        """Folder for films of the first episode of each evaluation, where the environment is `Filmed`."""
-        return self.collector.evaluation_videos
-
-    @evaluation_videos.setter
-    def evaluation_videos(self, folder: Path | None) -> None:
-        self.collector.evaluation_videos = folder
-
-    def steps_that_count(self) -> int:
-        """Return the number of steps collected, less those that were dropped or refused on their way."""
-        return self.uplink.steps_that_count()
 
     # --- single steps -------------------------------------------------------------------------------------------------
 
@@ -214,7 +159,7 @@ class Worker:
         """Start a new episode.
 
         Args:
-            collect_samples: the reset is appended to the Buffer as a sample.
+            collect_samples: append the reset to the Buffer as a sample.
 
         Returns:
             The (preprocessed) observation and the info.
@@ -232,8 +177,8 @@ class Worker:
         Args:
             obs: the previous (preprocessed) observation.
             test: passed to the actor.
-            collect_samples: the step is appended to the Buffer as a sample.
-            last_step: the episode is cut here: `truncated` is set unless it has terminated.
+            collect_samples: append the step to the Buffer as a sample.
+            last_step: end the episode here: `truncated` is set unless it has terminated.
 
         Returns:
             The (preprocessed) observation, reward, terminated, truncated, info.
@@ -245,17 +190,13 @@ class Worker:
         """
         return self.loop.step(obs, test, collect_samples, last_step, self.act if self._acts_itself else None)
 
-    def seed_next_episode(self, seed: int) -> None:
-        """Reset the next episode with this seed, and seed the exploration with it."""
-        self.collector.seed_next_episode(seed)
-
     # --- episodes -----------------------------------------------------------------------------------------------------
 
     def collect_train_episode(self, max_samples: float | None = None) -> None:
-        """Collect one episode into the Buffer; its record too.
+        """Collect one episode and its record into the Buffer.
 
         Args:
-            max_samples: most steps after the reset; None: `max_samples_per_episode`.
+            max_samples: limit of its steps after the reset; None: `max_samples_per_episode`.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
@@ -267,7 +208,7 @@ class Worker:
         """Play one episode without collecting it; its record goes to the Buffer.
 
         Args:
-            max_samples: most steps after the reset; None: `max_samples_per_episode`.
+            max_samples: limit of its steps after the reset; None: `max_samples_per_episode`.
             train: the actor explores.
 
         Raises:
@@ -279,7 +220,7 @@ class Worker:
     def run_episodes(
         self, max_samples_per_episode: float | None = None, nb_episodes: float = math.inf, train: bool = False
     ) -> None:
-        """Play episodes without collecting them, as `run_episode`, until `nb_episodes` or the end of the run."""
+        """Play episodes as `run_episode` does, until `nb_episodes` or the end of the run."""
         with self._running():
             for _ in count_to(nb_episodes):
                 if self.uplink.ending():
@@ -295,16 +236,16 @@ class Worker:
         verbose: bool = True,
         expert: bool = False,
     ) -> None:
-        """Collect episodes: test, collect, send, take new weights without waiting for them.
+        """Collect episodes: test, collect, send, and load new weights without waiting for them.
 
-        Episodes that end within `send_pause_s` leave together; everything is sent before it waits for anything, and
-        before it returns: when `nb_episodes` are collected, the trainer finishes, or after `stop` or `close`.
+        Episodes that end within `send_pause_s` are sent together. All samples are sent before any wait and before the
+        method returns. It returns when `nb_episodes` are collected, the trainer finishes, or after `stop` or `close`.
 
         Args:
             test_episode_interval: a test episode before every n-th episode, the first included; 0: none.
-            nb_episodes: how many to collect.
+            nb_episodes: number of episodes to collect.
             verbose: log episodes at INFO, at most one line every two seconds.
-            expert: never take weights nor test.
+            expert: discard weights, and do not test.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
@@ -324,18 +265,18 @@ class Worker:
     ) -> None:
         """Collect `initial_steps`, then keep (steps + 1) / (1 + models received) at or below a maximum.
 
-        Steps are environment steps, resets included, less those that were dropped or refused on their way. After the
-        initial steps the ratio is reached with them, then steps are counted anew; models are counted from the
-        beginning. Everything collected is sent before it waits. Returns when `nb_steps` are collected, the trainer
-        finishes, or after `stop` or `close`.
+        Steps are environment steps, resets included, without those that were dropped or refused. The initial steps
+        have to meet the ratio first; then steps are counted from 0 again, and models are counted from the beginning.
+        All samples are sent before any wait. The method returns when `nb_steps` are collected, the trainer finishes, or
+        after `stop` or `close`.
 
         Args:
             test_episode_interval: a test episode before every n-th episode; 0: none. Only with `end_episodes`.
-            nb_steps: how many to collect after the initial ones.
-            initial_steps: how many to collect before the ratio holds; whole episodes with `end_episodes`.
+            nb_steps: number of steps to collect after the initial ones.
+            initial_steps: number of steps before the ratio holds; whole episodes with `end_episodes`.
             max_steps_per_update: the maximum; need not be whole.
             end_episodes: wait between episodes only.
-            verbose: log each step of this at INFO.
+            verbose: log each wait at INFO.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
@@ -356,13 +297,13 @@ class Worker:
             schedule.run(test_episode_interval)
 
     def run_lockstep(self, verbose: bool = False) -> None:
-        """Collect what the trainer asks for, each share with exactly the version of the policy that it names.
+        """Collect the assignments of the trainer, each with exactly the policy version that it names.
 
-        Waits for the next share in between, and plays the evaluations that the trainer asks for. Returns when the
-        trainer finishes, or after `stop` or `close`.
+        The worker waits for the next assignment in between, and plays the evaluations that the trainer requests. The
+        method returns when the trainer finishes, or after `stop` or `close`.
 
         Args:
-            verbose: log each share at INFO.
+            verbose: log each assignment at INFO.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
@@ -375,10 +316,10 @@ class Worker:
     # --- samples and policies -----------------------------------------------------------------------------------------
 
     def send_and_clear_buffer(self) -> None:
-        """Hand what the Buffer holds to the link; without a Server, forget it. Statistics stay.
+        """Send the samples in the Buffer; without a Server, discard them. Statistics stay.
 
-        Waits for room when the link's queue is full and nothing may be dropped; what has not found room when the worker
-        is stopped goes back to the Buffer.
+        The worker waits for free space if the link's queue is full and no sample may be dropped. Samples that found
+        none when the worker is stopped return to the Buffer.
 
         Raises:
             LinkClosedError: the link is closed.
@@ -386,15 +327,14 @@ class Worker:
         self.uplink.send()
 
     def update_actor_weights(self, verbose: bool = True, blocking: bool = False) -> int:
-        """Take the latest policy, if there is a new one.
+        """Load the latest policy, if there is a new one.
 
         Args:
             verbose: log it.
-            blocking: wait until a version was published since the last call; `stop`, `close` and the trainer's finish
-                end the wait.
+            blocking: wait for a version published since the last call, or for the end of the run.
 
         Returns:
-            Number of versions published since the last call, those that were skipped included.
+            Number of versions published since the last call, skipped ones included.
 
         Raises:
             TmrlError: the link has failed for good.
@@ -408,15 +348,15 @@ class Worker:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Have `run_*` return soon, for good; from any thread, and from a signal handler."""
+        """End all `run` methods soon, for good; from any thread or a signal handler."""
         self.loop.stop()
         self.uplink.stop()
 
     def close(self) -> CloseReport | None:
-        """Stop, send what is left, wait for acknowledgements as long as the link's drain timeout, close everything.
+        """Stop, send the remaining samples, wait for acknowledgements up to the drain timeout, and close everything.
 
         Returns:
-            What became of the samples; None for a worker on its own, or one that is closed already.
+            Numbers of samples acknowledged, handed over and lost; None without a Server, or if it is closed already.
         """
         self.stop()
         inside = self._busy_thread == threading.get_ident()
@@ -442,7 +382,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """Around each `run_*`: one at a time."""
+        """Allow one `run` method at a time."""
         if self._closed:
             raise LinkClosedError(f"worker {self.name} is closed")
         if not self._busy.acquire(blocking=False):
@@ -468,10 +408,10 @@ class Worker:
     # --- figures ------------------------------------------------------------------------------------------------------
 
     def run_env_benchmark(self, nb_steps: int, test: bool = False, verbose: bool = True) -> Any:
-        """Time the environment and the actor, which takes no action without asking its policy.
+        """Time the environment and the policy. No action is random instead of the policy's.
 
         Args:
-            nb_steps: how many steps to take.
+            nb_steps: number of steps.
             test: the actor does not explore.
             verbose: log the result at INFO.
 
@@ -504,8 +444,8 @@ class Worker:
                 obs, _, terminated, truncated, _ = self.env.step(action)
                 act_s += middle - begin
                 env_s += time.perf_counter() - middle
-                if self.obs_preprocessor is not None:
-                    obs = self.obs_preprocessor(obs)
+                if self.loop.obs_preprocessor is not None:
+                    obs = self.loop.obs_preprocessor(obs)
                 done = bool(terminated or truncated)
             elapsed = time.perf_counter() - started
             self.recorder.end()
