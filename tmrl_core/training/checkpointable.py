@@ -11,8 +11,9 @@ its state (`saved_attributes`). Its class may declare:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,7 +59,18 @@ def renamed_attributes(kind: type) -> Mapping[str, str]:
     return MappingProxyType({before: now for names in declared for before, now in names.items()})
 
 
+def attributes_of(part: object) -> dict[str, Any]:
+    """Return the attributes of an object, which may have none."""
+    found: dict[str, Any] = getattr(part, "__dict__", {})
+    return found
+
+
+def parameters_of(constructor: Callable[..., None]) -> frozenset[str]:
+    """Return the names of a constructor's parameters, for `transient`: attributes of these names are settings."""
+    return frozenset(signature(constructor).parameters)
+
+
 def saved_attributes(part: object) -> dict[str, Any]:
     """Return the attributes that are the state of a part that writes none itself."""
     transient = transient_attributes(type(part))
-    return {name: value for name, value in vars(part).items() if name not in transient}
+    return {name: value for name, value in attributes_of(part).items() if name not in transient}

@@ -31,7 +31,7 @@ import torch
 
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.checkpointable import Checkpointable, saved_attributes, type_name, type_version
+from tmrl_core.training.checkpointable import Checkpointable, attributes_of, saved_attributes, type_name, type_version
 from tmrl_core.training.checkpoints.random_state import Generator, generator_state, global_random_state
 from tmrl_core.training.checkpoints.rows import MemoryRows
 from tmrl_core.training.memories.layout import Array
@@ -106,12 +106,6 @@ def capture(training: object) -> Captured:
         "constructed": walk.node(dict(attributes.get("constructed", {})), "constructed"),
     }
     return captured
-
-
-def attributes_of(value: object) -> dict[str, Any]:
-    """Return the attributes of a user's object, which may have none."""
-    found: dict[str, Any] = getattr(value, "__dict__", {})
-    return found
 
 
 def class_name(value: object) -> str:

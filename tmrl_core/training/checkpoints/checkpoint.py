@@ -25,6 +25,7 @@ from typing import Any
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
+from tmrl_core.training.checkpointable import attributes_of
 from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.files import (
     FORMAT,
@@ -39,34 +40,36 @@ from tmrl_core.training.checkpoints.files import (
 )
 from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.checkpoints.rows import read_rows
+from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.memories.rows import DurableMemory
 
 logger = logging.getLogger(__name__)
 
 
-def delivery_note(training: Any) -> bytes:
+def delivery_note(training: object) -> bytes:
     """Where the streams of samples stood: goes into the files of rows too, so that these speak for themselves."""
-    marks = getattr(training, "delivery", {}).get("marks", {})
+    marks = attributes_of(training).get("delivery", {}).get("marks", {})
     return encode_value({"marks": {stream: list(mark) for stream, mark in marks.items()}})
 
 
-def flush_memory(training: Any) -> None:
+def flush_memory(training: object) -> None:
     """Have a memory on disk be as safe from its machine's end as the checkpoint that refers to it."""
-    flush = getattr(getattr(training, "memory", None), "flush", None)
-    if flush is not None:
+    memory = attributes_of(training).get("memory")
+    if isinstance(memory, DurableMemory):
         try:
-            flush()
+            memory.flush()
         except StorageError as exc:
             logger.warning("%s", exc)
 
 
-def facts_of(training: Any) -> dict[str, Any]:
+def facts_of(training: object) -> dict[str, Any]:
     """How far it is, for whoever looks into a manifest."""
-    names = {
-        "epoch": "epoch",
-        "updates": "total_updates",
-        "samples": "total_samples",
+    attributes = attributes_of(training)
+    return {
+        "epoch": attributes.get("epoch"),
+        "updates": attributes.get("total_updates"),
+        "samples": attributes.get("total_samples"),
     }
-    return {name: getattr(training, attribute, None) for name, attribute in names.items()}
 
 
 def write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> None:
@@ -93,7 +96,9 @@ def write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> 
         raise
 
 
-def restore_checkpoint(training: Any, folder: Path, rows_folder: Path, *, drop_damaged: bool = False) -> dict[str, Any]:
+def restore_checkpoint(
+    training: object, folder: Path, rows_folder: Path, *, drop_damaged: bool = False
+) -> dict[str, Any]:
     """Fill `training` from a folder; returns its manifest.
 
     Args:
@@ -117,20 +122,19 @@ def restore_checkpoint(training: Any, folder: Path, rows_folder: Path, *, drop_d
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as exc:
         raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
-    follow_memory = getattr(training, "follow_memory", None)
-    if follow_memory is not None:
-        follow_memory()
+    if isinstance(training, TrainingOffline):
+        training.follow_memory()
     return body
 
 
-def let_go(training: Any) -> None:
+def let_go(training: object) -> None:
     """Have a training object that is not used give back what only one can hold: its memory's folder."""
-    close = getattr(getattr(training, "memory", None), "close", None)
-    if close is not None:
-        close()
+    memory = attributes_of(training).get("memory")
+    if isinstance(memory, DurableMemory):
+        memory.close()
 
 
-def save_training(training: Any, folder: Path) -> None:
+def save_training(training: object, folder: Path) -> None:
     """Write a checkpoint that stands alone: a folder with all of it, replay rows included.
 
     Raises:
@@ -160,7 +164,7 @@ def save_training(training: Any, folder: Path) -> None:
         raise CheckpointError(f"the checkpoint {folder} cannot be written: {exc}") from exc
 
 
-def load_training(training: Any, folder: Path) -> None:
+def load_training(training: object, folder: Path) -> None:
     """Fill `training` from what `save_training` wrote, or from one numbered folder of a `CheckpointStore`.
 
     Raises:

@@ -22,12 +22,13 @@ import torch
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.checkpointable import (
     Checkpointable,
+    attributes_of,
     renamed_attributes,
     transient_attributes,
     type_name,
     type_version,
 )
-from tmrl_core.training.checkpoints.capture import GAP, Node, attributes_of, class_name
+from tmrl_core.training.checkpoints.capture import GAP, Node, class_name
 from tmrl_core.training.checkpoints.random_state import Generator, set_generator_state, set_global_random_state
 from tmrl_core.training.checkpoints.type_ids import is_named, saved_name
 from tmrl_core.training.constructor_settings import PLAIN, constructor_parameters

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tmrl_core.config.resuming import FIRST, Change, changes_since, in_force, plain
 from tmrl_core.errors import CheckpointError, ConfigError, FolderLockedError, StorageError
 from tmrl_core.storage.lock import FolderLock
+from tmrl_core.training.checkpointable import attributes_of
 
 if TYPE_CHECKING:
     from tmrl_core.config import Config
@@ -292,25 +293,28 @@ class RunCheckpoints:
         return training
 
 
-def _progress_of(training: Any) -> tuple[Any, Any]:
+def _progress_of(training: Any) -> tuple[object, object]:
     """Return counters that have grown if another checkpoint would hold more than the last one."""
-    return getattr(training, "total_updates", None), getattr(training, "total_samples", None)
+    attributes = attributes_of(training)
+    return attributes.get("total_updates"), attributes.get("total_samples")
 
 
 def _is_empty(training: Any) -> bool:
     """Return True when no sample was accepted; a user's training object need not count samples."""
-    return training.epoch == 0 and getattr(training, "total_samples", None) == 0
+    return training.epoch == 0 and attributes_of(training).get("total_samples") == 0
 
 
 def _has_own_format(training: Any) -> bool:
     from tmrl_core.training.loops.offline import TrainingOffline
 
-    return getattr(type(training), "save", None) is not TrainingOffline.save
+    return not isinstance(training, TrainingOffline) or type(training).save is not TrainingOffline.save
 
 
 def _say_what_is_kept(training: Any) -> None:
-    memory: Any = getattr(training, "memory", None)
-    if getattr(memory, "recorded", None) is not None:
+    from tmrl_core.training.memories.replay import ReplayMemory
+
+    memory = attributes_of(training).get("memory")
+    if isinstance(memory, ReplayMemory) and memory.recorded is not None:
         logger.info(
             "there is no checkpoint; training begins anew, with %d transitions of the memory on disk (%d samples)",
             len(memory),

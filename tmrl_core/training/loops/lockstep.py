@@ -18,6 +18,7 @@ import numpy as np
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.training.agent import TimesUpdates
+from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.loops.evaluation import mean_of
 from tmrl_core.training.loops.lockstep_round import Round
@@ -61,21 +62,6 @@ class TrainingLockstep(TrainingOffline):
 
     type_id = "lockstep"
     type_version = 1
-
-    transient: ClassVar[frozenset[str]] = frozenset(
-        {
-            "steps_per_round",
-            "episodes_per_round",
-            "grace_s",
-            "min_workers",
-            "_begun",
-            "seed",
-            "clock",
-            "suspended",
-            "_seeded",
-            "_lacks",
-        }
-    )
 
     def __init__(
         self,
@@ -129,6 +115,8 @@ class TrainingLockstep(TrainingOffline):
         )
         if isinstance(self.agent, TimesUpdates):
             self.agent.after_update = lambda seconds: self._threads.note(1, seconds)
+
+    transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {"_begun", "suspended", "_seeded", "_lacks"}
 
     @property
     def versions_before(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
 from tmrl_core.training.interface import Delivery, TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means
@@ -37,26 +38,6 @@ REASON_LENGTH = 300
 
 TURN_LOOK_S = 0.01
 """Seconds between two looks at whether it is this side's turn."""
-
-_SETTINGS = (
-    "env_cls",
-    "memory_cls",
-    "training_agent_cls",
-    "epochs",
-    "rounds",
-    "steps",
-    "update_model_interval",
-    "update_buffer_interval",
-    "max_training_steps_per_env_step",
-    "sleep_between_buffer_retrieval_attempts",
-    "profiling",
-    "agent_scheduler",
-    "start_training",
-    "device",
-    "max_policy_lag",
-    "max_bad_updates",
-    "bad_updates_folder",
-)
 
 
 class TrainingOffline:
@@ -99,24 +80,6 @@ class TrainingOffline:
 
     type_id = "offline"
     type_version = 1
-
-    transient: ClassVar[frozenset[str]] = frozenset(
-        {
-            "constructed",
-            "published",
-            "statistics",
-            "_waits_for",
-            "_yields",
-            "_unwritten",
-            "_refused",
-            "_metrics",
-            "_bad",
-            "_at_once",
-            "_threads",
-            *_SETTINGS,
-        }
-    )
-    """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
     def __init__(
         self,
@@ -219,6 +182,21 @@ class TrainingOffline:
         self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
         """Settings as constructors left them: on resume, those that have changed take effect."""
         self.follow_memory()
+
+    transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {
+        "constructed",
+        "published",
+        "statistics",
+        "_waits_for",
+        "_yields",
+        "_unwritten",
+        "_refused",
+        "_metrics",
+        "_bad",
+        "_at_once",
+        "_threads",
+    }
+    """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
     def follow_memory(self) -> None:
         """Take over what a memory on disk says of the samples that it holds: it is never older than a checkpoint."""

@@ -19,6 +19,7 @@ import torch
 
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.memories.layout import Array, stored_dtype
 from tmrl_core.training.memories.trees import flatten
 
@@ -181,11 +182,6 @@ class Memory(EpisodeStatistics, ABC):
         ConfigError: a size is not positive or not whole.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset(
-        {"device", "nb_steps", "sample_preprocessor", "memory_size", "batch_size", "dataset_path", "crc_debug"}
-    )
-    """Attributes that no checkpoint holds: they come from the configuration."""
-
     def __init__(
         self,
         device: torch.device | str | None,
@@ -206,6 +202,9 @@ class Memory(EpisodeStatistics, ABC):
         self.crc_debug = crc_debug
         self.data: list[Any] = []
         self.generator = np.random.default_rng(int(torch.randint(2**62, ()).item()))
+
+    transient: ClassVar[frozenset[str]] = parameters_of(__init__)
+    """Attributes that no checkpoint holds: they come from the configuration."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield `nb_steps` batches."""
