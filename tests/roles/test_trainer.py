@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import logging
 import os
 import threading
@@ -41,7 +42,6 @@ from tmrl_core.storage import FolderLock
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpoints import store as checkpoint_store
-from tmrl_core.training.checkpoints.files import read_manifest
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.remote import interface as remote_module
 
@@ -481,7 +481,7 @@ def test_the_first_checkpoint_is_written_once_samples_are_accepted(
     worker = Worker(server, config, monkeypatch)
     try:
         wait_until(first.exists)
-        assert 0 < read_manifest(first.parent)["samples"] <= trainer.training.total_samples
+        assert 0 < json.loads(first.read_bytes())["body"]["samples"] <= trainer.training.total_samples
         assert trainer.training.total_updates == 0
         trainer.checkpoint()
         wait_until((first.parent.parent / "2" / "manifest.json").exists)
