@@ -9,7 +9,6 @@ import random
 import resource
 import shutil
 import threading
-import zlib
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.checkpoints.manifests import change_manifest
 from tmrl_core.errors import CheckpointError
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training import (
@@ -30,7 +30,7 @@ from tmrl_core.training import (
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpoints.checkpoint import load_training, save_training
-from tmrl_core.training.checkpoints.files import parse_safetensors, parse_state, read_manifest, write_manifest
+from tmrl_core.training.checkpoints.files import parse_safetensors, parse_state
 from tmrl_core.training.interface import Delivery, LocalInterface
 from tmrl_core.training.loops.offline import TrainingOffline
 
@@ -669,43 +669,14 @@ def test_a_checkpoint_of_a_store_without_any_rows_loads_alone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"rows": 3},
-        {"rows": None},
-        {"rows": {"memory": {"start": 0, "stop": 5}}},
-        {"rows": {"memory": {"start": 5, "stop": 0, "segments": []}}},
-        {"rows": {"memory": {"start": 0, "stop": 5, "segments": [{"file": "../secrets", "bytes": 5}]}}},
-        {"rows": {"memory": {"start": 0, "stop": 1 << 60, "dtypes": ["<f4"], "widths": [3], "segments": []}}},
-        {"format": 2, "rows": {"start": 5, "stop": 0, "segments": []}},
-        {"files": {}},
-        {"files": {"state.json": {"bytes": -1, "crc32": 0}, "arrays.safetensors": {"bytes": 1, "crc32": 0}}},
-        {"counter": "x"},
-        {"score": "high"},
-    ],
+    "change", [{"stop": 1 << 60}, {"dtypes": ["<f4", "<f4"]}, {"dtypes": ["object"]}], ids=["many", "widths", "dtype"]
 )
-def test_a_manifest_that_somebody_else_has_written_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    training = make_training()
-    training.save(tmp_path / "alone")
-    write_manifest(tmp_path / "alone", {**read_manifest(tmp_path / "alone"), **change})
+def test_rows_that_a_manifest_cannot_mean_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    make_training().save(tmp_path / "alone")
+    rows = {"start": 0, "stop": 5, "dtypes": ["<f4"], "widths": [3], "segments": [], **change}
+    change_manifest(tmp_path / "alone", rows={"memory": rows})
     with pytest.raises(CheckpointError):
-        load_training(training, tmp_path / "alone")
-
-
-@pytest.mark.parametrize("body", [b"3", b"[]", b"null", b"[" * 100_000])
-def test_a_manifest_that_is_something_else_is_refused(tmp_path: Path, body: bytes) -> None:
-    (tmp_path / "manifest.json").write_bytes(b'{"body": %s, "crc32": %d}' % (body, zlib.crc32(body)))
-    with pytest.raises(CheckpointError, match="is cut short or damaged"):
-        read_manifest(tmp_path)
-
-
-def test_a_folder_that_is_no_checkpoint_names_those_in_it(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no checkpoint: manifest\.json is missing there$"):
-        read_manifest(tmp_path)
-    for name in ("checkpoint_000001", "checkpoint_000002"):
-        make_training().save(tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"name one of them, such as .*checkpoint_000002$"):
-        read_manifest(tmp_path)
+        load_training(make_training(), tmp_path / "alone")
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"{", b"[" * 100_000, b"\xff\xff"])

@@ -11,10 +11,8 @@ from tmrl_core.errors import CheckpointError
 from tmrl_core.training.checkpoints.files import (
     parse_safetensors,
     read_file,
-    read_manifest,
     safetensors_parts,
     write_file,
-    write_manifest,
 )
 
 ARRAYS: dict[str, Any] = {
@@ -62,9 +60,3 @@ def test_bytes_that_are_no_arrays_are_refused(data: bytes) -> None:
 def test_arrays_of_other_kinds_are_refused() -> None:
     with pytest.raises(CheckpointError, match="complex"):
         safetensors_parts({"c": np.zeros(2, np.complex64)})
-
-
-def test_a_manifest_of_a_newer_format_is_named(tmp_path: Path) -> None:
-    write_manifest(tmp_path, {"format": 99})
-    with pytest.raises(CheckpointError, match="format 99"):
-        read_manifest(tmp_path)

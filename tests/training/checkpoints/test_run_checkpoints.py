@@ -12,7 +12,7 @@ from tmrl_core.errors import CheckpointError, FolderLockedError
 from tmrl_core.roles.training import training_from_config
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.checkpoints.files import read_manifest
+from tmrl_core.training.checkpoints.manifest import read_manifest
 from tmrl_core.training.checkpoints.run_checkpoints import RunCheckpoints
 from tmrl_core.training.loops.offline import TrainingOffline
 
@@ -148,7 +148,9 @@ def test_a_configuration_that_has_changed_takes_effect_or_is_refused_with_both_v
     training, _ = first.make_or_load()
     training.total_samples = 1
     first.write(training, wait=True)
-    assert read_manifest(tmp_path / "1")["configuration"]["run"]["seed"] == 1
+    configuration = read_manifest(tmp_path / "1").configuration
+    assert configuration is not None
+    assert configuration["run"]["seed"] == 1
     changed = checkpoints(run={"seed": 2}, agent={"kwargs": {"lr_actor": 0.25}})
     training, is_new = changed.make_or_load()
     assert not is_new

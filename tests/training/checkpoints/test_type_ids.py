@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.checkpoints.manifests import change_manifest
 from tmrl_core import training as public
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.agent import TrainingAgent
@@ -21,7 +22,8 @@ from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpointable import type_name, type_version
 from tmrl_core.training.checkpoints.capture import capture
-from tmrl_core.training.checkpoints.files import read_manifest, write_file, write_manifest
+from tmrl_core.training.checkpoints.files import write_file
+from tmrl_core.training.checkpoints.manifest import read_manifest, write_manifest
 from tmrl_core.training.checkpoints.type_ids import FORMER_NAMES
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
@@ -126,11 +128,12 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None], **body: Any)
         for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
             walk(item)
 
-    manifest = read_manifest(folder)
     tree = json.loads((folder / "state.json").read_bytes())
     walk(tree)
-    manifest["files"]["state.json"] = write_file(folder / "state.json", [json.dumps(tree).encode()])
-    write_manifest(folder, {**manifest, **body})
+    found = read_manifest(folder)
+    found.files["state.json"] = write_file(folder / "state.json", [json.dumps(tree).encode()])
+    write_manifest(folder, found)
+    change_manifest(folder, **body)
 
 
 def test_each_class_that_a_checkpoint_names_has_an_id_of_its_own() -> None:
@@ -240,7 +243,8 @@ def test_format_2_named_classes_by_their_places(
     if isinstance(saved.memory, ReplayMemory):
         saved.memory.append_chunk(make_rows(1, 0, 0, 9))
     saved.save(tmp_path / "saved")
-    rewrite(tmp_path / "saved", downgrade, format=2, rows=read_manifest(tmp_path / "saved")["rows"].get("memory"))
+    rows = json.loads((tmp_path / "saved" / "manifest.json").read_bytes())["body"]["rows"]
+    rewrite(tmp_path / "saved", downgrade, format=2, rows=rows.get("memory"))
     loaded = make_training()
     loaded.load(tmp_path / "saved")
     assert loaded.total_updates == 7
@@ -248,14 +252,6 @@ def test_format_2_named_classes_by_their_places(
         assert len(loaded.memory) == 8
     for one, other in zip(saved.agent.model.parameters(), loaded.agent.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("unknown", [1, 4, "3", None])
-def test_another_format_is_refused_with_those_that_are_read(tmp_path: Path, unknown: Any) -> None:
-    make().save(tmp_path / "saved")
-    rewrite(tmp_path / "saved", lambda node: None, format=unknown)
-    with pytest.raises(CheckpointError, match=r"this release reads formats 2 to 3\. Use the release that wrote it"):
-        make().load(tmp_path / "saved")
 
 
 def test_a_part_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:

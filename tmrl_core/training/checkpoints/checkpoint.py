@@ -19,25 +19,23 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
 from tmrl_core.training.checkpointable import attributes_of
 from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.files import (
-    FORMAT,
     flush_folder,
     parse_safetensors,
     parse_state,
     read_file,
-    read_manifest,
     safetensors_parts,
     write_file,
-    write_manifest,
 )
+from tmrl_core.training.checkpoints.manifest import Manifest, RowsFile, read_manifest, write_manifest
 from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.checkpoints.rows import read_rows
 from tmrl_core.training.loops.offline import TrainingOffline
@@ -62,26 +60,29 @@ def flush_memory(training: object) -> None:
             logger.warning("%s", exc)
 
 
-def facts_of(training: object) -> dict[str, Any]:
-    """How far it is, for whoever looks into a manifest."""
+def manifest_of(training: object, counter: int = 0, score: float | None = None) -> Manifest:
+    """Return the manifest of a checkpoint that is to be written."""
     attributes = attributes_of(training)
-    return {
-        "epoch": attributes.get("epoch"),
-        "updates": attributes.get("total_updates"),
-        "samples": attributes.get("total_samples"),
-    }
+    return Manifest(
+        counter=counter,
+        score=None if score is None else float(score),
+        written_at_s=time.time(),
+        epoch=attributes.get("epoch"),
+        updates=attributes.get("total_updates"),
+        samples=attributes.get("total_samples"),
+    )
 
 
-def write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, captured: Captured, manifest: Manifest) -> None:
     """Write a whole checkpoint's folder under another name, then rename it."""
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
-        files = {
+        manifest.files = {
             "state.json": write_file(temporary / "state.json", [json.dumps(captured.tree).encode()]),
             "arrays.safetensors": write_file(temporary / "arrays.safetensors", safetensors_parts(captured.arrays)),
         }
-        write_manifest(temporary, {"format": FORMAT, "files": files, **body})
+        write_manifest(temporary, manifest)
         flush_folder(temporary)
         if folder.exists():
             old = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}.old")
@@ -96,10 +97,8 @@ def write_checkpoint(folder: Path, captured: Captured, body: dict[str, Any]) -> 
         raise
 
 
-def restore_checkpoint(
-    training: object, folder: Path, rows_folder: Path, *, drop_damaged: bool = False
-) -> dict[str, Any]:
-    """Fill `training` from a folder; returns its manifest.
+def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, drop_damaged: bool = False) -> Manifest:
+    """Fill `training` from a folder; return its manifest.
 
     Args:
         training: as it was made for the one that was saved.
@@ -110,12 +109,12 @@ def restore_checkpoint(
     Raises:
         CheckpointError: something is cut short, damaged, missing, or does not fit `training`.
     """
-    body = read_manifest(folder)
-    tree = parse_state(read_file(folder / "state.json", body["files"]["state.json"]), folder / "state.json")
+    manifest = read_manifest(folder)
+    tree = parse_state(read_file(folder / "state.json", manifest.files["state.json"]), folder / "state.json")
     arrays = parse_safetensors(
-        read_file(folder / "arrays.safetensors", body["files"]["arrays.safetensors"]), folder / "arrays.safetensors"
+        read_file(folder / "arrays.safetensors", manifest.files["arrays.safetensors"]), folder / "arrays.safetensors"
     )
-    rows = {path: read_rows(entry, folder, rows_folder, drop_damaged) for path, entry in body["rows"].items()}
+    rows = {path: read_rows(entry, folder, rows_folder, drop_damaged) for path, entry in manifest.rows.items()}
     try:
         restore(training, tree, arrays, rows)
     except CheckpointError:
@@ -124,7 +123,7 @@ def restore_checkpoint(
         raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
     if isinstance(training, TrainingOffline):
         training.follow_memory()
-    return body
+    return manifest
 
 
 def let_go(training: object) -> None:
@@ -143,17 +142,18 @@ def save_training(training: object, folder: Path) -> None:
     captured = capture(training)
     captured.warn(set())
     flush_memory(training)
-    note, described, written = delivery_note(training), {}, []
+    note, manifest = delivery_note(training), manifest_of(training)
+    written: list[tuple[Path, str]] = []
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             for path, rows in captured.rows.items():
                 name = f"rows-{uuid.uuid4().hex[:8]}.seg"
                 written.append((folder.with_name(f".{folder.name}-{name}"), name))
-                described[path] = rows.describe([{"file": name, "bytes": rows.write(written[-1][0], note)}])
+                manifest.rows[path] = rows.entry([RowsFile(name, rows.write(written[-1][0], note), rows.stop)])
             if folder.exists() and not folder.is_dir():
                 raise CheckpointError(f"{folder} is a file; a checkpoint is a folder")
-            write_checkpoint(folder, captured, {"counter": 0, "score": None, "rows": described, **facts_of(training)})
+            write_checkpoint(folder, captured, manifest)
             for side, name in written:
                 side.rename(folder / name)
                 flush_folder(folder)
@@ -170,7 +170,6 @@ def load_training(training: object, folder: Path) -> None:
     Raises:
         CheckpointError: it is missing, damaged or does not fit. Nothing was changed then.
     """
-    body = read_manifest(folder)
-    names = [segment["file"] for described in body["rows"].values() for segment in described["segments"]]
+    names = [segment.file for entry in read_manifest(folder).rows.values() for segment in entry.segments]
     shared = bool(names) and not (folder / names[0]).exists()
     restore_checkpoint(training, folder, folder.parent / "replay" if shared else folder)

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,10 +19,6 @@ import numpy as np
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.memories.layout import Array
 
-FORMAT = 3
-"""Written; types in it have the names of `tmrl_core.training.checkpoints.type_ids`."""
-READABLE = (2, FORMAT)
-MANIFEST = "manifest.json"
 SLICE_BYTES = 1 << 20
 
 _DTYPES = {
@@ -45,36 +41,11 @@ _NAMES = {tag: np.dtype(name) for name, tag in _DTYPES.items()}
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class _File(msgspec.Struct):
+class FileEntry(msgspec.Struct, frozen=True):
+    """Size and checksum of a file."""
+
     bytes: _Count
     crc32: _Count
-
-
-class _RowsFile(msgspec.Struct):
-    # A plain name: what belongs to a checkpoint lies in its folder.
-    file: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
-    bytes: _Count
-
-
-class _Rows(msgspec.Struct):
-    start: _Count
-    stop: _Count
-    segments: list[_RowsFile]
-
-
-class _Manifest(msgspec.Struct):
-    """What is relied upon in a manifest."""
-
-    files: dict[Literal["state.json", "arrays.safetensors"], _File]
-    rows: dict[str, _Rows]
-    counter: _Count
-    score: float | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.files) != 2:
-            raise ValueError("it names not all files")
-        if any(rows.stop < rows.start for rows in self.rows.values()):
-            raise ValueError("its rows end before they begin")
 
 
 def flush_folder(folder: Path) -> None:
@@ -87,7 +58,7 @@ def flush_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def write_file(path: Path, parts: Sequence[memoryview | bytes]) -> dict[str, int]:
+def write_file(path: Path, parts: Sequence[memoryview | bytes]) -> FileEntry:
     """Write and flush a file in slices that release the interpreter's lock; return its size and checksum."""
     crc = size = 0
     with path.open("wb", buffering=0) as file:
@@ -101,10 +72,10 @@ def write_file(path: Path, parts: Sequence[memoryview | bytes]) -> dict[str, int
                     size += written
                     piece = piece[written:]
         os.fsync(file.fileno())
-    return {"bytes": size, "crc32": crc}
+    return FileEntry(size, crc)
 
 
-def read_file(path: Path, expected: dict[str, int]) -> bytes:
+def read_file(path: Path, expected: FileEntry) -> bytes:
     """The content of a file that `write_file` wrote.
 
     Raises:
@@ -114,9 +85,9 @@ def read_file(path: Path, expected: dict[str, int]) -> bytes:
         data = path.read_bytes()
     except OSError as exc:
         raise CheckpointError(f"{path} cannot be read: {exc}") from exc
-    if len(data) != expected["bytes"]:
-        raise CheckpointError(f"{path} is cut short: {len(data)} of {expected['bytes']} bytes")
-    if zlib.crc32(data) != expected["crc32"]:
+    if len(data) != expected.bytes:
+        raise CheckpointError(f"{path} is cut short: {len(data)} of {expected.bytes} bytes")
+    if zlib.crc32(data) != expected.crc32:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
     return data
 
@@ -183,47 +154,3 @@ def parse_state(data: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise CheckpointError(f"{path} does not hold what its manifest says: it is a {type(tree).__name__}")
     return tree
-
-
-def write_manifest(folder: Path, body: dict[str, Any]) -> None:
-    """Write a checkpoint's manifest, with a checksum of itself."""
-    text = json.dumps(body, sort_keys=True)
-    whole = json.dumps({"body": body, "crc32": zlib.crc32(text.encode())}, sort_keys=True, indent=1)
-    write_file(folder / MANIFEST, [whole.encode()])
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a checkpoint's folder holds.
-
-    Raises:
-        CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
-    """
-    path = folder / MANIFEST
-    try:
-        whole = json.loads(path.read_bytes())
-        body: dict[str, Any] = whole["body"]
-        crc = whole["crc32"]
-        if not isinstance(body, dict):
-            raise TypeError(f"it holds a {type(body).__name__}")
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
-        advice = f". There are checkpoints in it: name one of them, such as {inside[-1]}" if inside else ""
-        raise CheckpointError(f"{folder} is no checkpoint: {MANIFEST} is missing there{advice}") from exc
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise CheckpointError(f"{path} is cut short or damaged: {exc}") from exc
-    if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-    if body.get("format") not in READABLE:
-        raise CheckpointError(
-            f"{path} has format {body.get('format')!r}; this release reads formats {READABLE[0]} to {FORMAT}. Use the "
-            "release that wrote it, or a newer one."
-        )
-    if body["format"] == 2:
-        # It knew one memory at most.
-        body["rows"] = {} if body.get("rows") is None else {"memory": body["rows"]}
-    try:
-        # The checksum tells of damage, not of a manifest that somebody else has written.
-        msgspec.convert(body, _Manifest)
-    except msgspec.ValidationError as exc:
-        raise CheckpointError(f"{path} is no manifest: {exc}") from exc
-    return body

@@ -6,14 +6,15 @@ import contextlib
 import logging
 import os
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.storage import SegmentFile
 from tmrl_core.training.checkpoints.files import flush_folder
+from tmrl_core.training.checkpoints.manifest import RowsEntry, RowsFile
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.row_files import (
     FORMAT_NAME,
@@ -49,9 +50,10 @@ class MemoryRows:
         """Return all rows that a memory holds now."""
         return cls(memory, list(memory.row_arrays), memory.written - len(memory), memory.written)
 
-    def describe(self, segments: list[dict[str, Any]]) -> dict[str, Any]:
+    def entry(self, segments: Iterable[RowsFile]) -> RowsEntry:
         """Return the manifest's entry for these rows, which are in these files."""
-        return {"start": self.start, "stop": self.stop, **RowFormat.of(self.rings).describe(), "segments": segments}
+        row_format = RowFormat.of(self.rings)
+        return RowsEntry(self.start, self.stop, row_format.dtypes, row_format.widths, tuple(segments))
 
     def create(self, path: Path) -> SegmentFile:
         """Create a file for rows of this format."""
@@ -70,42 +72,41 @@ class SharedRows:
 
     Args:
         folder: of the files.
-        described: the manifest's entry in the checkpoint from which the run goes on; None: the first checkpoint writes
-            all rows.
+        entry: of the checkpoint from which the run goes on; None: the first checkpoint writes all rows.
 
     Attributes:
-        segments: the files' entries, oldest first; `stop` is the row after a file's last.
+        segments: the files, oldest first.
         saved_until: the row after the last that is written.
     """
 
-    def __init__(self, folder: Path, described: dict[str, Any] | None = None) -> None:
-        self.segments: list[dict[str, Any]] = [dict(entry) for entry in described["segments"]] if described else []
-        self.saved_until: int = described["stop"] if described else 0
+    def __init__(self, folder: Path, entry: RowsEntry | None = None) -> None:
+        self.segments: tuple[RowsFile, ...] = entry.segments if entry is not None else ()
+        self.saved_until = entry.stop if entry is not None else 0
         self._folder = folder
         self._open: Path | None = None
 
-    def write(self, rows: MemoryRows, lease: RowLease, note: bytes) -> dict[str, Any]:
+    def write(self, rows: MemoryRows, lease: RowLease, note: bytes) -> RowsEntry:
         """Append the rows that no file holds yet; return the manifest's entry.
 
         Raises:
             StorageError, OSError: they cannot be written; the files are as they were.
         """
         if rows.start > self.saved_until:
-            self.segments = []  # all that was written has left the memory since
-        self.segments = [entry for entry in self.segments if entry["stop"] > rows.start]
+            self.segments = ()  # all that was written has left the memory since
+        self.segments = tuple(segment for segment in self.segments if segment.stop > rows.start)
         start = max(rows.start, self.saved_until)
         if start < rows.stop:
             self._append(rows, start, lease, note)
-        return rows.describe([dict(entry) for entry in self.segments])
+        return rows.entry(self.segments)
 
     def _append(self, rows: MemoryRows, start: int, lease: RowLease, note: bytes) -> None:
         path = self._open
-        new = path is None or not self.segments or self.segments[-1]["bytes"] >= SEGMENT_BYTES
+        new = path is None or not self.segments or self.segments[-1].bytes >= SEGMENT_BYTES
         if path is None or new:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"rows-{start:014d}-{uuid.uuid4().hex[:8]}.seg"
         # What an attempt that failed left behind it is cut off.
-        file = rows.create(path) if new else SegmentFile.open(path, good_bytes=self.segments[-1]["bytes"])
+        file = rows.create(path) if new else SegmentFile.open(path, good_bytes=self.segments[-1].bytes)
         try:
             with contextlib.closing(file):
                 append_rows(file, rows.rings, start, rows.stop, note, lease.advance)
@@ -115,20 +116,19 @@ class SharedRows:
                 if new:
                     path.unlink(missing_ok=True)
                 else:
-                    os.truncate(path, self.segments[-1]["bytes"])
+                    os.truncate(path, self.segments[-1].bytes)
             raise
         flush_folder(self._folder)
-        entry = {"file": path.name, "bytes": file.bytes, "stop": rows.stop}
-        self.segments = [*(self.segments if new else self.segments[:-1]), entry]
+        self.segments = (*(self.segments if new else self.segments[:-1]), RowsFile(path.name, file.bytes, rows.stop))
         self._open = path
         self.saved_until = rows.stop
 
 
-def read_rows(described: dict[str, Any], checkpoint: Path, folder: Path, drop_damaged: bool) -> list[Array]:
+def read_rows(entry: RowsEntry, checkpoint: Path, folder: Path, drop_damaged: bool) -> list[Array]:
     """Read the rows of one memory.
 
     Args:
-        described: the manifest's entry.
+        entry: of the manifest.
         checkpoint: folder of the checkpoint, for messages.
         folder: of the files.
         drop_damaged: go on without the rows up to the last one that is damaged.
@@ -137,26 +137,27 @@ def read_rows(described: dict[str, Any], checkpoint: Path, folder: Path, drop_da
         RowsError: rows are damaged or missing.
     """
     try:
-        return _read(described, checkpoint, folder, drop_damaged)
+        return _read(entry, checkpoint, folder, drop_damaged)
     except CheckpointError as exc:
         raise RowsError(str(exc)) from exc
 
 
-def _read(described: dict[str, Any], checkpoint: Path, folder: Path, drop_damaged: bool) -> list[Array]:
+def _read(entry: RowsEntry, checkpoint: Path, folder: Path, drop_damaged: bool) -> list[Array]:
+    described = {"dtypes": entry.dtypes, "widths": entry.widths}
     row_format = RowFormat.from_description(described, str(checkpoint / "manifest.json"))
-    start, stop = described["start"], described["stop"]
+    start, stop = entry.start, entry.stop
     segments = []
-    for entry in described["segments"]:
-        path = folder / entry["file"]
+    for file in entry.segments:
+        path = folder / file.file
         try:
-            segment = read_segment(path, entry["bytes"], over_damage=drop_damaged)
+            segment = read_segment(path, file.bytes, over_damage=drop_damaged)
         except CheckpointError as exc:
             if not drop_damaged:
                 raise
             logger.warning("%s", exc)
             continue
-        if segment.good_bytes < entry["bytes"]:
-            logger.warning("%s is cut short or damaged after byte %d of %d", path, segment.good_bytes, entry["bytes"])
+        if segment.good_bytes < file.bytes:
+            logger.warning("%s is cut short or damaged after byte %d of %d", path, segment.good_bytes, file.bytes)
         segments.append(segment)
     if drop_damaged:
         first = behind_damage(segments, start, stop)

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,13 +24,13 @@ from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.checkpoint import (
     delivery_note,
-    facts_of,
     flush_memory,
     let_go,
+    manifest_of,
     restore_checkpoint,
     write_checkpoint,
 )
-from tmrl_core.training.checkpoints.files import read_manifest
+from tmrl_core.training.checkpoints.manifest import Manifest, read_manifest
 from tmrl_core.training.checkpoints.rows import RowsError, SharedRows
 from tmrl_core.training.memories.rows import RowLease
 
@@ -41,11 +41,10 @@ T = TypeVar("T")
 
 @dataclass
 class _Snapshot:
-    counter: int
     captured: Captured
+    manifest: Manifest
     leases: dict[str, RowLease]
     note: bytes
-    body: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointStore:
@@ -130,26 +129,17 @@ class CheckpointStore:
         if self._counter is None:
             self._counter = max(self.counters(), default=0)
         self._counter += 1
-        snapshot = _Snapshot(
-            counter=self._counter,
-            captured=captured,
-            leases={path: rows.memory.lease_rows(self._rows[path].saved_until) for path, rows in captured.rows.items()},
-            note=delivery_note(training),
-            body={
-                "counter": self._counter,
-                "score": score,
-                "written_at_s": time.time(),
-                "configuration": self.configuration,
-                **facts_of(training),
-            },
-        )
+        manifest = manifest_of(training, self._counter, score)
+        manifest.configuration = None if self.configuration is None else dict(self.configuration)
+        leases = {path: rows.memory.lease_rows(self._rows[path].saved_until) for path, rows in captured.rows.items()}
+        snapshot = _Snapshot(captured, manifest, leases, delivery_note(training))
         self._thread = threading.Thread(
             target=self._work, args=(snapshot, on_written), name="tmrl-checkpoint", daemon=True
         )
         self._thread.start()
         if wait:
             self.wait()
-        return snapshot.counter
+        return self._counter
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is being written; False when the time is over."""
@@ -195,7 +185,7 @@ class CheckpointStore:
             logger.warning(
                 "checkpoint %d could not be written to %s: %s. The ones before are untouched and training goes on; "
                 "make room, the next one is tried as planned.",
-                snapshot.counter,
+                snapshot.manifest.counter,
                 self.root,
                 str(exc).rstrip("."),
             )
@@ -203,7 +193,7 @@ class CheckpointStore:
             self.failures += 1
             self.last_error = repr(exc)
             self._defect = exc
-            logger.exception("checkpoint %d could not be written", snapshot.counter)
+            logger.exception("checkpoint %d could not be written", snapshot.manifest.counter)
         finally:
             for lease in snapshot.leases.values():
                 lease.release()
@@ -211,34 +201,28 @@ class CheckpointStore:
 
     def _write(self, snapshot: _Snapshot) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        described = {
-            path: self._rows[path].write(rows, snapshot.leases[path], snapshot.note)
-            for path, rows in snapshot.captured.rows.items()
-        }
-        write_checkpoint(self.root / str(snapshot.counter), snapshot.captured, {**snapshot.body, "rows": described})
-        logger.debug("checkpoint %d is written", snapshot.counter)
+        for path, rows in snapshot.captured.rows.items():
+            snapshot.manifest.rows[path] = self._rows[path].write(rows, snapshot.leases[path], snapshot.note)
+        write_checkpoint(self.root / str(snapshot.manifest.counter), snapshot.captured, snapshot.manifest)
+        logger.debug("checkpoint %d is written", snapshot.manifest.counter)
 
     def _prune(self) -> None:
         """Remove the checkpoints that are not to be kept, and rows that none needs."""
-        bodies: dict[int, dict[str, Any]] = {}
+        manifests: dict[int, Manifest] = {}
         for counter in self.counters():
             with suppress(CheckpointError):
-                bodies[counter] = read_manifest(self.root / str(counter))
-        keep = set(sorted(bodies)[-self.keep_last :])
-        scored = {counter: body["score"] for counter, body in bodies.items() if body["score"] is not None}
+                manifests[counter] = read_manifest(self.root / str(counter))
+        keep = set(sorted(manifests)[-self.keep_last :])
+        scored = {counter: found.score for counter, found in manifests.items() if found.score is not None}
         if self.keep_best and scored:
             keep.add(max(scored, key=lambda counter: (scored[counter], counter)))
         for entry in self.root.iterdir():
             ours = (entry.name.isdecimal() and int(entry.name) not in keep) or entry.suffix in (".tmp", ".old")
             if ours and entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
-        needed = {
-            segment["file"]
-            for counter in keep
-            for described in bodies[counter]["rows"].values()
-            for segment in described["segments"]
-        }
-        needed |= {segment["file"] for rows in self._rows.values() for segment in rows.segments}
+        needed = {segment.file for rows in self._rows.values() for segment in rows.segments}
+        for counter in keep:
+            needed |= {segment.file for rows in manifests[counter].rows.values() for segment in rows.segments}
         if self.rows_folder.is_dir():
             for file in self.rows_folder.glob("rows-*.seg"):
                 if file.name not in needed:
@@ -297,8 +281,8 @@ class CheckpointStore:
             folder = self.root / str(counter)
             training = make()
             try:
-                agree(read_manifest(folder).get("configuration") or {})
-                body = restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
+                agree(read_manifest(folder).configuration or {})
+                manifest = restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
             except CheckpointError as exc:
                 reasons.append((counter, exc))
                 let_go(training)
@@ -306,12 +290,10 @@ class CheckpointStore:
             # Files that are damaged get no company: the next checkpoint writes all rows anew.
             self._rows.clear()
             if not drop_damaged:
-                self._rows.update(
-                    {path: SharedRows(self.rows_folder, described) for path, described in body["rows"].items()}
-                )
+                self._rows.update({path: SharedRows(self.rows_folder, entry) for path, entry in manifest.rows.items()})
             for unusable, reason in reasons:
                 logger.warning("checkpoint %d cannot be used: %s", unusable, reason)
-            logger.info("going on from checkpoint %d (epoch %s)", counter, body.get("epoch"))
+            logger.info("going on from checkpoint %d (epoch %s)", counter, manifest.epoch)
             return training
         return None
 

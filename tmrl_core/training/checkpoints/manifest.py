@@ -1,0 +1,118 @@
+"""The manifest of a checkpoint: its files with sizes and checksums, the replay rows that belong to it, how far it is.
+
+The manifest has a checksum of itself. A checksum shows damage only, so every field is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tmrl_core.errors import CheckpointError
+from tmrl_core.training.checkpoints.files import FileEntry, write_file
+
+FORMAT = 3
+"""Written; types in it have the names of `tmrl_core.training.checkpoints.type_ids`."""
+READABLE = (2, FORMAT)
+MANIFEST = "manifest.json"
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class RowsFile(msgspec.Struct, frozen=True):
+    """A file of rows.
+
+    Attributes:
+        file: its name in the folder of rows, without a path.
+        bytes: as much of it as belongs to the checkpoint.
+        stop: the row after its last.
+    """
+
+    file: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
+    bytes: _Count
+    stop: _Count = 0
+
+
+class RowsEntry(msgspec.Struct, frozen=True):
+    """The rows [start, stop) of one memory, of these dtypes and widths, and the files that hold them, oldest first."""
+
+    start: _Count
+    stop: _Count
+    dtypes: tuple[str, ...]
+    widths: tuple[int, ...]
+    segments: tuple[RowsFile, ...]
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """The content of a manifest.
+
+    Attributes:
+        files: by name.
+        rows: by the memory's path in the training object.
+        counter: number of the checkpoint in its run.
+        score: mean return of the latest evaluation.
+        configuration: that the training object was made of.
+        epoch, updates, samples: of the training object, if it counts them.
+    """
+
+    format: int = FORMAT
+    files: dict[Literal["state.json", "arrays.safetensors"], FileEntry] = {}
+    rows: dict[str, RowsEntry] = {}
+    counter: _Count = 0
+    score: float | None = None
+    written_at_s: float | None = None
+    configuration: dict[str, Any] | None = None
+    epoch: Any = None
+    updates: Any = None
+    samples: Any = None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest, with a checksum of itself."""
+    body = msgspec.to_builtins(manifest)
+    crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    write_file(folder / MANIFEST, [json.dumps({"body": body, "crc32": crc}, sort_keys=True, indent=1).encode()])
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest in a checkpoint's folder.
+
+    Raises:
+        CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
+    """
+    path = folder / MANIFEST
+    try:
+        whole = json.loads(path.read_bytes())
+        body, crc = whole["body"], whole["crc32"]
+        if not isinstance(body, dict):
+            raise TypeError(f"it holds a {type(body).__name__}")
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
+        advice = f". There are checkpoints in it: name one of them, such as {inside[-1]}" if inside else ""
+        raise CheckpointError(f"{folder} is no checkpoint: {MANIFEST} is missing there{advice}") from exc
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise CheckpointError(f"{path} is cut short or damaged: {exc}") from exc
+    if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    if body.get("format") not in READABLE:
+        raise CheckpointError(
+            f"{path} has format {body.get('format')!r}; this release reads formats {READABLE[0]} to {FORMAT}. Use the "
+            "release that wrote it, or a newer one."
+        )
+    if body["format"] == 2:
+        # It knew one memory at most.
+        body["rows"] = {} if body.get("rows") is None else {"memory": body["rows"]}
+    try:
+        manifest = msgspec.convert(body, Manifest)
+    except msgspec.ValidationError as exc:
+        raise CheckpointError(f"{path} is no manifest: {exc}") from exc
+    if len(manifest.files) != 2:
+        raise CheckpointError(f"{path} is no manifest: it names {sorted(manifest.files)} of the two files")
+    for name, rows in manifest.rows.items():
+        if rows.stop < rows.start:
+            raise CheckpointError(f"{path} is no manifest: the rows of {name} end before they begin")
+    return manifest
