@@ -81,7 +81,7 @@ def test_its_links_lead_somewhere(page: Path) -> None:
 
 def test_the_architecture_names_files_that_exist() -> None:
     named = set(re.findall(r"`([\w/]+(?:\.py|/))`", text_of(ROOT / "docs" / "architecture.md")))
-    folders = [ROOT / name for name in ("tmrl_core", "tests", "benchmarks", "examples")]
+    folders = [ROOT / name for name in ("tmrl_core", "tests", "benchmarks", "examples", "scripts")]
     there = {f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in [folder, *folder.rglob("*")]}
     assert len(named) > 50
     assert [name for name in named if not any(path.endswith(f"/{name.rstrip('/')}") for path in there)] == []
