@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tmrl_core.config.algorithms import POLICIES
 from tmrl_core.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -32,38 +33,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "ActorModule": "module",
     "BatchActor": "module",
-    "CategoricalMLPActor": "policies.torch.on_policy",
-    "DeterministicMLPActor": "policies.torch.off_policy",
-    "GaussianMLPActor": "policies.torch.on_policy",
-    "NumpyCategoricalMLPActor": "policies.numpy.on_policy",
-    "NumpyDeterministicMLPActor": "policies.numpy.off_policy",
-    "NumpyGaussianMLPActor": "policies.numpy.on_policy",
-    "NumpyQValueMLPActor": "policies.numpy.off_policy",
-    "NumpySquashedGaussianMLPActor": "policies.numpy.squashed_gaussian",
-    "QValueMLPActor": "policies.torch.off_policy",
-    "SquashedGaussianMLPActor": "policies.torch.squashed_gaussian",
     "TorchActorModule": "policies.torch.module",
     "choose_actor": "policies.numpy.backends",
     "numpy_twin": "policies.numpy.backends",
+    **{name: module for policy in POLICIES for name, module in policy.classes.items()},
 }
 
-__all__ = [
-    "ActorModule",
-    "BatchActor",
-    "CategoricalMLPActor",
-    "DeterministicMLPActor",
-    "GaussianMLPActor",
-    "NumpyCategoricalMLPActor",
-    "NumpyDeterministicMLPActor",
-    "NumpyGaussianMLPActor",
-    "NumpyQValueMLPActor",
-    "NumpySquashedGaussianMLPActor",
-    "QValueMLPActor",
-    "SquashedGaussianMLPActor",
-    "TorchActorModule",
-    "choose_actor",
-    "numpy_twin",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

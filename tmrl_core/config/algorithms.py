@@ -52,6 +52,7 @@ ALGORITHMS = (
         "REDQSACAgent", "agents.redq", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY
     ),
     Algorithm("TD3Agent", "agents.td3", frozenset({"box"}), OFF_POLICY, frozenset({"DeterministicMLPActor"}), REPLAY),
+    Algorithm("DDPGAgent", "agents.ddpg", frozenset({"box"}), OFF_POLICY, frozenset({"DeterministicMLPActor"}), REPLAY),
     Algorithm("DQNAgent", "agents.dqn", frozenset({"discrete"}), OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
     Algorithm(
         "DiscreteSacAgent",
@@ -71,17 +72,43 @@ ALGORITHMS = (
     ),
 )
 
-ACTORS = {
-    "CategoricalMLPActor": "discrete",
-    "DeterministicMLPActor": "box",
-    "GaussianMLPActor": "box",
-    "QValueMLPActor": "discrete",
-    "SquashedGaussianMLPActor": "box",
-}
-"""The action space of each of the project's policies."""
 
-ACTOR_MODULES = tuple(f"policies.torch.{name}" for name in ("squashed_gaussian", "off_policy", "on_policy"))
-NUMPY_ACTOR_MODULES = tuple(f"policies.numpy.{name}" for name in ("squashed_gaussian", "off_policy", "on_policy"))
+@dataclass(frozen=True)
+class Policy:
+    """One of the project's policies, with a backend for torch and one for NumPy.
+
+    Args:
+        name: of its class in `tmrl_core.actor`; that of the NumPy backend is `Numpy` and this name.
+        action_space: `box` or `discrete`.
+        file: module of both classes, in `tmrl_core.actor.policies.torch` and `tmrl_core.actor.policies.numpy`.
+    """
+
+    name: str
+    action_space: str
+    file: str
+
+    @property
+    def numpy_name(self) -> str:
+        """Name of the NumPy backend's class."""
+        return f"Numpy{self.name}"
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """Module below `tmrl_core.actor` of each of the two classes, by name."""
+        return {self.name: f"policies.torch.{self.file}", self.numpy_name: f"policies.numpy.{self.file}"}
+
+
+POLICIES = (
+    Policy("CategoricalMLPActor", "discrete", "on_policy"),
+    Policy("DeterministicMLPActor", "box", "off_policy"),
+    Policy("GaussianMLPActor", "box", "on_policy"),
+    Policy("QValueMLPActor", "discrete", "off_policy"),
+    Policy("SquashedGaussianMLPActor", "box", "squashed_gaussian"),
+)
+
+ACTORS = {policy.name: policy.action_space for policy in POLICIES}
+"""Action space of each of the project's policies."""
+
 FRAME_STACK = 4
 """`FrameStackMemory` takes so many frames for a stack where nothing is said."""
 MEMORIES = {
@@ -129,12 +156,11 @@ def algorithm_of(reference: str) -> Algorithm | None:
 
 
 def actor_of(reference: str) -> str | None:
-    """The name of the project's policy, without `Numpy`, that `actor.cls` names; None where it is none of them."""
-    for name in ACTORS:
-        if reference in _references("actor", name, *ACTOR_MODULES):
-            return name
-        if reference in _references("actor", f"Numpy{name}", *NUMPY_ACTOR_MODULES):
-            return name
+    """Return the name of the project's policy that `actor.cls` names, without `Numpy`; None: a policy of one's own."""
+    for policy in POLICIES:
+        for name, module in policy.classes.items():
+            if reference in _references("actor", name, module):
+                return policy.name
     return None
 
 

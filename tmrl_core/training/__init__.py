@@ -8,27 +8,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from tmrl_core.config.algorithms import ALGORITHMS, MEMORIES
+
 _HOMES = {
+    **{algorithm.name: algorithm.module for algorithm in ALGORITHMS},
+    **MEMORIES,
     "CheckpointStore": "checkpoints.store",
     "CategoricalActorCritic": "agents.networks",
-    "DQNAgent": "agents.dqn",
     "DeterministicActorCritic": "agents.networks",
-    "DiscreteSacAgent": "agents.discrete_sac",
-    "FrameStackMemory": "memories.frame_stack_memory",
     "GenericTorchMemory": "memories.memory",
     "LocalInterface": "interface",
     "MLPActorCritic": "agents.networks",
     "Memory": "memories.memory",
     "REDQMLPActorCritic": "agents.networks",
     "OffPolicyAgent": "agents.off_policy",
-    "REDQSACAgent": "agents.redq",
-    "PPOAgent": "agents.ppo",
     "QNetwork": "agents.networks",
-    "ReplayMemory": "memories.replay",
-    "RoundMemory": "loops.round_memory",
-    "SacAgent": "agents.sac",
-    "SpinupSacAgent": "agents.sac",
-    "TD3Agent": "agents.td3",
     "TorchMemory": "memories.memory",
     "TorchTrainingOffline": "loops.offline",
     "TrainingAgent": "agent",

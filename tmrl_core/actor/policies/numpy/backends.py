@@ -8,33 +8,18 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from tmrl_core import actor as actors
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor, NumpyQValueMLPActor
-from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor, NumpyGaussianMLPActor
 from tmrl_core.actor.policies.numpy.squashed_gaussian import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
 from tmrl_core.config import resolve_with
+from tmrl_core.config.algorithms import POLICIES, actor_of
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
-_POLICIES: list[tuple[str, str, type[ActorModule]]] = [
-    ("CategoricalMLPActor", "policies.torch.on_policy", NumpyCategoricalMLPActor),
-    ("DeterministicMLPActor", "policies.torch.off_policy", NumpyDeterministicMLPActor),
-    ("GaussianMLPActor", "policies.torch.on_policy", NumpyGaussianMLPActor),
-    ("QValueMLPActor", "policies.torch.off_policy", NumpyQValueMLPActor),
-    ("SquashedGaussianMLPActor", "policies.torch.squashed_gaussian", NumpySquashedGaussianMLPActor),
-]
-"""Name, module and twin of each."""
-
-_TWINS = {
-    f"tmrl_core.actor{place}:{name}": twin for name, module, twin in _POLICIES for place in ("", f".{module}")
-} | {"tmrl_core:SquashedGaussianMLPActor": NumpySquashedGaussianMLPActor}
-
-_NUMPY_CLASSES = tuple(twin for _, _, twin in _POLICIES)
-
-_NUMPY_POLICIES = frozenset(
-    f"{place}:{twin.__name__}" for twin in _NUMPY_CLASSES for place in ("tmrl_core.actor", twin.__module__)
-)
+_BACKENDS: dict[str, type[ActorModule]] = {policy.name: getattr(actors, policy.numpy_name) for policy in POLICIES}
+"""NumPy class of each of the project's policies."""
+_NUMPY_CLASSES = tuple(_BACKENDS.values())
 
 _NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
 """Parameters of a twin that are no keyword arguments of the policy."""
@@ -69,7 +54,12 @@ def _twin_of(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorMo
         actor = actor.func
     if inspect.isclass(actor):
         actor = f"{actor.__module__}:{actor.__qualname__}"
-    return _TWINS.get(actor) if isinstance(actor, str) else None, keywords
+    name = actor_of(actor) if isinstance(actor, str) else None
+    return None if name is None or _is_numpy(actor) else _BACKENDS[name], keywords
+
+
+def _is_numpy(reference: str) -> bool:
+    return reference.partition(":")[2].startswith("Numpy")
 
 
 def choose_actor(
@@ -101,7 +91,7 @@ def choose_actor(
     if backend == "numpy" and not _acts_without_torch(actor):
         raise ConfigError(
             f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy twin; use auto or torch, or one of the "
-            f"policies {', '.join(name for name, _, _ in _POLICIES)} of tmrl_core.actor with relu or tanh"
+            f"policies {', '.join(_BACKENDS)} of tmrl_core.actor with relu or tanh"
         )
     same, keywords = _twin_of(actor, kwargs)
     if same is NumpySquashedGaussianMLPActor and "random" not in keywords:
@@ -126,4 +116,4 @@ def choose_actor(
 def _acts_without_torch(actor: Any) -> bool:
     while isinstance(actor, functools.partial):
         actor = actor.func
-    return actor in _NUMPY_CLASSES or (isinstance(actor, str) and actor in _NUMPY_POLICIES)
+    return actor in _NUMPY_CLASSES or (isinstance(actor, str) and actor_of(actor) is not None and _is_numpy(actor))
