@@ -61,7 +61,7 @@ def tree_only(transitions: int, batches: int) -> Callable[[], None]:
 
     def run() -> None:
         for i in range(batches):
-            indices, _ = priorities.draw(generator, BATCH)
+            indices, _ = priorities.sample(generator, BATCH)
             priorities.update(indices, errors[i % 16])
 
     return run

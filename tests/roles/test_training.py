@@ -81,7 +81,7 @@ def test_a_memory_of_rows_is_not_on_disk(memory_cls: str, tmp_path: Path) -> Non
 def test_what_is_drawn_and_how_reaches_the_memory() -> None:
     settings = {"max_drawn_lag": 7, "prefetch": 1}
     memory = training_from_config(config(memory=settings, trainer={"device": "cpu"}))().memory
-    assert (memory.prefetch, memory._fresh.max_lag) == (1, 7)
+    assert (memory.prefetch, memory.sampler.fresh.max_lag) == (1, 7)
     with pytest.raises(ConfigError, match=r"memory\.kwargs.*max_drawn_lag.*GenericTorchMemory takes"):
         training_from_config(config(memory={"max_drawn_lag": 7, "cls": "tmrl_core.training:GenericTorchMemory"}))
 
@@ -138,7 +138,7 @@ def test_steps_and_priorities_reach_the_memory_with_the_agent_s_discount() -> No
         trainer={"device": "cpu"},
     )
     memory = training_from_config(settings)().memory
-    assert (memory.n_step, memory.gamma, memory._priorities.settings.alpha) == (3, 0.9, 0.5)
+    assert (memory.n_step, memory.gamma, memory.sampler.priorities.settings.alpha) == (3, 0.9, 0.5)
 
 
 @pytest.mark.parametrize("memory", [{"n_step": 3}, {"sampling": "prioritized"}])

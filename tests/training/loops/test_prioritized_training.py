@@ -46,5 +46,5 @@ def test_the_loop_tells_the_memory_what_surprised(make_rows: Any, make_buffer: A
     )
     training.run_epoch(interface)
     drawn = np.unique(np.concatenate(training.agent.seen))
-    priorities = training.memory._priorities.of(drawn)
+    priorities = training.memory.sampler.priorities.of(drawn)
     np.testing.assert_allclose(priorities, drawn + 1, rtol=1e-5)

@@ -65,7 +65,7 @@ def test_it_does_what_the_slow_implementation_does() -> None:
         fast.add(stop, stop + new)
         slow.add(stop, stop + new)
         stop += new
-        indices, weights = fast.draw(drawn[0], 16)
+        indices, weights = fast.sample(drawn[0], 16)
         expected, expected_weights = slow.draw(drawn[1], 16)
         assert indices.tolist() == expected
         np.testing.assert_allclose(weights, expected_weights, rtol=1e-5)
@@ -84,7 +84,7 @@ def test_draws_are_in_proportion_to_priorities() -> None:
     generator = np.random.default_rng(0)
     counts = np.zeros(8)
     for _ in range(4000):
-        np.add.at(counts, fast.draw(generator, 4)[0], 1)
+        np.add.at(counts, fast.sample(generator, 4)[0], 1)
     np.testing.assert_allclose(counts / counts.sum(), np.arange(8) / 28, atol=0.01)
 
 
@@ -107,7 +107,7 @@ def test_what_was_removed_stays_out_whatever_is_heard_of_it_later() -> None:
     for priorities in (fast, again):
         priorities.update(np.arange(8), np.full(8, 5.0))
         assert (priorities.of(np.arange(8)) > 0).tolist() == [True] * 2 + [False] * 2 + [True] * 4
-        assert not {2, 3} & set(priorities.draw(np.random.default_rng(0), 64)[0].tolist())
+        assert not {2, 3} & set(priorities.sample(np.random.default_rng(0), 64)[0].tolist())
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_batches_drawn_at_once_are_each_as_one_drawn_alone() -> None:
         priorities.add(0, 50)
         priorities.update(np.arange(50), errors)
     one, other = np.random.default_rng(1), np.random.default_rng(1)
-    indices, weights = together.draw(one, 16, 3)
-    expected = [alone.draw(other, 16) for _ in range(3)]
+    indices, weights = together.sample(one, 16, 3)
+    expected = [alone.sample(other, 16) for _ in range(3)]
     np.testing.assert_array_equal(indices, np.concatenate([found for found, _ in expected]))
     np.testing.assert_allclose(weights, np.concatenate([found for _, found in expected]), rtol=1e-6)
     assert together.batches == alone.batches == 3
@@ -231,9 +231,9 @@ def test_a_checkpoint_that_has_drawn_what_is_not_there_is_refused(make: Any, mak
     memory = make(priority={"batches_at_once": 4})
     memory.append_chunk(make_rows(1, 0, 0, 13, end="terminated"))
     right = {"indices": np.zeros(16, np.int64), "weights": np.ones(16, np.float32)}
-    memory._left_over_block(right)
+    memory._reader._left_over_block(right)
     with pytest.raises(ValueError, match="not among those held"):
-        memory._left_over_block({**right, **wrong})
+        memory._reader._left_over_block({**right, **wrong})
     memory.close()
 
 

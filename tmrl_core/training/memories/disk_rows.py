@@ -408,27 +408,27 @@ class DiskRows(Rows):
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def index_of(self, draw: int) -> int:
+    def index_of(self, position: int) -> int:
         """As in `RamRows`; where rows were lost, counted from the oldest."""
-        return int(self.indices_of(np.array([draw]))[0])
+        return int(self.indices_of(np.array([position]))[0])
 
-    def draws_of(self, indices: Array) -> Array:
+    def positions_of(self, indices: Array) -> Array:
         """As in `RamRows`; where rows were lost, counted from the oldest."""
-        draws: Array = indices - self.oldest
-        return draws if self.readable - self.oldest < self.capacity else indices % self.capacity
+        positions: Array = indices - self.oldest
+        return positions if self.readable - self.oldest < self.capacity else indices % self.capacity
 
-    def indices_of(self, draws: Array) -> Array:
+    def indices_of(self, positions: Array) -> Array:
         """As in `RamRows`; where rows were lost, counted from the oldest."""
         if self.readable - self.oldest < self.capacity:
-            return self.oldest + draws
+            return self.oldest + positions
         newest = self.readable - 1
-        indices: Array = newest - (newest - draws) % self.capacity
+        indices: Array = newest - (newest - positions) % self.capacity
         return indices
 
-    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
-        """One gather for each file that a draw fell into."""
+    def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
+        """One gather for each file that holds one of them."""
         assert self._format is not None
-        *groups, versions = self._format.columns(self._rows_at(self.indices_of(draws)))
+        *groups, versions = self._format.columns(self._rows_at(self.indices_of(positions)))
         return [torch.from_numpy(column) for column in groups], versions[:looked_at, 1]
 
     def _rows_at(self, indices: Array) -> Array:

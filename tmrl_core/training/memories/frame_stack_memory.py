@@ -167,9 +167,8 @@ class FrameStackMemory(ReplayMemory):
         oldest = max((store.first_row(before, stop) for store in self._stores.values()), default=before)
         if oldest > before:
             rows.oldest = oldest
-            self._forget_block()
-            if self._priorities is not None:
-                self._priorities.remove(before, oldest)
+            self._reader.discard_block()
+            self.sampler.remove(before, oldest)
 
     def commit(self, marks: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
         """As `ReplayMemory`."""
@@ -200,9 +199,6 @@ class FrameStackMemory(ReplayMemory):
         if disk.layout is not None:
             self._expand(disk.layout)
         self._drop_without_frames()
-
-    def _largest_block(self) -> int:
-        return 1
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

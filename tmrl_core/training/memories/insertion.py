@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tmrl_core.errors import SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.memories.batch_reader import BatchReader
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, TreeSpec, tree_spec
-from tmrl_core.training.memories.memory import MAX_STREAMS, Refusals, compare_with_original, rows_that_follow
+from tmrl_core.training.memories.memory import (
+    MAX_STREAMS,
+    EpisodeStatistics,
+    Refusals,
+    compare_with_original,
+    rows_that_follow,
+)
 from tmrl_core.training.memories.n_steps import join_n_steps
-from tmrl_core.training.memories.rows import RamRows
+from tmrl_core.training.memories.rows import RamRows, Rows
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
-from tmrl_core.training.memories.sampler import Drawing
+from tmrl_core.training.memories.sampler import Sampler
 from tmrl_core.training.memories.transition_builder import Joined, Tail, join_pairs, tail_of_pairs
 
 
-class Appending(Drawing):
+class Inserter(EpisodeStatistics):
     """The side of a replay memory that samples go to. The rows are made by who derives from it.
 
     Args:
         memory_size, n_step, gamma, downcast_float64, crc_debug: see `ReplayMemory`.
-        drawing: arguments of `Drawing`.
 
     Attributes:
         deferred: see `ReplayMemory`.
@@ -34,10 +40,8 @@ class Appending(Drawing):
     declared: DeclaredSamples | None = None
     """How samples have to look before any has come; None: nobody knows."""
 
-    def __init__(
-        self, memory_size: int, n_step: int, gamma: float, downcast_float64: bool, crc_debug: bool, *drawing: Any
-    ) -> None:
-        super().__init__(*drawing)
+    def __init__(self, memory_size: int, n_step: int, gamma: float, downcast_float64: bool, crc_debug: bool) -> None:
+        super().__init__()
         self.memory_size = memory_size
         self.n_step = n_step
         self.gamma = gamma
@@ -49,8 +53,12 @@ class Appending(Drawing):
         self._touched: set[bytes] = set()
         """Streams whose tails have changed since the last commit."""
         self._orders = KeyOrders()
+        self._expanded: dict[Column, Callable[[Array], Array]] = {}
         self._disk: DiskRows | None = None
         self._ram: RamRows | None = None
+        self._rows: Rows
+        self._reader: BatchReader
+        self.sampler: Sampler
 
     def append(self, buffer: Buffer) -> Refusals:
         """Note the statistics and append all that fits; return what was refused, with the reasons."""
@@ -86,7 +94,7 @@ class Appending(Drawing):
             except SampleRefusedError:
                 self.forget_stream(chunk.stream)
                 raise
-        self._stop_ahead()
+        self._reader.stop()
         before = self._written, self._tails.get(chunk.stream)
         try:
             count = self._append_chunk(chunk)
@@ -96,8 +104,6 @@ class Appending(Drawing):
             assert self._disk is not None
             self._disk.discard()
             self._written, tail = before
-            if self._fresh is not None:
-                self._fresh.cut(self._written)
             self._tails.pop(chunk.stream, None)
             if tail is not None:
                 self._tails[chunk.stream] = tail
@@ -176,7 +182,7 @@ class Appending(Drawing):
             tails[stream] = None if tail is None else [tail.episode, tail.step, tail.plain()]
         if not (tails or marks or values or self._disk.staged):
             return
-        self._stop_ahead()
+        self._reader.stop()
         before, oldest = self._disk.readable, self._disk.oldest
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # the same NaN counts as equal in a list
@@ -185,8 +191,8 @@ class Appending(Drawing):
             values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(marks or {}), "tails": tails, "values": values})
         self._touched.clear()
-        if self._priorities is not None and self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
-            self._priorities.remove(oldest, self._disk.oldest)  # damage was found
+        if self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
+            self.sampler.remove(oldest, self._disk.oldest)  # damage was found
         if self._disk.readable > before:
             self._published(before)
 
@@ -235,25 +241,21 @@ class Appending(Drawing):
         for name, column in layout.extras.items():
             self._put(column, start, joined.extras[name])
         self._rows.put_versions(start, joined.version)
-        if self._fresh is not None:
-            self._fresh.add(start, joined.version[:, 1])
         self._written = start + joined.count
         self._rows.publish(self._written)
         if self._ram is not None:
             self._published(start)
 
     def _published(self, start: int) -> None:
-        """Transitions from `start` on can be drawn."""
-        if self._priorities is not None:
-            self._priorities.add(start, self._rows.readable)
-        self._expire()
-        self._forget_block()
+        """Transitions from `start` on can be sampled."""
+        self.sampler.add(self._rows, start)
+        self._reader.discard_block()
 
     def _compare(self, chunk: Chunk, joined: Joined) -> None:
         for offset, row in enumerate(joined.rows.tolist()):
             original = chunk.info.get(row, {}).get("crc_sample")
             if original is not None:
-                rebuilt = self._transition_at(self._written - joined.count + offset)[:6]
+                rebuilt = self._reader.transition_at(self._written - joined.count + offset)[:6]
                 compare_with_original(original, rebuilt, self.downcast_float64)
 
     def _put(self, column: Column, start: int, values: Array) -> None:

@@ -1,4 +1,4 @@
-"""Prioritized replay: transitions that surprised more are drawn more often.
+"""Prioritized replay: transitions with larger TD errors are sampled more often.
 
 Source: Schaul et al., arXiv:1511.05952, algorithm 1 (proportional variant) and section 3.4.
 """
@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.sampler import Sampler
+from tmrl_core.training.memories.staleness import FreshRows
 from tmrl_core.training.memories.sum_tree import SumTree, sum_tree
+
+INDICES = "indices"
+WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prioritization:
-    """How much priorities count.
+    """Settings of prioritized sampling.
 
     Args:
-        alpha: a transition is drawn in proportion to its priority to this power; 0: uniformly.
-        beta: how far importance weights make up for that, at first: (1 / (N * P))^beta.
-        beta_final: the same in the end.
+        alpha: a transition is sampled in proportion to its priority to this power; 0: uniformly.
+        beta: initial exponent of the importance weights, (1 / (N * P))^beta.
+        beta_final: the final one.
         beta_batches: batches until then; in between it grows linearly.
-        epsilon: added to each absolute TD error, so that no transition is never drawn again.
-        batches_at_once: most batches that are drawn by the same priorities. 1: each batch follows what the one before
-            has changed. More cost less each; what is appended counts at once in any case.
+        epsilon: added to each absolute TD error, so that every transition can be sampled again.
+        batches_at_once: limit on batches that are sampled with the same priorities. 1: each batch follows the changes
+            of the batch before. More are cheaper; new transitions count immediately in any case.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -52,18 +58,18 @@ class Prioritization:
 
 
 class Priorities:
-    """Priorities of the newest `capacity` transitions, which are known by their absolute index.
+    """Priorities of the newest `capacity` transitions, which are identified by their absolute index.
 
     Args:
         capacity: transitions that the memory holds.
-        settings: how much priorities count.
-        tree: of that capacity, which holds them; None: the fastest that there is here.
+        settings: of prioritized sampling.
+        tree: of that capacity, which holds them; None: the fastest that is available.
 
     Raises:
-        ConfigError: there is no room for so many.
+        ConfigError: there is not enough RAM.
 
     Attributes:
-        batches: drawn so far, from which beta follows.
+        batches: sampled so far, from which beta follows.
         highest: the highest priority so far, which new transitions get.
     """
 
@@ -81,7 +87,7 @@ class Priorities:
             ) from exc
         self._stop = 0
         self._removed = False
-        """Whether there may be transitions that are in the memory still, and not drawn any more."""
+        """True: transitions that are still in the memory may have been excluded from sampling."""
 
     @property
     def beta(self) -> float:
@@ -96,12 +102,12 @@ class Priorities:
         self._stop = stop
 
     def remove(self, start: int, stop: int) -> None:
-        """Transitions [start, stop) are no longer drawn, whatever `update` hears of them."""
+        """Exclude transitions [start, stop) from sampling, for good."""
         self._removed = True
         self._tree.set(np.arange(max(start, self._stop - self.capacity), stop) % self.capacity, 0.0)
 
-    def draw(self, generator: np.random.Generator, size: int, count: int = 1) -> tuple[Array, Array]:
-        """For each batch one transition out of each of `size` equal shares of the sum of all priorities.
+    def sample(self, generator: np.random.Generator, size: int, count: int = 1) -> tuple[Array, Array]:
+        """Choose for each batch one transition out of each of `size` equal shares of the sum of all priorities.
 
         Args:
             generator: of random numbers.
@@ -119,7 +125,7 @@ class Priorities:
         return indices, weights
 
     def update(self, indices: Array, td_errors: Array) -> None:
-        """What the transitions of a batch have surprised by; those that have left meanwhile are passed over.
+        """Set the priorities of the transitions of a batch; those that have left the memory are skipped.
 
         Args:
             indices: [n] absolute.
@@ -130,7 +136,7 @@ class Priorities:
         self.highest = max(self.highest, highest)
 
     def of(self, indices: Array) -> Array:
-        """What transitions are drawn in proportion to: priority to the power of alpha."""
+        """Return the sampling weights of transitions: priority to the power of alpha."""
         shares: Array = self._tree.leaves[indices % self.capacity]
         return shares
 
@@ -145,10 +151,10 @@ class Priorities:
 
         Args:
             state: what `state_dict` returned.
-            stop: transitions from this one on are not in the memory, whatever the state says of them; None: all are.
+            stop: transitions from this one on are not in the memory; None: all are.
 
         Raises:
-            ValueError: it holds what cannot be.
+            ValueError: the state is invalid.
         """
         saved, values = int(state["stop"]), np.asarray(state["values"], np.float64)
         if (
@@ -164,3 +170,86 @@ class Priorities:
         if kept.any():
             self._tree.set(indices[kept] % self.capacity, values[kept])
         self.batches, self.highest = int(state["batches"]), float(state["highest"])
+
+
+class PrioritizedSampler(Sampler):
+    """Sampling by priorities.
+
+    Batches get the extras `indices` (absolute) and `weights` (importance weights).
+
+    Args:
+        capacity: transitions that the memory holds.
+        settings: of prioritized sampling.
+        max_lag: largest number of policy versions by which a transition may be behind; None: any.
+
+    Raises:
+        ConfigError: there is not enough RAM, or `max_lag` is negative.
+
+    Attributes:
+        priorities: of all rows that can be read.
+    """
+
+    repeatable: ClassVar[bool] = False
+
+    def __init__(self, capacity: int, settings: Prioritization, max_lag: int | None = None) -> None:
+        self.fresh = None if max_lag is None else FreshRows(max_lag)
+        self.priorities = Priorities(capacity, settings)
+        self.max_block_batches = min(self.max_block_batches, settings.batches_at_once)
+        self.follows_versions = self.fresh is not None
+
+    def sample(
+        self, rows: Rows, generator: np.random.Generator, batch_size: int, batches: int
+    ) -> tuple[Array, dict[str, Array]]:
+        """Choose by the priorities of this moment."""
+        if self.fresh is not None:
+            self.fresh.check(rows)
+        indices, weights = self.priorities.sample(generator, batch_size, batches)
+        return rows.positions_of(indices), {INDICES: indices, WEIGHTS: weights}
+
+    def count(self, rows: Rows) -> int:
+        """Return the number of rows that are recent enough."""
+        return len(rows) if self.fresh is None else self.fresh.count_of(rows)
+
+    def add(self, rows: Rows, start: int) -> None:
+        """Give new rows the highest priority so far."""
+        self.priorities.add(start, rows.readable)
+        if self.fresh is not None:
+            self.fresh.add_rows(rows, start)
+            self._expire(rows, self.fresh)
+
+    def remove(self, start: int, stop: int) -> None:
+        """Set their priorities to 0."""
+        self.priorities.remove(start, stop)
+
+    def note_version(self, rows: Rows, counter: int) -> bool:
+        """Remove rows that are too old."""
+        if self.fresh is None:
+            return False
+        self.fresh.counter = counter
+        return self._expire(rows, self.fresh)
+
+    def _expire(self, rows: Rows, fresh: FreshRows) -> bool:
+        expired = fresh.expire(rows.readable - len(rows), rows.readable)
+        for start, stop in expired:
+            self.priorities.remove(start, stop)
+        return bool(expired)
+
+    def update_priorities(self, indices: Array, td_errors: Array) -> None:
+        """Set the priorities of the rows of a batch."""
+        self.priorities.update(indices, td_errors)
+
+    def state_dict(self) -> Any:
+        """Return the priorities."""
+        return self.priorities.state_dict()
+
+    def load_state_dict(self, state: Any, rows: Rows, complete: bool) -> None:
+        """Restore priorities; rows that the checkpoint does not know have the highest."""
+        if self.fresh is not None:
+            self.fresh = FreshRows(self.fresh.max_lag)
+        first, stop = rows.readable - len(rows), rows.readable
+        self.add(rows, first)
+        if state is not None:
+            self.priorities.load_state_dict(state, stop)
+            lost = max(0, stop - rows.capacity)
+            if lost < first and not complete:
+                self.priorities.remove(lost, first)

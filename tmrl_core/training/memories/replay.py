@@ -19,7 +19,7 @@ made of, and how it is kept for another process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,13 +28,15 @@ import torch
 
 from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
+from tmrl_core.training.memories.batch_reader import Batch, BatchReader
 from tmrl_core.training.memories.disk_rows import DiskRows
-from tmrl_core.training.memories.insertion import Appending
+from tmrl_core.training.memories.insertion import Inserter
 from tmrl_core.training.memories.layout import Array, RowLayout
 from tmrl_core.training.memories.memory import whole_number
-from tmrl_core.training.memories.prioritized import Priorities, Prioritization
+from tmrl_core.training.memories.prioritized import Prioritization, PrioritizedSampler
 from tmrl_core.training.memories.rows import RamRows, RowLease
-from tmrl_core.training.memories.staleness import FreshRows
+from tmrl_core.training.memories.sampler import Sampler, UniformSampler
+from tmrl_core.training.memories.staleness import RecentSampler
 from tmrl_core.training.memories.transition_builder import Tail
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 _OWN_VALUES = {"statistics", "steps"}
 
 
-class ReplayMemory(Appending):
+class ReplayMemory(Inserter):
     """Replay of the newest `memory_size` valid transitions, drawn uniformly or by priorities.
 
     Iterating yields `nb_steps` batches `(prev_obs, new_act, rew, new_obs, terminated, truncated)` of tensors
@@ -70,6 +72,7 @@ class ReplayMemory(Appending):
             (float32), and whoever trains calls `update_priorities`. None: draw uniformly.
         max_drawn_lag: draw only transitions of a policy at most so many versions behind the latest, which whoever
             trains says with `note_version`; the others stay stored. None: draw any.
+        sampler: a sampling rule of one's own, in place of priority and max_drawn_lag; None: as these say.
         prefetch: blocks of batches that a thread prepares ahead, without changing what is drawn; None: 2 where batches
             go to a CUDA device, otherwise 0. By priorities, and with a sample_preprocessor, there is none.
 
@@ -107,46 +110,104 @@ class ReplayMemory(Appending):
         priority: Prioritization | Mapping[str, Any] | None = None,
         max_drawn_lag: int | None = None,
         prefetch: int | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         capacity, steps = whole_number(memory_size, "memory_size"), whole_number(n_step, "n_step")
         if not 0 <= gamma <= 1:
             raise ConfigError(f"gamma must be 0 to 1, got {gamma!r}")
         if seed is None:
             seed = int(torch.randint(2**62, ()).item())
-        if isinstance(priority, Mapping):
-            try:
-                priority = Prioritization(**priority)
-            except TypeError as exc:
-                raise ConfigError(f"priority: {exc}") from exc
-        super().__init__(
-            capacity,
-            steps,
-            gamma,
-            downcast_float64,
-            crc_debug,
-            device,
-            whole_number(nb_steps, "nb_steps"),
-            whole_number(batch_size, "batch_size"),
-            sample_preprocessor,
-            seed,
-            None if priority is None else Priorities(capacity, priority),
-            max_drawn_lag,
-            prefetch,
-        )
+        super().__init__(capacity, steps, gamma, downcast_float64, crc_debug)
+        self.device = device
+        self.nb_steps = whole_number(nb_steps, "nb_steps")
+        self.batch_size = whole_number(batch_size, "batch_size")
+        self.sample_preprocessor = sample_preprocessor
         self.dataset_path = dataset_path
+        self.sampler = _sampler_of(capacity, priority, max_drawn_lag, sampler)
         if storage == "disk":
             if folder is None:
                 raise ConfigError("a memory with storage: disk needs a folder; set memory.folder")
             self._rows = self._disk = DiskRows(self.memory_size, Path(folder), sync, tail_rows=self.n_step)
-            try:
-                self._take_over(self._disk)
-            except BaseException:
-                self._disk.close()
-                raise
         else:
             self._rows = self._ram = RamRows(self.memory_size)
+        try:
+            self._reader = BatchReader(
+                self._rows, self.sampler, self._expanded, device, self.batch_size, sample_preprocessor, seed, prefetch
+            )
+            if self._disk is not None:
+                self._take_over(self._disk)
+        except BaseException:
+            if self._disk is not None:
+                self._disk.close()
+            raise
 
-    # --- what is in it ------------------------------------------------------------------------------------------------
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield `nb_steps` batches, each sampled from the transitions at that moment.
+
+        Raises:
+            ValueError: the memory is empty.
+        """
+        return self._reader.batches(self.nb_steps)
+
+    def sample(self) -> Batch:
+        """Return one batch.
+
+        Raises:
+            ValueError: the memory is empty.
+        """
+        return self._reader.sample()
+
+    def indices_of(self, batch: Any) -> Array | None:
+        """Return the absolute indices of the transitions of a batch that was just sampled; None: unknown by now."""
+        return self._reader.indices_of(batch)
+
+    @property
+    def drawable(self) -> int:
+        """Number of transitions that may be sampled."""
+        return self.sampler.count(self._rows)
+
+    @property
+    def drawn_ahead(self) -> int:
+        """Number of batches that are sampled already and come next, unless samples are appended."""
+        return self._reader.sampled_ahead
+
+    @property
+    def prefetch(self) -> int:
+        """Number of blocks of batches that are prepared in advance."""
+        return self._reader.prefetch
+
+    def note_version(self, counter: int) -> None:
+        """Set the number of the latest policy, from which the ages of transitions are computed."""
+        changed = counter != self._reader.lag.counter
+        self._reader.lag.counter = counter
+        if changed and self.sampler.follows_versions:
+            self._reader.stop()
+            if self.sampler.note_version(self._rows, counter):
+                self._reader.discard_block()
+
+    def take_drawn_lag(self) -> tuple[float, int] | None:
+        """Return the mean and maximum number of versions by which the policies of sampled transitions were behind.
+
+        It covers a few transitions of each block since the last call. None: nothing is known.
+        """
+        return self._reader.lag.take()
+
+    def update_priorities(self, indices: torch.Tensor | Array, td_errors: torch.Tensor | Array) -> None:
+        """Report the TD errors of the transitions of a batch. Without priorities this has no effect.
+
+        Args:
+            indices: [n], the batch's extra `indices`.
+            td_errors: [n], on any device.
+        """
+        self.sampler.update_priorities(_numpy(indices), _numpy(td_errors))
+
+    # --- content ------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the number of transitions."""
+        return len(self._rows)
 
     @property
     def written(self) -> int:
@@ -179,14 +240,14 @@ class ReplayMemory(Appending):
         """
         if not 0 <= item < len(self):
             raise IndexError(f"transition {item} of {len(self)}")
-        self._stop_ahead()
+        self._reader.stop()
         index = self._rows.readable - len(self) + item
-        prev_obs, act, rew, obs, terminated, truncated, extras = self._transition_at(index)
+        prev_obs, act, rew, obs, terminated, truncated, extras = self._reader.transition_at(index)
         return prev_obs, act, rew, obs, terminated, truncated, extras
 
     def policy_versions(self) -> Array:
         """[len, 2] int64: incarnation and counter of the policy that made each transition, in no promised order."""
-        self._stop_ahead()
+        self._reader.stop()
         return self._rows.versions()
 
     @property
@@ -201,13 +262,11 @@ class ReplayMemory(Appending):
     def _take_over(self, disk: DiskRows) -> None:
         """What a process before this one has left on the disk."""
         self._check_stacks(disk)
-        self._written = self._unchecked = disk.readable
+        self._written = self._reader.unchecked = disk.readable
         if disk.readable:
             steps = disk.states.values.get("steps", [1, self.gamma])
             self._check_steps(steps, f"{disk.folder} holds", ConfigError, StorageError)
-            if self._priorities is not None:
-                self._priorities.add(disk.readable - len(disk), disk.readable)
-            self._note_versions(disk.readable - len(disk))
+            self.sampler.add(disk, disk.readable - len(disk))
         try:
             self._restore_tails(
                 [[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()]
@@ -253,15 +312,9 @@ class ReplayMemory(Appending):
 
     def close(self) -> None:
         """Let go of the folder on disk, so that another process, or another memory, may use it; end prefetching."""
-        self._stop_ahead()
-        self._ahead.close()
+        self._reader.close()
         if self._disk is not None:
             self._disk.close()
-
-    def _note_versions(self, start: int) -> None:
-        """Read which versions the rows from `start` on are of, where only some of them are drawn."""
-        if self._fresh is not None:
-            self._fresh.add(start, self._rows.versions_of(start, self._rows.readable)[:, 1])
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -272,24 +325,17 @@ class ReplayMemory(Appending):
 
     def state_dict(self) -> dict[str, Any]:
         """All but the rows: layout, counters, generator, each stream's last row, and where a drawn block stands."""
-        self._stop_ahead()
-        # What was drawn by priorities cannot be drawn again: what it was drawn from has changed since.
-        block = self._block if self._priorities is None else None
         return {
+            **self._reader.state_dict(),
             "memory_size": self.memory_size,
             "storage": "ram" if self._disk is None else "disk",
             "layout": None if self._rows.layout is None else self._rows.layout.describe(),
             "written": self._rows.readable,
             "oldest": self._rows.oldest,
-            "generator": block.generator_state if block else self._generator.bit_generator.state,
-            "block": [len(block.batches), block.position] if block else None,
-            "next_block": self._block_batches,
             "statistics": self.statistics_state(),
             "tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self._tails.items()],
             "steps": [self.n_step, self.gamma],
-            "priorities": None if self._priorities is None else self._priorities.state_dict(),
-            "version": self._lag.counter,
-            "drawn": self._left_over(),
+            "priorities": self.sampler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
@@ -308,34 +354,13 @@ class ReplayMemory(Appending):
                 f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
             )
         self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError, ValueError)
-        self._stop_ahead()
+        self._reader.stop()
         same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
-        self._unchecked = self._rows.readable
-        if self._priorities is not None:
-            first, stop = self._rows.readable - len(self), self._rows.readable
-            self._priorities.add(first, stop)
-            if state.get("priorities") is not None:
-                self._priorities.load_state_dict(state["priorities"], stop)
-                lost = max(0, stop - self.memory_size)
-                if lost < first and not same:
-                    self._priorities.remove(lost, first)
-        if self._fresh is not None:
-            self._fresh = FreshRows(self._fresh.max_lag)
-            self._note_versions(self._rows.readable - len(self))
-        self.note_version(int(state.get("version", 0)))
-        self._generator.bit_generator.state = state["generator"]
-        self._forget_block()
-        most = self._largest_block() if self._rows.layout is not None else 1
-        if state["block"] is not None and same and state["block"][0] <= most:
-            # The block was drawn from what is here now, or it would have been thrown away: the same draw again.
-            count, position = state["block"]
-            self._block = self._draw(count, dict(self._generator.bit_generator.state))
-            self._block.position = position
-        left = state.get("drawn")
-        if left is not None and same and self._priorities is not None:
-            self._block = self._left_over_block(left)
-        if same:
-            self._block_batches = max(1, min(int(state["next_block"]), most))
+        self._reader.unchecked = self._rows.readable
+        self.sampler.load_state_dict(state.get("priorities"), self._rows, same)
+        self._reader.lag.counter = int(state.get("version", 0))
+        self.sampler.note_version(self._rows, self._reader.lag.counter)
+        self._reader.load_state_dict(state, same)
 
     def _load_ram(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
         assert self._ram is not None
@@ -380,6 +405,26 @@ class ReplayMemory(Appending):
         return True
 
 
+def _sampler_of(
+    capacity: int,
+    priority: Prioritization | Mapping[str, Any] | None,
+    max_drawn_lag: int | None,
+    sampler: Sampler | None,
+) -> Sampler:
+    if isinstance(priority, Mapping):
+        try:
+            priority = Prioritization(**priority)
+        except TypeError as exc:
+            raise ConfigError(f"priority: {exc}") from exc
+    if sampler is not None:
+        if priority is not None or max_drawn_lag is not None:
+            raise ConfigError("a memory takes either a sampler, or priority and max_drawn_lag; leave one of them out.")
+        return sampler
+    if priority is not None:
+        return PrioritizedSampler(capacity, priority, max_drawn_lag)
+    return UniformSampler() if max_drawn_lag is None else RecentSampler(max_drawn_lag)
+
+
 def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout:
     """The layout of a saved memory.
 
@@ -397,3 +442,7 @@ def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout
 
 def _rows_saved(state: dict[str, Any]) -> int:
     return min(int(state["written"]) - int(state.get("oldest", 0)), int(state["memory_size"]))
+
+
+def _numpy(values: torch.Tensor | Array) -> Array:
+    return values.numpy(force=True) if isinstance(values, torch.Tensor) else values

@@ -141,16 +141,16 @@ class Rows(ABC):
         """All rows before `stop` are filled."""
 
     @abstractmethod
-    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
-        """The rows drawn.
+    def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
+        """Return the rows at some positions.
 
         Args:
-            draws: int64, 0 <= each < len(self). Which row a number means is free, but fixed until the next `publish`;
-                in all implementations that have lost nothing it is the same one.
-            looked_at: of so many of them, the first, versions are returned too.
+            positions: int64, 0 <= each < len(self). The row at a position is fixed until the next `publish`; in all
+                implementations that have lost nothing it is the same one.
+            looked_at: number of them, from the first, whose versions are returned too.
 
         Returns:
-            Of each dtype group the rows, [len(draws), width]; and [looked_at] int64 the counters of their versions.
+            Of each dtype group the rows, [len(positions), width]; and [looked_at] int64 the counters of their versions.
         """
 
     @abstractmethod
@@ -158,16 +158,16 @@ class Rows(ABC):
         """Of each dtype group the row of absolute `index` that was put: [width]."""
 
     @abstractmethod
-    def index_of(self, draw: int) -> int:
-        """The absolute index of the row that `gather` takes for a draw."""
+    def index_of(self, position: int) -> int:
+        """Return the absolute index of the row at a position."""
 
-    def indices_of(self, draws: Array) -> Array:
+    def indices_of(self, positions: Array) -> Array:
         """`index_of` of each."""
-        return np.array([self.index_of(int(draw)) for draw in draws], np.int64)
+        return np.array([self.index_of(int(position)) for position in positions], np.int64)
 
     @abstractmethod
-    def draws_of(self, indices: Array) -> Array:
-        """The draws for which `gather` takes the rows of these absolute indices, which can all be read."""
+    def positions_of(self, indices: Array) -> Array:
+        """Return the positions of the rows of these absolute indices, which can all be read."""
 
     @abstractmethod
     def versions(self) -> Array:
@@ -181,7 +181,7 @@ class Rows(ABC):
 class RamRows(Rows):
     """Rows in rings of this process: one array per dtype group, and one of policy versions.
 
-    Row `i` lies at `i` modulo the capacity, and so it is drawn.
+    Row `i` lies at `i` modulo the capacity, which is its position.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -250,9 +250,9 @@ class RamRows(Rows):
             self._put(ring, slice(None), written - len(values), values)
         self.readable = written
 
-    def gather(self, draws: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
+    def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
         """One gather per group."""
-        places = self._places(draws)
+        places = self._places(positions)
         index = torch.from_numpy(places)
         counters = self._counters[places[:looked_at]]
         return [group.index_select(0, index) for group in self._tensors], counters
@@ -261,17 +261,17 @@ class RamRows(Rows):
         """Views of the rings."""
         return [group[index % self.capacity] for group in self.groups]
 
-    def index_of(self, draw: int) -> int:
-        """The newest index that lies at the drawn place."""
+    def index_of(self, position: int) -> int:
+        """Return the newest index at this place of the ring."""
         if self._fewer:
-            return self.oldest + draw
+            return self.oldest + position
         newest = self.readable - 1
-        return newest - (newest - draw) % self.capacity
+        return newest - (newest - position) % self.capacity
 
-    def indices_of(self, draws: Array) -> Array:
+    def indices_of(self, positions: Array) -> Array:
         """`index_of` of each."""
         newest = self.readable - 1
-        indices: Array = self.oldest + draws if self._fewer else newest - (newest - draws) % self.capacity
+        indices: Array = self.oldest + positions if self._fewer else newest - (newest - positions) % self.capacity
         return indices
 
     @property
@@ -279,13 +279,13 @@ class RamRows(Rows):
         """Whether rows that are still in the rings can no longer be read."""
         return self.oldest > 0 and self.readable - self.oldest < self.capacity
 
-    def _places(self, draws: Array) -> Array:
-        return (self.oldest + draws) % self.capacity if self._fewer else draws
+    def _places(self, positions: Array) -> Array:
+        return (self.oldest + positions) % self.capacity if self._fewer else positions
 
-    def draws_of(self, indices: Array) -> Array:
+    def positions_of(self, indices: Array) -> Array:
         """Where they lie."""
-        draws: Array = indices - self.oldest if self._fewer else indices % self.capacity
-        return draws
+        positions: Array = indices - self.oldest if self._fewer else indices % self.capacity
+        return positions
 
     def versions(self) -> Any:
         """A view of the ring, or a copy of what can be read of it."""

@@ -1,8 +1,8 @@
-"""Which transitions are of a policy that is recent enough to be drawn, and how far behind those are that were drawn.
+"""Ages of transitions in policy versions: sampling of recent ones only, and the ages of those that were sampled.
 
-Transitions come as runs of one policy version, a few for each message, so that a list of runs says of all of them how
-old they are: it costs nothing per transition, and is the same for rows in RAM and on disk. A uniform draw is a draw of
-a number below the sum of the runs' lengths. Runs leave the list when they have become too old, or their rows have gone.
+Transitions arrive as runs of one policy version, a few per message. A list of runs therefore holds all ages: it costs
+nothing per transition, and is the same for rows in RAM and on disk. Uniform sampling chooses a number below the sum of
+the runs' lengths. Runs leave the list when they are too old, or when their rows have left the memory.
 """
 
 from __future__ import annotations
@@ -11,24 +11,32 @@ from collections import deque
 
 import numpy as np
 
+from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.sampler import Sampler
 
-MOST_NOTED = 4096
+MAX_NOTES = 4096
 
 
 class FreshRows:
     """The rows whose policy is at most `max_lag` versions behind the latest.
 
-    Rows have absolute indices, as in `Rows`. Those from `readable` on are stored and cannot be read yet.
+    Rows have absolute indices, as in `Rows`.
 
     Args:
         max_lag: versions.
+
+    Raises:
+        ConfigError: `max_lag` is negative.
 
     Attributes:
         counter: number of the latest version.
     """
 
     def __init__(self, max_lag: int) -> None:
+        if max_lag < 0:
+            raise ConfigError(f"memory.max_drawn_lag must be 0 or more, got {max_lag!r}")
         self.max_lag = max_lag
         self.counter = 0
         self._starts: Array = np.zeros(0, np.int64)
@@ -37,13 +45,13 @@ class FreshRows:
         self._within: tuple[tuple[int, int], Array, Array] | None = None
         """For the rows [first, readable): where each run begins, and the running sum of their lengths."""
 
-    @property
-    def stop(self) -> int:
-        """Index after the newest row that it knows."""
-        return int(self._stops[-1]) if len(self._stops) else 0
+    def add_rows(self, rows: Rows, start: int) -> None:
+        """Add the rows from `start` on, which can be read."""
+        start = max(start, rows.readable - len(rows))
+        self.add(start, rows.versions_of(start, rows.readable)[:, 1])
 
     def add(self, start: int, counters: Array) -> None:
-        """Rows from `start` on are stored; `counters` [n] are the numbers of their versions."""
+        """Add the rows from `start` on; `counters` [n] are the numbers of their versions."""
         if not len(counters):
             return
         begins = np.concatenate([[0], np.flatnonzero(np.diff(counters)) + 1])
@@ -53,18 +61,13 @@ class FreshRows:
         self._counters = np.concatenate([self._counters, counters[begins]])
         self._within = None
 
-    def cut(self, stop: int) -> None:
-        """Rows from `stop` on were not stored after all."""
-        self._keep(self._starts < stop)
-        self._stops = np.minimum(self._stops, stop)
-
     def _keep(self, kept: Array) -> None:
         if not kept.all():
             self._starts, self._stops, self._counters = self._starts[kept], self._stops[kept], self._counters[kept]
         self._within = None
 
     def expire(self, first: int, readable: int) -> list[tuple[int, int]]:
-        """Let go of the runs in [first, readable) that are too old by now, and say which rows they were."""
+        """Remove the runs in [first, readable) that are now too old; return their rows as ranges."""
         old = (self._counters < self.counter - self.max_lag) & (self._stops <= readable)
         gone = old | (self._stops <= first)
         if not gone.any():
@@ -84,29 +87,82 @@ class FreshRows:
         return self._within[1], self._within[2]
 
     def count(self, first: int, readable: int) -> int:
-        """How many of the rows [first, readable) may be drawn."""
+        """Return the number of rows in [first, readable) that may be sampled."""
         running = self._bounds(first, readable)[1]
         return int(running[-1]) if len(running) else 0
 
-    def draw(self, generator: np.random.Generator, size: int, first: int, readable: int) -> Array:
-        """Absolute indices [size] of rows in [first, readable), each that may be drawn as likely as any other.
+    def count_of(self, rows: Rows) -> int:
+        """Return the number of rows that may be sampled."""
+        return self.count(rows.readable - len(rows), rows.readable)
 
-        Raises:
-            ValueError: none may be drawn.
+    def check(self, rows: Rows) -> None:
+        """Raise ValueError if no row may be sampled."""
+        if self.count_of(rows) == 0:
+            raise ValueError(f"no transition is of a policy at most {self.max_lag} versions behind")
+
+    def sample(self, generator: np.random.Generator, size: int, first: int, readable: int) -> Array:
+        """Choose among the rows in [first, readable) that may be sampled, each equally likely; at least one may.
+
+        Returns:
+            Absolute indices [size].
         """
         starts, running = self._bounds(first, readable)
-        if not len(running) or running[-1] == 0:
-            raise ValueError(f"no transition is of a policy at most {self.max_lag} versions behind")
-        drawn = generator.integers(0, running[-1], size=size)
-        run = running.searchsorted(drawn, "right")
-        # A run's place is counted from its end, as the running sum says where that is.
+        sampled = generator.integers(0, running[-1], size=size)
+        run = running.searchsorted(sampled, "right")
+        # Places in a run are counted from its end, which the running sum gives.
         lengths = np.diff(running, prepend=0)
-        indices: Array = starts[run] + (drawn - (running[run] - lengths[run]))
+        indices: Array = starts[run] + (sampled - (running[run] - lengths[run]))
         return indices
 
 
-class DrawnLag:
-    """By how many versions the policies of what was drawn are behind the latest one.
+class RecentSampler(Sampler):
+    """Uniform sampling of transitions whose policy is at most `max_lag` versions behind the latest.
+
+    Args:
+        max_lag: versions.
+
+    Raises:
+        ConfigError: it is negative.
+    """
+
+    follows_versions = True
+
+    def __init__(self, max_lag: int) -> None:
+        self.fresh = FreshRows(max_lag)
+
+    def sample(
+        self, rows: Rows, generator: np.random.Generator, batch_size: int, batches: int
+    ) -> tuple[Array, dict[str, Array]]:
+        """Choose among the runs of recent rows."""
+        self.fresh.check(rows)
+        first = rows.readable - len(rows)
+        return rows.positions_of(self.fresh.sample(generator, batch_size * batches, first, rows.readable)), {}
+
+    def count(self, rows: Rows) -> int:
+        """Return the number of rows that are recent enough."""
+        return self.fresh.count_of(rows)
+
+    def add(self, rows: Rows, start: int) -> None:
+        """Read the versions of new rows."""
+        self.fresh.add_rows(rows, start)
+        self._expire(rows)
+
+    def note_version(self, rows: Rows, counter: int) -> bool:
+        """Remove rows that are too old."""
+        self.fresh.counter = counter
+        return self._expire(rows)
+
+    def _expire(self, rows: Rows) -> bool:
+        return bool(self.fresh.expire(rows.readable - len(rows), rows.readable))
+
+    def load_state_dict(self, state: object, rows: Rows, complete: bool) -> None:
+        """Read the versions of all rows."""
+        self.fresh = FreshRows(self.fresh.max_lag)
+        self.add(rows, rows.readable - len(rows))
+
+
+class SampledLag:
+    """Numbers of versions by which the policies of sampled transitions are behind the latest one.
 
     Attributes:
         counter: number of the latest version.
@@ -114,17 +170,17 @@ class DrawnLag:
 
     def __init__(self) -> None:
         self.counter = 0
-        # Looked at when somebody asks: a batch is drawn in less time than a mean takes.
-        self._drawn: deque[tuple[int, Array]] = deque(maxlen=MOST_NOTED)
+        # Evaluated on request: sampling a batch takes less time than a mean.
+        self._notes: deque[tuple[int, Array]] = deque(maxlen=MAX_NOTES)
 
     def note(self, counters: Array) -> None:
-        """A batch with these versions, or a part of it, goes to training."""
-        self._drawn.append((self.counter, counters))
+        """Add the versions of a batch, or of a part of it, that goes to training."""
+        self._notes.append((self.counter, counters))
 
     def take(self) -> tuple[float, int] | None:
-        """Mean and maximum since the last call, of the latest `MOST_NOTED` notes; None: nothing was drawn."""
-        if not self._drawn:
+        """Mean and maximum since the last call, of the latest `MAX_NOTES` notes; None: nothing was sampled."""
+        if not self._notes:
             return None
-        behind = np.concatenate([np.maximum(latest - counters, 0) for latest, counters in self._drawn])
-        self._drawn.clear()
+        behind = np.concatenate([np.maximum(latest - counters, 0) for latest, counters in self._notes])
+        self._notes.clear()
         return float(behind.mean()), int(behind.max())

@@ -1,0 +1,417 @@
+"""Batches of tensors out of a memory's rows. A sampler chooses the rows (sampler.py).
+
+Batches are sampled in blocks: one call of the sampler, one gather per dtype and one split serve several batches. A
+block is discarded when rows are added, so that new transitions can be sampled immediately; block sizes grow from one
+after each insertion, so that little is ever discarded. Batches of a sampler that depends on updates are sampled one at
+a time, unless its settings allow more. A thread may prefetch blocks (prefetch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.training.memories.layout import Array, Column, RowLayout, index_batches
+from tmrl_core.training.memories.memory import collate_to_torch
+from tmrl_core.training.memories.prefetch import Prefetch
+from tmrl_core.training.memories.prioritized import INDICES, WEIGHTS
+from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.sampler import Sampler
+from tmrl_core.training.memories.staleness import SampledLag
+
+logger = logging.getLogger(__name__)
+
+MAX_BLOCK_BYTES = 1 << 20
+CUDA_PREFETCH = 2
+"""Default number of prefetched blocks for a CUDA device."""
+LAG_ROWS = 32
+"""Transitions of each block whose policy versions are read, to measure how far behind they are."""
+Batch = tuple[Any, ...]
+
+
+class Block:
+    """Batches sampled together, and the values to sample them again.
+
+    Args:
+        batches: the batches.
+        positions: of their rows.
+        generator_state: before they were sampled.
+        extras: of the sampler, per row.
+        counters: policy versions of some rows of the first batch; None: unknown.
+    """
+
+    def __init__(
+        self,
+        batches: list[Batch],
+        positions: Array,
+        generator_state: dict[str, Any],
+        extras: dict[str, Array],
+        counters: Array | None = None,
+    ) -> None:
+        self.batches = batches
+        self.positions = positions
+        self.position = 0
+        self.generator_state = generator_state
+        self.extras = extras
+        self.counters = counters
+
+
+class BatchReader:
+    """Reads batches from the rows of a memory.
+
+    Args:
+        rows: where transitions lie.
+        sampler: chooses rows.
+        expanded: columns [n, width] that are stored in place of larger ones, [n, *shape], and the function that
+            restores these; shared with the part that fills it.
+        device: where batches go; None: the CPU.
+        batch_size: transitions in a batch.
+        sample_preprocessor: see `ReplayMemory`.
+        seed: of the generator.
+        prefetch: blocks that a thread prepares in advance; None: 2 for a CUDA device, otherwise 0.
+
+    Raises:
+        ConfigError: batches that depend on updates or on the caller's code cannot be prefetched.
+
+    Attributes:
+        lag: ages of the sampled transitions.
+        unchecked: rows before this index were stored by an earlier process, which may have accepted values that are not
+            finite.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        sampler: Sampler,
+        expanded: dict[Column, Callable[[Array], Array]],
+        device: torch.device | str | None,
+        batch_size: int,
+        sample_preprocessor: Callable[..., tuple[Any, ...]] | None,
+        seed: int,
+        prefetch: int | None,
+    ) -> None:
+        alone = not sampler.repeatable or sample_preprocessor is not None
+        if prefetch and alone:
+            raise ConfigError(
+                f"memory.prefetch: {prefetch}, but batches "
+                + (
+                    "drawn by priorities follow those that the batch before has changed"
+                    if not sampler.repeatable
+                    else "of a sample_preprocessor are made by Python code, which a thread does not make faster"
+                )
+                + "; take memory.prefetch: 0 or null."
+            )
+        if prefetch is None:
+            prefetch = CUDA_PREFETCH if not alone and _is_cuda(device) else 0
+        self.rows = rows
+        self.sampler = sampler
+        self.lag = SampledLag()
+        self.unchecked = 0
+        self._expanded = expanded
+        self._device = device or "cpu"
+        self._batch_size = batch_size
+        self._preprocessor = sample_preprocessor
+        self._generator = np.random.default_rng(seed)
+        self._prefetch: Prefetch[Block] = Prefetch(prefetch)
+        self._block: Block | None = None
+        self._block_batches = 1
+        self._has_warned = False
+
+    @property
+    def sampled_ahead(self) -> int:
+        """Number of batches that are sampled already and come next, unless rows are added."""
+        block = self._block
+        return 0 if block is None or not self.sampler.repeatable else len(block.batches) - block.position
+
+    @property
+    def prefetch(self) -> int:
+        """Number of blocks that are prepared in advance."""
+        return self._prefetch.depth
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Yield batches, each sampled from the rows at that moment.
+
+        Raises:
+            ValueError: there is no row that may be sampled.
+        """
+        remaining = count
+        while remaining > 0:
+            block = self._current_block()
+            batches = block.batches
+            while block.position < len(batches) and remaining > 0:
+                batch = batches[block.position]
+                block.position += 1
+                remaining -= 1
+                yield batch
+                if self._block is not block:
+                    break
+
+    def sample(self) -> Batch:
+        """Return one batch.
+
+        Raises:
+            ValueError: there is no row that may be sampled.
+        """
+        block = self._current_block()
+        block.position += 1
+        return block.batches[block.position - 1]
+
+    def indices_of(self, batch: Any) -> Array | None:
+        """Return the absolute indices of the transitions of a batch that was just sampled; None: unknown by now."""
+        block = self._block
+        for position, known in enumerate(block.batches if block is not None else ()):
+            if known is batch:
+                assert block is not None
+                size = self._batch_size
+                return self.rows.indices_of(block.positions[position * size : (position + 1) * size])
+        return None
+
+    def discard_block(self) -> None:
+        """Sample anew with the next batch."""
+        self._block = None
+        self._block_batches = 1
+
+    def _current_block(self) -> Block:
+        block = self._block
+        if block is None or block.position == len(block.batches):
+            block = self._block = self._prefetch.take(self._next_block)
+            if block.counters is not None:
+                self.lag.note(block.counters)
+        return block
+
+    def _next_block(self) -> Block:
+        """Sample it. While the prefetching thread does, no other thread touches the generator or the rows."""
+        # Batches that depend on updates are never sampled again.
+        state = self._generator.bit_generator.state if self.sampler.repeatable else {}
+        try:
+            block = self._sample_block(self._block_batches, dict(state))
+        except BaseException:
+            if state:
+                self._generator.bit_generator.state = state
+            raise
+        self._block_batches = min(2 * self._block_batches, self._max_block_batches())
+        return block
+
+    def stop(self) -> None:
+        """Undo prefetching, as if it had not taken place, before anything changes or is saved."""
+        blocks = self._prefetch.stop()
+        if blocks:
+            self._generator.bit_generator.state = blocks[0].generator_state
+            self._block_batches = len(blocks[0].batches)
+
+    def close(self) -> None:
+        """End prefetching."""
+        self.stop()
+        self._prefetch.close()
+
+    def _max_block_batches(self) -> int:
+        if self.rows.layout is None or self._preprocessor is not None or self._expanded:
+            return 1
+        row_bytes = max(1, self.rows.layout.row_bytes)
+        return max(1, min(self.sampler.max_block_batches, MAX_BLOCK_BYTES // (row_bytes * self._batch_size)))
+
+    def _sample_block(self, count: int, state: dict[str, Any]) -> Block:
+        """Sample `count` batches; `state` is the generator's."""
+        if len(self.rows) == 0:
+            raise ValueError("the replay memory holds no transition yet")
+        positions, extras = self.sampler.sample(self.rows, self._generator, self._batch_size, count)
+        return self._block_of(positions, extras, state)
+
+    def _block_of(self, positions: Array, extras: dict[str, Array], state: dict[str, Any]) -> Block:
+        """Read the batches of the rows at some positions; `extras` are the sampler's."""
+        rows, size = self.rows, self._batch_size
+        layout, count = rows.layout, len(positions) // size
+        assert layout is not None
+        unchecked = self.unchecked > 0 and rows.readable - len(rows) < self.unchecked
+        if self._preprocessor is not None:
+            if unchecked:
+                self._replace_bad(positions, extras, rows.gather(positions)[0])
+            return Block([self._preprocessed(self._preprocessor, positions, extras)], positions, state, extras)
+        on_cpu, counters = rows.gather(positions, min(LAG_ROWS, size))
+        if unchecked:
+            self._replace_bad(positions, extras, on_cpu)
+        groups = [_to(group, self._device) for group in on_cpu]
+        tensors = self._tensors(extras)
+        if count == 1:
+            batch = self._one_batch(layout, on_cpu, groups, tensors)
+            return Block([batch], positions, state, extras, counters)
+        blocks = [group.view(count, size, -1) for group in groups]
+
+        def column(c: Column) -> list[torch.Tensor]:
+            if not c.shape:
+                return list(blocks[c.group].select(-1, c.start).unbind(0))
+            values = blocks[c.group][..., c.start : c.stop]
+            return list(values.view(count, size, *c.shape).unbind(0))
+
+        batches = [index_batches(field, count) for field in layout.batch(column)]
+        if layout.extras or tensors:
+            of_rows = {name: column(c) for name, c in layout.extras.items()}
+            of_sampler = {name: list(values.view(count, -1).unbind(0)) for name, values in tensors.items()}
+            batches.append(index_batches({**of_rows, **of_sampler}, count))
+        return Block(list(zip(*batches, strict=True)), positions, state, extras, counters)
+
+    def _tensors(self, extras: dict[str, Array]) -> dict[str, Any]:
+        """Return a sampler's extras as tensors; indices stay on the CPU."""
+        if not extras:
+            return {}
+        found = {name: torch.from_numpy(values) for name, values in extras.items()}
+        return {name: values if name == INDICES else _to(values, self._device) for name, values in found.items()}
+
+    def _replace_bad(self, positions: Array, extras: dict[str, Array], groups: list[torch.Tensor]) -> None:
+        """Replace rows of a batch that are not finite, in place, by finite rows of the same batch."""
+        totals = [group.sum(1) for group in groups if group.is_floating_point()]
+        if not totals or bool(torch.stack([total.sum() for total in totals]).isfinite().all()):
+            return
+        finite = torch.stack([group.isfinite().all(1) for group in groups if group.is_floating_point()]).all(0).numpy()
+        bad, good = np.flatnonzero(~finite), np.flatnonzero(finite)
+        if not len(bad) or not len(good):
+            return
+        for index in self.rows.indices_of(positions[bad]).tolist():
+            self.sampler.remove(index, index + 1)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("the memory holds transitions that are not finite, of an earlier version: none is sampled")
+        source = good[np.arange(len(bad)) % len(good)]
+        for values in (positions, *extras.values()):
+            values[bad] = values[source]
+        for group in groups:
+            group[bad] = group[source]
+
+    def _one_batch(
+        self, layout: RowLayout, on_cpu: list[torch.Tensor], groups: list[torch.Tensor], extras: dict[str, Any]
+    ) -> Batch:
+        """Return the batch of the gathered rows; one call of `split` per group costs less than one per column."""
+        # Not `torch.split`, which spends half of its time on finding out the types of its arguments.
+        pieces = [group.split_with_sizes(sizes, 1) for group, sizes in zip(groups, layout.sizes, strict=True)]
+
+        def column(c: Column) -> torch.Tensor:
+            if self._expanded and c in self._expanded:
+                whole = self._expanded[c](on_cpu[c.group][:, c.start : c.stop].numpy())
+                return _to(torch.from_numpy(whole), groups[c.group].device)
+            piece = pieces[c.group][c.number]
+            if not c.shape:
+                return piece.squeeze(1)
+            return piece if len(c.shape) == 1 else piece.view(self._batch_size, *c.shape)
+
+        batch = layout.batch(column)
+        if not (layout.extras or extras):
+            return batch
+        return *batch, {**{name: column(c) for name, c in layout.extras.items()}, **extras}
+
+    def _preprocessed(
+        self, preprocessor: Callable[..., tuple[Any, ...]], positions: Array, extras: dict[str, Array]
+    ) -> Batch:
+        samples = []
+        for position in positions.tolist():
+            *transition, own = self.transition_at(self.rows.index_of(position))
+            prev_obs, act, rew, obs, terminated, truncated = preprocessor(*transition)
+            sample = (prev_obs, act, rew, obs, np.float32(terminated), np.float32(truncated))
+            samples.append((*sample, own) if own else sample)
+        batch: Batch = collate_to_torch(samples, self._device)
+        if extras:
+            batch = (*batch[:6], {**(batch[6] if len(batch) > 6 else {}), **self._tensors(extras)})
+        return batch
+
+    def transition_at(self, index: int) -> tuple[Any, Any, Any, Any, bool, bool, dict[str, Any]]:
+        """Return the transition of an absolute index."""
+        groups = self.rows.row(index)
+
+        def column(c: Column) -> Any:
+            values = groups[c.group][c.start : c.stop]
+            if c in self._expanded:
+                return self._expanded[c](values[None])[0]
+            return values.reshape(c.shape) if c.shape else values[0]
+
+        layout = self.rows.layout
+        assert layout is not None
+        prev_obs, act, rew, obs, terminated, truncated = layout.batch(column)
+        extras = {name: column(c) for name, c in layout.extras.items()}
+        return prev_obs, act, rew, obs, bool(terminated), bool(truncated), extras
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generator and of the current block."""
+        self.stop()
+        # Batches that depend on updates cannot be sampled again: what they were sampled from has changed.
+        block = self._block if self.sampler.repeatable else None
+        return {
+            "generator": block.generator_state if block else self._generator.bit_generator.state,
+            "block": [len(block.batches), block.position] if block else None,
+            "next_block": self._block_batches,
+            "drawn": self._left_over(),
+            "version": self.lag.counter,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], complete: bool) -> None:
+        """Undo `state_dict`.
+
+        Args:
+            state: what it returned.
+            complete: the rows are those that the state was saved with. Otherwise the next block is sampled anew.
+
+        Raises:
+            ValueError: the state is invalid.
+        """
+        self._generator.bit_generator.state = state["generator"]
+        self.discard_block()
+        most = self._max_block_batches()
+        if not complete:
+            return
+        if state["block"] is not None and state["block"][0] <= most:
+            # The rows are the same, so the same state of the generator gives the same block.
+            count, position = state["block"]
+            self._block = self._sample_block(count, dict(self._generator.bit_generator.state))
+            self._block.position = position
+        left = state.get("drawn")
+        if left is not None and not self.sampler.repeatable:
+            self._block = self._left_over_block(left)
+        self._block_batches = max(1, min(int(state["next_block"]), most))
+
+    def _left_over(self) -> dict[str, Array] | None:
+        """Return the sampler's extras of batches that were not handed out and cannot be sampled again."""
+        block = self._block
+        if self.sampler.repeatable or block is None or block.position == len(block.batches):
+            return None
+        return {name: values[block.position * self._batch_size :] for name, values in block.extras.items()}
+
+    def _left_over_block(self, extras: dict[str, Array]) -> Block:
+        """Undo `_left_over`.
+
+        Raises:
+            ValueError: it is invalid.
+        """
+        rows = self.rows
+        indices, weights = np.asarray(extras[INDICES]), np.asarray(extras[WEIGHTS])
+        if (
+            (indices.dtype.str, weights.dtype.str) != ("<i8", "<f4")
+            or indices.shape != weights.shape
+            or indices.ndim != 1
+            or not len(indices)
+            or len(indices) % self._batch_size
+            or indices.min() < rows.readable - len(rows)
+            or indices.max() >= rows.readable
+        ):
+            raise ValueError(f"the {len(indices)} transitions drawn already are not among those held")
+        return self._block_of(rows.positions_of(indices), {INDICES: indices, WEIGHTS: weights}, {})
+
+
+def _is_cuda(device: torch.device | str | None) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _to(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """`values` on a device, without waiting for it where that is a GPU.
+
+    The copy comes before what uses it, since all threads here use the device's default stream.
+    """
+    if device == "cpu":
+        return values
+    if _is_cuda(device) and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
