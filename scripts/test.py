@@ -1,6 +1,6 @@
 """Everything that CI runs: format, lint, types, documentation, tests and one small quickstart.
 
-    python scripts/test.py            under ten minutes on two cores
+    python scripts/test.py            about a quarter of an hour on two cores
     python scripts/test.py --fast     format, lint and the units: no processes, no sockets; under two minutes
     python scripts/test.py --full     the long forms too: more seeds, more cycles, learning runs
     python scripts/test.py --shuffle  the files of tests in a random order; its number repeats it: --shuffle 7
