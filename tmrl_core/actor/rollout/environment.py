@@ -84,13 +84,14 @@ class CheckedEnvironment:
         try:
             if keep:
                 action = action.copy() if type(action) is ndarray else copy_action(action)
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            if not self._fits(obs, reward):
-                obs, reward = self._check.step(obs, reward)
+            result: tuple[Any, Any, Any, Any, Any] = self.env.step(action)
+            obs, reward, terminated, truncated, info = result
+            if self._fits(obs, reward):
+                return result
+            return *self._check.step(obs, reward), terminated, truncated, info
         except Exception as exc:
             self.fault = exc
             raise
-        return obs, reward, terminated, truncated, info
 
     def close(self) -> None:
         """Close the environment."""

@@ -193,7 +193,8 @@ class StepRecorder:
             if collect is None or collect:
                 self._append(action, obs, reward, terminated, truncated, info, extras)
             return truncated
-        if episode.steps + 1 >= episode.limit and not terminated:
+        steps = episode.steps + 1
+        if steps >= episode.limit and not terminated:
             truncated = True
         if collect is None:
             collect = episode.collect
@@ -206,7 +207,7 @@ class StepRecorder:
         if self._adds_steps:
             self._info_metrics.add(info)
         episode.total += reward
-        episode.steps += 1
+        episode.steps = steps
         if not test:
             episode.test = False
         if terminated or truncated:
