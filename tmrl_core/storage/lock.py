@@ -12,7 +12,7 @@ from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.storage.own_files import open_own
 
 LOCK_FILE = "lock"
-_LOCKED_BYTE = 1 << 20
+LOCKED_BYTE = 1 << 20
 """Windows locks bytes against reading too, so the one that is locked lies behind what the file says."""
 
 
@@ -43,7 +43,7 @@ class FolderLock:
         except OSError as exc:
             raise StorageError(f"{folder} ({purpose}) cannot be used: {exc}") from exc
         try:
-            _lock(descriptor)
+            lock_file(descriptor)
         except BlockingIOError as exc:
             holder = _holder(descriptor)
             os.close(descriptor)
@@ -83,19 +83,32 @@ class FolderLock:
         self.close()
 
 
-def _lock(descriptor: int) -> None:
+def lock_file(descriptor: int, *, wait: bool = False) -> None:
+    """Lock an open file until it is closed.
+
+    Args:
+        descriptor: of the file; Windows leaves its position at the beginning.
+        wait: wait for another holder; Windows waits for at most ten seconds.
+
+    Raises:
+        BlockingIOError: another open file holds the lock.
+        OSError: the file system has no locks.
+    """
     if os.name == "posix":
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     else:
         import msvcrt
 
-        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # type: ignore[attr-defined,unused-ignore]
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
         try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+            msvcrt.locking(descriptor, mode, 1)  # type: ignore[attr-defined,unused-ignore]
         except OSError as exc:
             raise BlockingIOError(exc.errno, exc.strerror) from exc
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def _holder(descriptor: int) -> str:

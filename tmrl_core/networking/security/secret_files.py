@@ -12,11 +12,11 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE
 from tmrl_core.storage import write_whole
+from tmrl_core.storage.lock import lock_file
 
 logger = logging.getLogger(__name__)
 
@@ -104,20 +104,8 @@ def writing(folder: Path) -> Iterator[None]:
         raise CredentialsError(f"{folder} cannot be written: {exc.strerror}") from exc
     with lock:
         try:
-            _lock(lock)
+            lock_file(lock.fileno(), wait=True)
         except OSError as exc:
             raise CredentialsError(f"{folder} is being written by another process: {exc.strerror}") from exc
         # Closing the file gives the lock back.
         yield
-
-
-def _lock(file: IO[str]) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # tries for ten seconds
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX)

@@ -10,6 +10,7 @@ import stat
 import sys
 from pathlib import Path
 
+from tmrl_core.storage.lock import LOCKED_BYTE, lock_file
 from tmrl_core.storage.own_files import BINARY
 
 
@@ -37,7 +38,7 @@ class PlainNotice:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
         self._descriptor = os.open(self.path, flags, 0o600)
         try:
-            _lock(self._descriptor)
+            lock_file(self._descriptor, wait=True)
             said = {"port": port, "pid": os.getpid(), "host": platform.node()}
             os.write(self._descriptor, json.dumps(said).encode())
         except BaseException:
@@ -91,24 +92,6 @@ def _alive(pid: int) -> bool:
     return True
 
 
-_LOCKED_BYTE = 1 << 20
-"""Windows locks bytes against reading too, so the one that is locked lies behind what the file says."""
-
-
-def _lock(descriptor: int) -> None:
-    """Lock a file, after whoever looks whether it is locked."""
-    if os.name == "posix":
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    else:
-        import msvcrt
-
-        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-
-
 def _is_locked(descriptor: int) -> bool:
     """Whether another open file holds the lock; closing this one gives back what was tried.
 
@@ -125,7 +108,7 @@ def _is_locked(descriptor: int) -> bool:
         return False
     import msvcrt
 
-    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
     try:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
     except OSError:
