@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Role
+from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Hello, Role
 
 
 class ClientState:
@@ -36,6 +36,18 @@ class ClientState:
         """How often a Server has welcomed this process."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after something that the application may wait for has changed."""
+
+    def hello(self) -> Hello:
+        """Return the first message to a Server."""
+        return Hello(
+            versions=self.versions,
+            role=self.role,
+            token=self.token,
+            run=self.run,
+            name=self.name,
+            peer=self.peer,
+            incarnation=self.incarnation,
+        )
 
     def agreed(self, version: int) -> None:
         """The Server has chosen a version of the protocol.

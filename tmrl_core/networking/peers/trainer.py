@@ -34,7 +34,6 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Have,
-    Hello,
     Incarnation,
     Joined,
     Left,
@@ -233,25 +232,13 @@ class TrainerConnection(Connection):
         self._granted = 0
         self._inbox_bytes = state.inbox_bytes
         self._max_message_bytes = 0
-        self._sending_version: tuple[int, int] | None = None
         self._sent_version = (0, 0)
         self._in_flight = False
         self._cutter: Iterator[Wire] | None = None
 
     def _on_connected(self) -> None:
         state = self.trainer
-        self.send(
-            Hello(
-                versions=state.versions,
-                role="trainer",
-                token=state.token,
-                run=state.run,
-                name=state.name,
-                peer=state.peer,
-                incarnation=state.incarnation,
-                holding=state.holding,
-            )
-        )
+        self.send(msgspec.structs.replace(state.hello(), holding=state.holding))
 
     def _on_control(self, message: Control) -> None:
         state = self.trainer

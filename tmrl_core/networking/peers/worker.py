@@ -24,7 +24,6 @@ from tmrl_core.networking.protocol.messages import (
     Halt,
     HandOver,
     Have,
-    Hello,
     OpenStream,
     Progress,
     Report,
@@ -194,18 +193,7 @@ class WorkerConnection(Connection):
 
     def _on_connected(self) -> None:
         state = self.worker
-        self.send(
-            Hello(
-                versions=state.versions,
-                role="worker",
-                token=state.token,
-                run=state.run,
-                name=state.name,
-                peer=state.peer,
-                incarnation=state.incarnation,
-                have=state.policy_version,
-            )
-        )
+        self.send(msgspec.structs.replace(state.hello(), have=state.policy_version))
 
     def _on_control(self, message: Control) -> None:
         state = self.worker
