@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.flattening import layout_of, vector_size
 from tmrl_core.actor.policies.spaces import discrete_actions
-from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
+from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
 from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
@@ -186,6 +186,8 @@ class MLPActorCritic(nn.Module):
         n: how many critics.
     """
 
+    actor_cls: ClassVar[type[TorchMLPActor]] = SquashedGaussianMLPActor
+
     def __init__(
         self,
         observation_space: Any,
@@ -195,7 +197,7 @@ class MLPActorCritic(nn.Module):
         n: int = 2,
     ) -> None:
         super().__init__()
-        self.actor = SquashedGaussianMLPActor(observation_space, action_space, hidden_sizes, activation)
+        self.actor = self.actor_cls(observation_space, action_space, hidden_sizes, activation)
         self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n)
 
 
@@ -213,7 +215,7 @@ class REDQMLPActorCritic(MLPActorCritic):
         super().__init__(observation_space, action_space, hidden_sizes, activation, n)
 
 
-class DeterministicActorCritic(nn.Module):
+class DeterministicActorCritic(MLPActorCritic):
     """A deterministic policy and its critics, as TD3 has them.
 
     A model of one's own needs `actor(obs) -> action`, which is an ActorModule too and has the buffers `low` and `high`
@@ -227,17 +229,7 @@ class DeterministicActorCritic(nn.Module):
         n: how many critics.
     """
 
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str | Callable[[], nn.Module] = nn.ReLU,
-        n: int = 2,
-    ) -> None:
-        super().__init__()
-        self.actor = DeterministicMLPActor(observation_space, action_space, hidden_sizes, activation)
-        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n)
+    actor_cls = DeterministicMLPActor
 
 
 class CategoricalActorCritic(nn.Module):

@@ -93,29 +93,10 @@ def _check_cache() -> None:
         )
 
 
-class _Settings:
-    """What optimizers are set to, as a part of the keys of graphs: whoever asks for each update asks often.
-
-    Args:
-        optimizers: whose parameter groups count.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._seen = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
-        self.key: Hashable = tuple(
-            tuple((name, value if isinstance(value, Hashable) else str(value)) for name, value in seen.items())
-            for seen in self._seen
-        )
-
-    def still(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Whether they are set to that now."""
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        return len(groups) == len(self._seen) and all(
-            len(group) == len(seen) + 1
-            and all((now := group.get(name)) is value or now == value for name, value in seen.items())
-            for group, seen in zip(groups, self._seen, strict=True)
-        )
+def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
 
 class _Update(NamedTuple):
@@ -151,7 +132,8 @@ class Compiler:
         self._runs: dict[tuple[int, ...], Replayed | None] = {}
         """Recordings of `AT_ONCE` updates, by their graphs."""
         self._states: list[Any] = []
-        self._settings = _Settings([])
+        self._settings: list[dict[str, Any]] = []
+        self._settings_key = ""
         self._primed: set[Hashable] = set()
         self.gave_up = False
         """True: compiling failed, or does not pay; updates are run without it."""
@@ -189,8 +171,9 @@ class Compiler:
             self._graphs.clear()
             self._runs.clear()
             self._states = states
-        if not self._settings.still(optimizers):
-            self._settings = _Settings(optimizers)
+        settings = _settings(optimizers)
+        if settings != self._settings:
+            self._settings, self._settings_key = settings, repr(settings)
         return all(states)
 
     def _results(self, updates: Sequence[_Update]) -> Iterator[Sequence[Tensor]]:
@@ -219,7 +202,7 @@ class Compiler:
             return None
         leaves, spec = _flat(transitions)
         batch = tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves)
-        key = kind, self._settings.key, batch, spec
+        key = kind, self._settings_key, batch, spec
         found = self._graphs.get(key) or self._make(key, leaves, spec)
         if found is None:
             return None
