@@ -32,13 +32,18 @@ class Checkpointable(Protocol):
         """Take over what `state_dict` returned, in this version or an earlier one."""
 
 
+def place_of(kind: type) -> str:
+    """Return `module:qualname` of a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def type_name(kind: type) -> str:
-    """Return a class's type id, or `module:qualname` where it declares none; ids hold neither `:` nor `.`.
+    """Return a class's type id, or its place where it declares none; ids hold neither `:` nor `.`.
 
     A derived class is another type: it does not inherit the id, but the version of the state that it extends.
     """
     declared: str | None = vars(kind).get("type_id")
-    return declared if declared is not None else f"{kind.__module__}:{kind.__qualname__}"
+    return declared if declared is not None else place_of(kind)
 
 
 def type_version(kind: type) -> int:

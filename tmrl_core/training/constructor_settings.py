@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.checkpointable import parameters_of
 
 PLAIN = (bool, int, float, str, tuple)
 """Types of settings."""
@@ -37,9 +37,9 @@ def constructed_settings(owner: Any, path: str) -> dict[str, Any]:
 
 
 def constructor_parameters(kind: type) -> set[str]:
-    """Names of the parameters of a class's constructor and of those that it may hand keyword arguments on to."""
+    """Return the names of parameters of a class's constructor and of its parents' constructors."""
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
-    return {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+    return {name for constructor in constructors for name in parameters_of(constructor)}
 
 
 def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ A name is only ever compared with the class of an object that is there: nothing 
 
 from __future__ import annotations
 
-from tmrl_core.training.checkpointable import type_name
+from tmrl_core.training.checkpointable import place_of, type_name
 
 FORMER_NAMES = {
     f"tmrl_core.training.{place}": type_id
@@ -34,5 +34,9 @@ def saved_name(name: str) -> str:
 
 
 def is_named(kind: type, name: str) -> bool:
-    """Return True when a checkpoint, of format 2 or a newer one, means this class by a name."""
-    return saved_name(name).replace(":", ".") == type_name(kind).replace(":", ".")
+    """Return True when a checkpoint means this class by a name: its type id, or its place, in format 2 without a colon.
+
+    A class may declare its id when there are checkpoints with its place already.
+    """
+    named = saved_name(name).replace(":", ".")
+    return named in (type_name(kind), place_of(kind).replace(":", "."))
