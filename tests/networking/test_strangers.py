@@ -326,14 +326,12 @@ def test_nothing_is_compressed_by_tls_and_a_resumed_session_proves_nothing(
 
 def test_nothing_that_strangers_reach_can_decompress() -> None:
     """Compressed payloads are passed on as they are: only who was let in sends any, and only their readers decode."""
-    package = Path(tmrl_core.__file__).parent
+    network = Path(tmrl_core.__file__).parent / "networking"
     reached = [
-        *(
-            package / "networking" / f"{name}.py"
-            for name in ("connection", "framing", "messages", "admission", "access")
-        ),
-        *(package / "networking" / "relay").glob("*.py"),
-        *(package / "networking" / "transports" / f"{name}.py" for name in ("tls", "base", "select")),
+        *(network / "protocol" / f"{name}.py" for name in ("connection", "framing", "messages")),
+        *(network / "security" / f"{name}.py" for name in ("admission", "authentication")),
+        *(network / "relay").glob("*.py"),
+        *(network / "transports" / f"{name}.py" for name in ("tls", "base", "selection")),
     ]
     for file in reached:
         names: set[str] = set()

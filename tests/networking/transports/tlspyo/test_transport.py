@@ -107,7 +107,7 @@ def io_processes(parent: int | None = None) -> list[psutil.Process]:
 
 def is_io(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any("tlspyo_io" in word for word in process.cmdline())
+        return any("tlspyo.io_process" in word for word in process.cmdline())
     return False
 
 
