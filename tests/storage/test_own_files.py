@@ -7,6 +7,8 @@ import stat
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -104,8 +106,9 @@ def test_a_trainer_refuses_a_folder_with_a_pipe_in_the_place_of_its_records(tmp_
     config.run_folder.mkdir()
     os.mkfifo(config.metrics_path)
     TrainerDisplay(config).look()
+    training: Any = SimpleNamespace(elapsed_s=0.0, total_samples=0)
     with ExitStack() as closing, pytest.raises(ConfigError, match=r"no records can be written to .*metrics\.jsonl"):
-        Trainer(config=config).open_recorder(None, closing)
+        Trainer(config=config).open_recorder(training, closing)
 
 
 def test_truncating_comes_after_the_checks(tmp_path: Path, victim: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmrl_core.errors import CheckpointError, LinkClosedError
 from tmrl_core.samples import EpisodeRecord
+from tmrl_core.training.contracts import as_loop
 
 if TYPE_CHECKING:
     from tmrl_core.roles.trainer import Trainer
@@ -45,7 +46,7 @@ class Iterations:
         Raises:
             LinkClosedError: the trainer was stopped.
         """
-        training = self.training
+        training = as_loop(self.training)
         interface = self._trainer.interface
         if self._recorder is None or interface is None:
             self._recorder = self._trainer.open_recorder(training, self._closing)
@@ -56,7 +57,7 @@ class Iterations:
             row = training.run_iteration(interface)
         if row is None:
             raise LinkClosedError("the trainer was stopped within the iteration; its samples are not trained on")
-        return {**_episode_statistics(self._episodes), **row, "iteration": iterations_of(training)}
+        return {**_episode_statistics(self._episodes), **row, "iteration": training.iterations}
 
     def _note(self, record: EpisodeRecord) -> None:
         if record.mode == "train" and record.end != "aborted":
@@ -64,8 +65,8 @@ class Iterations:
 
     def save(self, root: Path) -> Path:
         """Write a checkpoint into a folder of its own under `root`; returns that folder."""
-        training = self.training
-        path = root / f"checkpoint_{iterations_of(training):06d}"
+        training = as_loop(self.training)
+        path = root / f"checkpoint_{training.iterations:06d}"
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -84,11 +85,6 @@ class Iterations:
         self._recorder = None
         self._trainer.close_interface()
         self._closing.close()
-
-
-def iterations_of(training: Any) -> int:
-    """How many rounds a training object has done."""
-    return int(training.epoch * training.rounds + training.round)
 
 
 def _episode_statistics(records: list[EpisodeRecord]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.iterations import Iterations
 from tmrl_core.roles.training import prepare_torch, training_from_config
-from tmrl_core.training.agent import actor_of
 from tmrl_core.training.checkpoints.model_file import ModelFile
 from tmrl_core.training.checkpoints.run_checkpoints import RunCheckpoints
+from tmrl_core.training.contracts import LoopLike, TrainingLoop, actor_of, as_loop
 from tmrl_core.training.remote.delivery import LinkedTraining
 from tmrl_core.training.remote.run_shutdown import Farewell
 
@@ -75,7 +75,7 @@ class Trainer:
 
     def __init__(
         self,
-        training_cls: Callable[[], Any] | Cfg = CFG,
+        training_cls: Callable[[], LoopLike] | Cfg = CFG,
         server_ip: str | Cfg | None = CFG,
         server_port: int | Cfg = CFG,
         password: str | Cfg | None = CFG,
@@ -99,7 +99,7 @@ class Trainer:
         config = self._config = config if config is not None else current()
         kind = given(transport, config.network.transport)
         self._configured = isinstance(training_cls, Cfg)
-        self.training_cls: Callable[[], Any] = (
+        self.training_cls: Callable[[], LoopLike] = (
             training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
         )
         host = given(server_ip, config.server.host)
@@ -265,7 +265,7 @@ class Trainer:
     def finish(self) -> None:
         """After `train_iteration`: tell the workers that the run is over, so that they end, and take what they send."""
         if self.interface is not None and self.training is not None:
-            Farewell(self.training, self.interface).send_home()
+            Farewell(as_loop(self.training), self.interface).send_home()
 
     # What `Iterations` makes these of.
 
@@ -288,17 +288,17 @@ class Trainer:
         prepare_torch(self._config)
         return self._checkpoints.read(path)
 
-    def dump_training(self, training: Any, path: Path, recorder: Recorder | None) -> None:
+    def dump_training(self, training: TrainingLoop, path: Path, recorder: Recorder | None) -> None:
         """Write a checkpoint to `path`.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         self._linked.note_delivery(training, recorder)
-        self._checkpoints.write_apart(training, path)
+        self._checkpoints.write_apart(training.own, path)
 
     def open_recorder(
-        self, training: Any, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
+        self, training: TrainingLoop, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
     ) -> Recorder:
         """Return where the run's records go, closed with `closing`.
 
@@ -318,13 +318,13 @@ class Trainer:
             raise ConfigError(f"no records can be written to {self._config.run_folder}: {exc}") from exc
         recorder = Recorder(
             sinks,
-            elapsed_s=getattr(training, "elapsed_s", 0.0),
-            env_steps=getattr(training, "total_samples", 0),
+            elapsed_s=training.elapsed_s,
+            env_steps=training.total_samples,
         )
         closing.callback(recorder.close)
         return recorder
 
-    def open_interface(self, training: Any, recorder: Recorder) -> RemoteInterface:
+    def open_interface(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
         """Dial the Server."""
         interface = self._linked.open(training, recorder)
         interface.on_let_in = self._write_configuration
@@ -344,11 +344,11 @@ class Trainer:
             except OSError as exc:
                 logger.warning("the configuration cannot be written to %s: %s", self._config.run_folder, exc)
 
-    def _close_memory(self, training: Any) -> None:
+    def _close_memory(self, training: LoopLike | None) -> None:
         """Let another trainer use the folder of a memory on disk; it can still be read."""
-        close = getattr(getattr(training, "memory", None), "close", None)
-        if close is not None:
-            close()
+        memory = None if training is None else as_loop(training).training_memory
+        if memory is not None:
+            memory.close()
 
     def __enter__(self) -> Trainer:
         return self
@@ -374,8 +374,8 @@ class Trainer:
         if self._configured:
             check_run_folder(self._config)
         prepare_torch(self._config)
-        training, _ = self._checkpoints.make_or_load()
-        self.training = training
+        self.training, _ = self._checkpoints.make_or_load()
+        training = as_loop(self.training)
         if training.epoch >= training.epochs:
             logger.info(
                 "the checkpoint is of a finished run: %d of %d epochs. To train on, raise trainer.epochs; to begin "
@@ -399,7 +399,7 @@ class Trainer:
             closing.callback(self._linked.close)
             self._train(training, interface, recorder)
 
-    def _train(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
+    def _train(self, training: TrainingLoop, interface: RemoteInterface, recorder: Recorder) -> None:
         target = self._config.trainer.evaluation.target_return
         facts: dict[str, Any] = {} if target is None else {names.RETURN_TARGET: target}
         interface.event(names.EVENT_START, run_name=self._run_name, **facts)
@@ -424,12 +424,11 @@ class Trainer:
                 why += ", but its end could not be written to disk"
                 raise
         finally:
-            updates = getattr(training, "total_updates", None)
-            interface.event(names.EVENT_END, why, step=updates, phase="done")
+            interface.event(names.EVENT_END, why, step=training.total_updates, phase="done")
             if not self._config.metrics.console:  # which logs that event
                 logger.info("end: %s", why)
 
-    def _write_end(self, training: Any, interface: RemoteInterface, recorder: Recorder) -> None:
+    def _write_end(self, training: TrainingLoop, interface: RemoteInterface, recorder: Recorder) -> None:
         """Write the last checkpoint and the final weights; a disk that is full is given time to be made room on.
 
         Raises:
@@ -471,14 +470,14 @@ class Trainer:
             return "two evaluations have reached the target"
         return "the time limit is reached" if interface.time_is_over else "all epochs are done"
 
-    def _confirmed(self, training: Any, interface: RemoteInterface) -> bool:
+    def _confirmed(self, training: TrainingLoop, interface: RemoteInterface) -> bool:
         """Evaluate the policy as it is now; the one that has reached the target is some updates older."""
         Farewell(training, interface).evaluate()
         return interface.confirm_target()
 
-    def _pass_on_the_end(self, training: Any) -> None:
+    def _pass_on_the_end(self, training: TrainingLoop) -> None:
         """Tell workers that wait for this run's trainer that it is over: nobody else would."""
-        samples = getattr(training, "total_samples", 0)
+        samples = training.total_samples
         with contextlib.ExitStack() as closing:
             recorder = Recorder([])
             interface = self._linked.open(training, recorder)
@@ -494,16 +493,16 @@ class Trainer:
                     logger.info("no Server was told: none let this trainer in within %g s", FINISHED_S)
             except NetworkError as exc:
                 logger.warning("workers that wait for this trainer are not told that the run is over: %s", exc)
-            if getattr(training, "total_samples", 0) != samples:
+            if training.total_samples != samples:
                 self._checkpoint(training, recorder, wait=True)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _rest(self, training: Any, recorder: Recorder) -> None:
-        if self._checkpoints.due(training):
+    def _rest(self, training: TrainingLoop, recorder: Recorder) -> None:
+        if self._checkpoints.due(training.own):
             self._checkpoint(training, recorder)
 
-    def _write_weights(self, training: Any, now: bool = False) -> str:
+    def _write_weights(self, training: TrainingLoop, now: bool = False) -> str:
         """Write the current weights, as `ModelFile.write`, once a Server has let this trainer in.
 
         A refused trainer leaves no untrained policy, which `--test` would play.
@@ -511,14 +510,14 @@ class Trainer:
         interface = self.interface
         return self._model.write(training, now) if interface is not None and interface.link.was_connected else ""
 
-    def _checkpoint(self, training: Any, recorder: Recorder, wait: bool = False) -> str:
+    def _checkpoint(self, training: TrainingLoop, recorder: Recorder, wait: bool = False) -> str:
         """Write a checkpoint; why it could not be written, as far as that is known already."""
         if self.checkpoint_path is None:
             return ""
         evaluator = self.interface.evaluator if self.interface is not None else None
         score = evaluator.latest.mean if evaluator is not None and evaluator.latest is not None else None
         self._linked.note_delivery(training, recorder)
-        at = (training.epoch, getattr(training, "total_updates", 0))
+        at = (training.epoch, training.total_updates)
 
         def written() -> None:
             # The last one holds no more than what came in while the workers went home.
@@ -526,9 +525,9 @@ class Trainer:
                 self._checkpoint_told = at
                 recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
 
-        return self._checkpoints.write(training, score=score, wait=wait, on_written=written)
+        return self._checkpoints.write(training.own, score=score, wait=wait, on_written=written)
 
-    def _make(self) -> Any:
+    def _make(self) -> LoopLike:
         seed = self._config.run.seed
         if seed is not None:
             import torch

@@ -22,6 +22,7 @@ from tmrl_core.config.algorithms import (
 )
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.training.contracts import declarations_of
 from tmrl_core.training.loops.threads import available_cores
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> di
         for name, value in (("max_drawn_lag", memory.max_drawn_lag), ("prefetch", memory.prefetch))
         if value is not None
     }
-    if wanted_extras and not getattr(agent_cls, "wants_extras", False):
+    if wanted_extras and not declarations_of(agent_cls).wants_extras:
         raise ConfigError(
             f"memory.n_step: {memory.n_step} and memory.sampling: {memory.sampling} give batches with further columns "
             f"(discounts, weights), which {config.agent.cls} does not look at. Take an agent whose class says "
@@ -271,8 +272,7 @@ def make_agent(
         ConfigError: it says that it does not, with the pairs that work; or the workers' policy cannot act in it, or the
             memory not store the observations; or one of the project's own cannot be made with these values.
     """
-    accepted: frozenset[str] = getattr(agent_cls, "action_spaces", frozenset())
-    problem = action_space_problem(config.agent.cls, accepted, action_space)
+    problem = action_space_problem(config.agent.cls, declarations_of(agent_cls).action_spaces, action_space)
     if algorithm_of(config.agent.cls) is not None:
         # Beside an agent of one's own, workers may act with what the configuration does not name.
         problem = problem or policy_problem(config, action_space)
@@ -301,9 +301,9 @@ def check_collection(agent_cls: Any, config: Config) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    modes = getattr(agent_cls, "collection", None)
+    modes = declarations_of(agent_cls).collection
     collection = config.worker.collection
-    if modes is None or collection in modes:
+    if collection in modes:
         return
     raise ConfigError(
         f"agent.cls: {config.agent.cls} does not learn from worker.collection: {collection}; it works with "

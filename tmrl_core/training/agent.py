@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, TypeAlias
+
+Batch: TypeAlias = Any
+"""Batch of a memory, usually `(prev_obs, new_act, rew, new_obs, terminated, truncated)` and a dict of extras."""
+Metrics: TypeAlias = dict[str, Any]
+"""Numbers or detached scalar tensors by name."""
 
 
 class TrainingAgent(ABC):
@@ -24,15 +29,26 @@ class TrainingAgent(ABC):
     """Action spaces that it takes: `box` (of floats), `discrete`. Empty: what its constructor takes."""
     wants_extras: ClassVar[bool] = False
     """True: batches end in a dict of what a memory knows besides, where it does."""
+    times_updates: ClassVar[bool] = False
+    """True: `train` makes many updates, and calls `after_update` after each."""
+    after_update: Callable[[float], None] | None = None
+    """Called with the seconds that an update took; the loop sets it."""
+    td_error_B: Any = None
+    """TD errors [B] of the last update, for a memory that samples by priorities; None: not computed."""
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
         self.observation_space = observation_space
         self.action_space = action_space
         self.device = device
 
+    @property
+    def own(self) -> Any:
+        """The agent itself, also for one that got its defaults from `as_agent`."""
+        return self
+
     @abstractmethod
-    def train(self, batch: Any) -> dict[str, Any]:
-        """One update.
+    def train(self, batch: Batch) -> Metrics:
+        """Compute one update.
 
         Args:
             batch: what the memory yields, usually `(prev_obs, new_act, rew, new_obs, terminated, truncated)`.
@@ -42,7 +58,7 @@ class TrainingAgent(ABC):
             update waits for its device. `tmrl_core.training.updates.skipped_updates.SKIPPED` says that none was made.
         """
 
-    def train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:
+    def train_steps(self, batches: Sequence[Batch]) -> list[Metrics]:
         """Several updates, one after the other. An agent for which that costs less than as many calls of `train` says
         so by overriding this; only then does a loop ask for more than one at once.
 
@@ -57,20 +73,3 @@ class TrainingAgent(ABC):
     @abstractmethod
     def get_actor(self) -> Any:
         """The ActorModule to publish; its weights are read before the next update."""
-
-
-@runtime_checkable
-class TimesUpdates(Protocol):
-    """An agent that makes many updates in one `train`, and says how long each took.
-
-    Attributes:
-        after_update: called after each with its seconds; the loop sets it.
-    """
-
-    after_update: Callable[[float], None] | None
-
-
-def actor_of(training: Any) -> Any:
-    """The policy as it is now; None where a training object of one's own has no agent to ask."""
-    agent = getattr(training, "agent", None)
-    return None if agent is None else agent.get_actor()

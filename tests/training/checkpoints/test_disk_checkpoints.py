@@ -253,7 +253,7 @@ def test_marks_gaps_and_refusals_are_written_before_they_are_acknowledged(tmp_pa
     training.total_samples = 5
     link = TrainerLink(LinkSettings(host="127.0.0.1", port=1, transport="local"), name="t", run="r", incarnation=4)
     receiver = link._trainer.receiver(STREAM)
-    log = DeliveryLog(training, link)
+    log = DeliveryLog(training, training.training_memory, link)
     received = []
     # Number, samples, and the position that the worker gave it: it dropped message 1, with 10 samples.
     for number, samples, position in ((0, 2, 0), (2, 3, 12)):

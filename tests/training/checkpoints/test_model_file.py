@@ -54,5 +54,5 @@ def test_a_disk_that_fails_ends_no_training(training: Any, tmp_path: Path, caplo
 
 def test_without_a_path_or_a_policy_nothing_is_written(training: Any, tmp_path: Path) -> None:
     ModelFile(None).write(training, now=True)
-    ModelFile(tmp_path / "policy.tmod").write(SimpleNamespace(), now=True)
+    ModelFile(tmp_path / "policy.tmod").write(SimpleNamespace(agent=None), now=True)
     assert list(tmp_path.iterdir()) == []

@@ -25,9 +25,10 @@ from tmrl_core.training.checkpoints.capture import capture
 from tmrl_core.training.checkpoints.files import write_file
 from tmrl_core.training.checkpoints.manifest import read_manifest, write_manifest
 from tmrl_core.training.checkpoints.type_ids import FORMER_NAMES
+from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
-from tmrl_core.training.memories.memory import EpisodeStatistics, GenericTorchMemory
+from tmrl_core.training.memories.memory import GenericTorchMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 
 SPACES = (gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
@@ -141,7 +142,7 @@ def test_each_class_that_a_checkpoint_names_has_an_id_of_its_own() -> None:
     kept = [
         kind
         for kind in classes
-        if issubclass(kind, (TrainingAgent, EpisodeStatistics, TrainingOffline)) and not inspect.isabstract(kind)
+        if issubclass(kind, (TrainingAgent, TrainingMemory, TrainingOffline)) and not inspect.isabstract(kind)
     ]
     ids = [type_name(kind) for kind in kept]
     assert len(kept) >= 13

@@ -122,6 +122,7 @@ class PPOAgent(TrainingAgent):
     action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
     wants_extras: ClassVar[bool] = True
     transient: ClassVar[frozenset[str]] = frozenset({"after_update"})
+    times_updates = True
 
     def __init__(
         self,
@@ -176,7 +177,6 @@ class PPOAgent(TrainingAgent):
         self.max_grad_norm = max_grad_norm
         self.target_kl = target_kl
         self.normalize_advantages = normalize_advantages
-        self.after_update: Callable[[float], None] | None = None
         self.rounds = 0
         """Rounds trained on."""
         kwargs: dict[str, Any] = {} if log_std is None else {"log_std": log_std}

@@ -34,8 +34,8 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.checkpointable import Checkpointable, attributes_of, saved_attributes, type_name, type_version
 from tmrl_core.training.checkpoints.random_state import Generator, generator_state, global_random_state
 from tmrl_core.training.checkpoints.rows import MemoryRows
+from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.memories.layout import Array
-from tmrl_core.training.memories.memory import EpisodeStatistics
 from tmrl_core.training.memories.rows import RowMemory
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class _Capture:
             return self._skip(path, f"{class_name(value)}: {type(exc).__name__}: {exc}")
 
     def _is_owner(self, value: object) -> bool:
-        return id(value) in self._owners or isinstance(value, (TrainingAgent, EpisodeStatistics))
+        return id(value) in self._owners or isinstance(value, (TrainingAgent, TrainingMemory))
 
     def _skip(self, path: str, reason: str) -> Node:
         self._captured.skipped[path] = reason

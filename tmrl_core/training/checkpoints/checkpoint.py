@@ -38,8 +38,7 @@ from tmrl_core.training.checkpoints.files import (
 from tmrl_core.training.checkpoints.manifest import Manifest, RowsFile, read_manifest, write_manifest
 from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.checkpoints.rows import read_rows
-from tmrl_core.training.loops.offline import TrainingOffline
-from tmrl_core.training.memories.rows import DurableMemory
+from tmrl_core.training.contracts import TrainingLoop, TrainingMemory
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def delivery_note(training: object) -> bytes:
 def flush_memory(training: object) -> None:
     """Have a memory on disk be as safe from its machine's end as the checkpoint that refers to it."""
     memory = attributes_of(training).get("memory")
-    if isinstance(memory, DurableMemory):
+    if isinstance(memory, TrainingMemory):
         try:
             memory.flush()
         except StorageError as exc:
@@ -121,7 +120,7 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as exc:
         raise CheckpointError(f"{folder} does not fit this training object: {exc}") from exc
-    if isinstance(training, TrainingOffline):
+    if isinstance(training, TrainingLoop):
         training.follow_memory()
     return manifest
 
@@ -129,7 +128,7 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
 def let_go(training: object) -> None:
     """Have a training object that is not used give back what only one can hold: its memory's folder."""
     memory = attributes_of(training).get("memory")
-    if isinstance(memory, DurableMemory):
+    if isinstance(memory, TrainingMemory):
         memory.close()
 
 

@@ -6,9 +6,8 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
 
-from tmrl_core.training.agent import actor_of
+from tmrl_core.training.contracts import LoopLike, actor_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ class ModelFile:
         self.path = path
         self._written = -MODEL_FILE_S
 
-    def write(self, training: Any, now: bool = False) -> str:
+    def write(self, training: LoopLike, now: bool = False) -> str:
         """Write the current weights, not more often than every few seconds unless `now`.
 
         Returns:
@@ -41,7 +40,7 @@ class ModelFile:
             logger.warning("the current weights could not be written to %s: %s", self.path, problem)
         return problem
 
-    def check(self, training: Any) -> str:
+    def check(self, training: LoopLike) -> str:
         """See that the weights can be written, without leaving any.
 
         Returns:
@@ -49,7 +48,7 @@ class ModelFile:
         """
         return "" if self.path is None else self._save(training, self.path, keep=False)
 
-    def _save(self, training: Any, path: Path, keep: bool = True) -> str:
+    def _save(self, training: LoopLike, path: Path, keep: bool = True) -> str:
         actor = actor_of(training)
         if actor is None:
             return ""

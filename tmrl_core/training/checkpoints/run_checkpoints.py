@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tmrl_core.config.resuming import FIRST, Change, changes_since, in_force, plain
 from tmrl_core.errors import CheckpointError, ConfigError, FolderLockedError, StorageError
 from tmrl_core.storage.lock import FolderLock
-from tmrl_core.training.checkpointable import attributes_of
+from tmrl_core.training.contracts import LoopLike, as_loop
 
 if TYPE_CHECKING:
     from tmrl_core.config import Config
@@ -45,7 +45,7 @@ class RunCheckpoints:
         self,
         path: Path | None,
         config: Config,
-        make: Callable[[], Any],
+        make: Callable[[], LoopLike],
         dump: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
         updater: Callable[[Any], Any] | None = None,
@@ -64,7 +64,7 @@ class RunCheckpoints:
         self._first = False
         """Nothing of this run is on the disk."""
         self._written_at = 0.0
-        self._written: tuple[Any, Any] = (None, None)
+        self._written = (-1, -1)
         self._make = make
         self._dump = dump
         self._load = load
@@ -76,7 +76,7 @@ class RunCheckpoints:
 
     def write(
         self,
-        training: Any,
+        training: LoopLike,
         *,
         score: float | None = None,
         wait: bool = False,
@@ -104,7 +104,7 @@ class RunCheckpoints:
             return ""
         self._written_at, self._written = self._clock(), _progress_of(training)
         self._first = self.asked = False
-        if self._dump is None and not _has_own_format(training):
+        if self._dump is None and not as_loop(training).own_format:
             return self._save_to_store(training, score, wait or first, first, on_written)
         if self._dump is not None:
             self._dump(training, self.path)
@@ -114,7 +114,7 @@ class RunCheckpoints:
         return ""
 
     def _save_to_store(
-        self, training: Any, score: float | None, wait: bool, first: bool, on_written: Callable[[], None]
+        self, training: LoopLike, score: float | None, wait: bool, first: bool, on_written: Callable[[], None]
     ) -> str:
         store = self._the_store()
         failures = store.failures
@@ -131,7 +131,7 @@ class RunCheckpoints:
             raise CheckpointError(f"the first checkpoint cannot be written to {store.root}: {store.last_error}")
         return store.last_error if wait else ""
 
-    def due(self, training: Any) -> bool:
+    def due(self, training: LoopLike) -> bool:
         """Return True when one is to be written between epochs: the first one, one that was asked for, or by time."""
         if self.path is None:
             return False
@@ -151,7 +151,7 @@ class RunCheckpoints:
             and self._written != _progress_of(training)
         )
 
-    def write_apart(self, training: Any, path: Path) -> None:
+    def write_apart(self, training: LoopLike, path: Path) -> None:
         """Write a checkpoint that stands alone to another place.
 
         Raises:
@@ -224,7 +224,7 @@ class RunCheckpoints:
                 loaded = self._restore()
                 if loaded is None:
                     made = self._make()
-                    if _has_own_format(made):
+                    if as_loop(made).own_format:
                         made.load(path)
                         loaded = made
         self._written_at = self._clock()
@@ -232,7 +232,7 @@ class RunCheckpoints:
             made = made or self._make()
             _say_what_is_kept(made)
             self._first = True
-            if path is not None and self._dump is None and not _has_own_format(made):
+            if path is not None and self._dump is None and not as_loop(made).own_format:
                 self._the_store().check_writable()
             return made, True
         if self._updater is not None:
@@ -293,28 +293,19 @@ class RunCheckpoints:
         return training
 
 
-def _progress_of(training: Any) -> tuple[object, object]:
+def _progress_of(training: LoopLike) -> tuple[int, int]:
     """Return counters that have grown if another checkpoint would hold more than the last one."""
-    attributes = attributes_of(training)
-    return attributes.get("total_updates"), attributes.get("total_samples")
+    return training.total_updates, training.total_samples
 
 
-def _is_empty(training: Any) -> bool:
-    """Return True when no sample was accepted; a user's training object need not count samples."""
-    return training.epoch == 0 and attributes_of(training).get("total_samples") == 0
+def _is_empty(training: LoopLike) -> bool:
+    """Return True when no sample was accepted."""
+    return training.epoch == 0 and training.total_samples == 0
 
 
-def _has_own_format(training: Any) -> bool:
-    from tmrl_core.training.loops.offline import TrainingOffline
-
-    return not isinstance(training, TrainingOffline) or type(training).save is not TrainingOffline.save
-
-
-def _say_what_is_kept(training: Any) -> None:
-    from tmrl_core.training.memories.replay import ReplayMemory
-
-    memory = attributes_of(training).get("memory")
-    if isinstance(memory, ReplayMemory) and memory.recorded is not None:
+def _say_what_is_kept(training: LoopLike) -> None:
+    memory = as_loop(training).training_memory
+    if memory is not None and memory.recorded is not None:
         logger.info(
             "there is no checkpoint; training begins anew, with %d transitions of the memory on disk (%d samples)",
             len(memory),

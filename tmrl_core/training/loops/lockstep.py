@@ -17,7 +17,6 @@ import numpy as np
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.messages import Version
-from tmrl_core.training.agent import TimesUpdates
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.loops.evaluation import mean_of
@@ -113,8 +112,8 @@ class TrainingLockstep(TrainingOffline):
             *args,
             **kwargs,
         )
-        if isinstance(self.agent, TimesUpdates):
-            self.agent.after_update = lambda seconds: self._threads.note(1, seconds)
+        if self._agent.times_updates:
+            self._agent.after_update = lambda seconds: self._threads.note(1, seconds)
 
     transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {"_begun", "suspended", "_seeded", "_lacks"}
 
@@ -239,7 +238,7 @@ class TrainingLockstep(TrainingOffline):
             "a round holds samples of its version only"
         )
         sampled = time.perf_counter()
-        metrics = dict(self.agent.train(batch))
+        metrics = dict(self._agent.train(batch))
         updates = int(metrics.pop("updates", 1))
         skipped = int(metrics.pop("updates_skipped", 0))
         rounds_skipped = self._bad.note(self.rounds_done + 1, metrics, batch, memory)
@@ -249,7 +248,7 @@ class TrainingLockstep(TrainingOffline):
         statistics.sampling_s += sampled - before
         training_s = time.perf_counter() - sampled
         statistics.training_s += training_s
-        if not isinstance(self.agent, TimesUpdates):
+        if not self._agent.times_updates:
             self._threads.note(updates, training_s)
         self.total_updates += updates
         self.rounds_done += 1

@@ -18,8 +18,10 @@ from typing import Any, ClassVar
 from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.training.agent import Batch
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
+from tmrl_core.training.contracts import AgentLike, MemoryLike, Row, TrainingLoop, TrainingMemory, as_agent, as_memory
 from tmrl_core.training.interface import Delivery, TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means
 from tmrl_core.training.loops.limiter import SamplesPerInsert
@@ -29,7 +31,7 @@ from tmrl_core.training.loops.storage_failures import Unwritten
 from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
 from tmrl_core.training.memories.sample_schema import expect
-from tmrl_core.training.updates.skipped_updates import BadUpdates, indices_of
+from tmrl_core.training.updates.skipped_updates import BadUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ TURN_LOOK_S = 0.01
 """Seconds between two looks at whether it is this side's turn."""
 
 
-class TrainingOffline:
+class TrainingOffline(TrainingLoop):
     """Off-policy training from a memory that fills while it trains.
 
     Args:
@@ -84,8 +86,8 @@ class TrainingOffline:
     def __init__(
         self,
         env_cls: Any,
-        memory_cls: Callable[..., Any],
-        training_agent_cls: Callable[..., Any],
+        memory_cls: Callable[..., MemoryLike],
+        training_agent_cls: Callable[..., AgentLike],
         epochs: int = 10,
         rounds: int = 50,
         steps: int = 2000,
@@ -168,17 +170,18 @@ class TrainingOffline:
         if device is None:
             # The agent chooses, and batches go where it is.
             self.agent = make_agent()
-            chosen = getattr(self.agent, "device", None)
-            self.memory = memory_cls(nb_steps=steps, device=None if chosen is None else str(chosen))
+            chosen = as_agent(self.agent).device
+            self.memory: Any = memory_cls(nb_steps=steps, device=None if chosen is None else str(chosen))
         else:
             self.memory = memory_cls(nb_steps=steps, device=device)
             self.agent = make_agent()
+        self._agent, self._memory = as_agent(self.agent), as_memory(self.memory)
         self.limiter = SamplesPerInsert(
-            samples_per_insert, max(1, start_training), error_buffer, getattr(self.memory, "batch_size", 1)
+            samples_per_insert, max(1, start_training), error_buffer, self._memory.batch_size
         )
-        expect(self.memory, self.agent, (observation_space, action_space), declared)
-        self._at_once = UpdatesAtOnce(self.agent)
-        self._threads = Threads(threads, getattr(self.agent, "device", device))
+        expect(self._memory, self._agent, (observation_space, action_space), declared)
+        self._at_once = UpdatesAtOnce(self._agent)
+        self._threads = Threads(threads, self._agent.device or device)
         self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
         """Settings as constructors left them: on resume, those that have changed take effect."""
         self.follow_memory()
@@ -195,12 +198,14 @@ class TrainingOffline:
         "_bad",
         "_at_once",
         "_threads",
+        "_agent",
+        "_memory",
     }
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
     def follow_memory(self) -> None:
         """Take over what a memory on disk says of the samples that it holds: it is never older than a checkpoint."""
-        recorded = getattr(self.memory, "recorded", None)
+        recorded = self._memory.recorded
         if recorded is None:
             return
         marks, values = recorded
@@ -247,7 +252,7 @@ class TrainingOffline:
         """Whether all epochs are done."""
         return self.epoch >= self.epochs
 
-    def run_epoch(self, interface: TrainingInterface) -> list[dict[str, Any]]:
+    def run_epoch(self, interface: TrainingInterface) -> list[Row]:
         """Train for one epoch, or until `interface.stopping`; an epoch ended early goes on where it was.
 
         Returns:
@@ -275,7 +280,7 @@ class TrainingOffline:
             logger.info("where the epoch's time went:\n%s", text.getvalue())
         return rows
 
-    def run_iteration(self, interface: TrainingInterface) -> dict[str, Any] | None:
+    def run_iteration(self, interface: TrainingInterface) -> Row | None:
         """Train for one round; the last one of an epoch ends it.
 
         Returns:
@@ -289,15 +294,37 @@ class TrainingOffline:
         self._end()
         return row
 
+    def _follow_parts(self) -> None:
+        """Follow an agent or a memory that was replaced, as an `updater_fn` may do."""
+        if self._agent.own is not self.agent:
+            self._agent = as_agent(self.agent)
+        if self._memory.own is not self.memory:
+            self._memory = as_memory(self.memory)
+
+    @property
+    def own_format(self) -> bool:
+        """True: a subclass has its own `save`."""
+        return type(self).save is not TrainingOffline.save
+
+    @property
+    def iterations(self) -> int:
+        """Rounds done."""
+        return self.epoch * self.rounds + self.round
+
+    @property
+    def training_memory(self) -> TrainingMemory:
+        """The memory with all capabilities."""
+        self._follow_parts()
+        return self._memory
+
     def _publish(self, interface: TrainingInterface) -> None:
         interface.broadcast_model(self.agent.get_actor())
         self._yields = True
         self.delivery["counter"] = interface.version[1]
-        note_version = getattr(self.memory, "note_version", None)
-        if note_version is not None:
-            note_version(interface.version[1])
+        self._memory.note_version(interface.version[1])
 
     def _begin(self, interface: TrainingInterface) -> None:
+        self._follow_parts()
         if not self.published:
             self._publish(interface)
             interface.give_turn()
@@ -310,7 +337,7 @@ class TrainingOffline:
             self.round = 0
             self.epoch += 1
 
-    def _round_row(self, interface: TrainingInterface) -> dict[str, Any] | None:
+    def _round_row(self, interface: TrainingInterface) -> Row | None:
         """One round; its row of statistics, or None when it was stopped before its end."""
         with self._threads:
             if not self._run_round(interface):
@@ -339,7 +366,7 @@ class TrainingOffline:
             indices: Any = None
             if self.total_updates % self.update_buffer_interval == 0:
                 # What is appended may take the place of what was drawn.
-                indices = indices_of(self.memory, batch)
+                indices = self._memory.indices_of(batch)
                 self._look_for_samples(interface)
             self._update([batch, *self._further(batches)], indices)
             if self.total_updates % self.update_model_interval == 0:
@@ -351,11 +378,11 @@ class TrainingOffline:
         self.updates_skipped += self._bad.look()
         return self.step >= self.steps
 
-    def _further(self, batches: Iterator[Any]) -> list[Any]:
+    def _further(self, batches: Iterator[Batch]) -> list[Batch]:
         """Batches of updates that are made together with the next: nothing else is due before the last of them."""
         before = time.perf_counter()
         most = min(
-            self._at_once.most(self.memory),
+            self._at_once.most(self._memory),
             self.steps - self.step,
             self.update_model_interval - self.total_updates % self.update_model_interval,
             self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
@@ -368,14 +395,14 @@ class TrainingOffline:
         self.statistics.sampling_s += time.perf_counter() - before
         return further
 
-    def _update(self, batches: list[Any], indices: Any) -> None:
+    def _update(self, batches: list[Batch], indices: Any) -> None:
         """Updates with these batches; `indices` are those of the first one's transitions, if they are known already."""
         before = time.perf_counter()
         if len(batches) == 1:
-            made = [self.agent.train(batches[0])]
+            made = [self._agent.train(batches[0])]
             self._tell_memory(batches[0])
         else:
-            made = self.agent.train_steps(batches)
+            made = self._agent.train_steps(batches)
         training_s = time.perf_counter() - before
         self.statistics.training_s += training_s
         self._at_once.note(len(batches), training_s)
@@ -385,15 +412,15 @@ class TrainingOffline:
         first = self.total_updates - len(batches) + 1
         for update, (metrics, batch) in enumerate(zip(made, batches, strict=True), first):
             self.updates_skipped += self._bad.note(
-                update, metrics, batch, self.memory, indices if update == first else None
+                update, metrics, batch, self._memory, indices if update == first else None
             )
             self.statistics.add(metrics)
 
     def _tell_memory(self, batch: Any) -> None:
         """A memory that draws by priorities learns what its transitions have surprised by."""
-        td_error_B = getattr(self.agent, "td_error_B", None)
+        td_error_B = self._agent.td_error_B
         if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
-            self.memory.update_priorities(batch[6]["indices"], td_error_B)
+            self._memory.update_priorities(batch[6]["indices"], td_error_B)
 
     def _look_for_samples(self, interface: TrainingInterface) -> None:
         """Take what has arrived, unless training is so far behind that it has to wait."""
@@ -427,7 +454,7 @@ class TrainingOffline:
             kept, stale = without_stale(buffer, counter, self.max_policy_lag, self.statistics.note_lag)
             self.samples_stale += stale
             received = len(buffer)
-            for chunk, reason in self.memory.append(kept) or ():
+            for chunk, reason in self._memory.append(kept) or ():
                 received -= chunk.rows
                 delivery.refuse(str(reason))
                 self._refused = (self._refused[0] + chunk.rows, str(reason))
@@ -471,7 +498,7 @@ class TrainingOffline:
             return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
         if len(self.memory) == 0:
             return f"{self.total_samples} samples have arrived, but no complete transition"
-        if getattr(self.memory, "drawable", 1) == 0:
+        if self._memory.drawable == 0:
             return (
                 f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks (where workers wait "
                 "for updates meanwhile, raise that or trainer.update_model_interval)"
@@ -524,31 +551,31 @@ class TrainingOffline:
             lack=self._waits_for,
         )
 
-    def _row(self) -> dict[str, Any]:
-        row: dict[str, Any] = {
+    def _row(self) -> Row:
+        row: Row = {
             "epoch": self.epoch,
             "round": self.round,
             "updates": self.total_updates,
             "samples_received": self.total_samples,
             "memory_len": len(self.memory),
             **self._fill(),
-            "return_test": self.memory.stat_test_return,
-            "return_train": self.memory.stat_train_return,
-            "episode_length_test": self.memory.stat_test_steps or math.nan,
-            "episode_length_train": self.memory.stat_train_steps or math.nan,
+            "return_test": self._memory.stat_test_return,
+            "return_train": self._memory.stat_train_return,
+            "episode_length_test": self._memory.stat_test_steps or math.nan,
+            "episode_length_train": self._memory.stat_train_steps or math.nan,
             "samples_stale": self.samples_stale,
             "updates_skipped": self.updates_skipped,
             **self._optimizer_metrics(),
             **{names.short(name): value for name, value in info_means("rollout", self._metrics).items()},
             **self.statistics.row(),
         }
-        drawn_lag = getattr(self.memory, "take_drawn_lag", lambda: None)()
+        drawn_lag = self._memory.take_drawn_lag()
         if drawn_lag is not None:
             row["drawn_lag_mean"], row["drawn_lag_max"] = drawn_lag
         return row
 
     def _fill(self) -> dict[str, float]:
-        capacity = getattr(self.memory, "memory_size", None)
+        capacity = self._memory.memory_size
         return {"memory_fill": len(self.memory) / capacity} if capacity else {}
 
     def _optimizer_metrics(self) -> dict[str, float]:

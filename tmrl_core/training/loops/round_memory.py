@@ -12,11 +12,11 @@ import torch
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.batches import ENDS, PLACES
+from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import LastRows, Piece, Round
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, stored_dtype
-from tmrl_core.training.memories.memory import EpisodeStatistics, Refusals
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.trees import flatten, template
 
@@ -24,7 +24,7 @@ Layout = tuple[tuple[str, "np.dtype[Any] | None", tuple[int, ...]], ...]
 """(path, dtype, shape of a row) of each leaf of a column."""
 
 
-class RoundMemory(EpisodeStatistics):
+class RoundMemory(TrainingMemory):
     """Holds the samples of one round, and the last row of each stream.
 
     Args:
@@ -56,6 +56,10 @@ class RoundMemory(EpisodeStatistics):
         """Another round begins."""
         self.round = round_
         self.episodes = []
+
+    def expect(self, schema: DeclaredSamples) -> None:
+        """Refuse samples that differ from what environment and policy declare."""
+        self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
         """Take over what the round wants of a buffer; the rest is discarded and counted there.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.contracts import TrainingMemory
 
 AT_ONCE_S = 0.05
 """About as long in seconds as updates that are made at once may take: meanwhile nothing is looked at."""
@@ -18,18 +17,17 @@ class UpdatesAtOnce:
         agent: those that do not define `train_steps` gain nothing by it, and are asked for one.
     """
 
-    def __init__(self, agent: Any) -> None:
-        own = getattr(type(agent), "train_steps", TrainingAgent.train_steps)
-        self._gains = own is not TrainingAgent.train_steps
+    def __init__(self, agent: TrainingAgent) -> None:
+        self._gains = type(agent).train_steps is not TrainingAgent.train_steps
         self._most = 1
 
     def note(self, updates: int, seconds: float) -> None:
         """So many took so long."""
         self._most = max(1, min(MAX_AT_ONCE, int(AT_ONCE_S * updates / max(seconds, 1e-6))))
 
-    def most(self, memory: Any) -> int:
+    def most(self, memory: TrainingMemory) -> int:
         """How many to ask for, the next one's batch being drawn.
 
         No more than have been drawn already: so what is drawn does not depend on how many are made at once.
         """
-        return min(self._most, 1 + getattr(memory, "drawn_ahead", 0)) if self._gains else 1
+        return min(self._most, 1 + memory.drawn_ahead) if self._gains else 1

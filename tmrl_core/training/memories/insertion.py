@@ -7,18 +7,13 @@ from typing import Any, ClassVar
 
 from tmrl_core.errors import SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.memories.batch_reader import BatchReader
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, TreeSpec, tree_spec
-from tmrl_core.training.memories.memory import (
-    MAX_STREAMS,
-    EpisodeStatistics,
-    Refusals,
-    compare_with_original,
-    rows_that_follow,
-)
+from tmrl_core.training.memories.memory import MAX_STREAMS, compare_with_original, rows_that_follow
 from tmrl_core.training.memories.n_steps import join_n_steps
 from tmrl_core.training.memories.rows import RamRows, Rows
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
@@ -26,7 +21,7 @@ from tmrl_core.training.memories.sampler import Sampler
 from tmrl_core.training.memories.transition_builder import Joined, Tail, join_pairs, tail_of_pairs
 
 
-class Inserter(EpisodeStatistics):
+class Inserter(TrainingMemory):
     """The side of a replay memory that samples go to. The rows are made by who derives from it.
 
     Args:
@@ -59,6 +54,10 @@ class Inserter(EpisodeStatistics):
         self._rows: Rows
         self._reader: BatchReader
         self.sampler: Sampler
+
+    def expect(self, schema: DeclaredSamples) -> None:
+        """Refuse samples that differ from what environment and policy declare."""
+        self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
         """Note the statistics and append all that fits; return what was refused, with the reasons."""

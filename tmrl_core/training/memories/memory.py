@@ -6,9 +6,8 @@ of columns, `append_buffer`, `get_transition` and `collate`.
 
 from __future__ import annotations
 
-import math
 import numbers
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.checkpointable import parameters_of
+from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.memories.layout import Array, stored_dtype
 from tmrl_core.training.memories.trees import flatten
 
@@ -28,8 +28,6 @@ MAX_STREAMS = 4096
 
 MOST = 1 << 62
 """Sizes stay within int64, and sums of two of them."""
-
-Refusals = list[tuple[Chunk, SampleRefusedError]]
 
 
 def whole_number(value: float, name: str) -> int:
@@ -130,39 +128,7 @@ def _as_tuples(value: Any) -> Any:
     return value
 
 
-class EpisodeStatistics:
-    """The latest train and test episode that reached the trainer; what every memory knows beside its samples.
-
-    Returns are NaN before there was such an episode. An evaluation's episodes are none of these.
-    """
-
-    def __init__(self) -> None:
-        self.stat_test_return = math.nan
-        self.stat_train_return = math.nan
-        self.stat_test_steps = 0
-        self.stat_train_steps = 0
-
-    def note_statistics(self, buffer: Buffer) -> None:
-        """Remember the latest episodes of `buffer`."""
-        for record in buffer.episodes:
-            if record.evaluation is not None:
-                continue
-            if record.mode == "test":
-                self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
-            else:
-                self.stat_train_return, self.stat_train_steps = record.episode_return, record.length
-
-    def statistics_state(self) -> list[float]:
-        """For a checkpoint."""
-        return [self.stat_test_return, self.stat_train_return, self.stat_test_steps, self.stat_train_steps]
-
-    def restore_statistics(self, state: Sequence[float]) -> None:
-        """Undo `statistics_state`."""
-        self.stat_test_return, self.stat_train_return = float(state[0]), float(state[1])
-        self.stat_test_steps, self.stat_train_steps = int(state[2]), int(state[3])
-
-
-class Memory(EpisodeStatistics, ABC):
+class Memory(TrainingMemory):
     """A replay memory that hands out one transition at a time.
 
     Iterating yields `nb_steps` batches. Derived classes hold what they like in `data`, and implement `append_buffer`,

@@ -76,21 +76,6 @@ class RowMemory(Protocol):
         """Take over a state and the rows that belong to it."""
 
 
-@runtime_checkable
-class DurableMemory(Protocol):
-    """A memory with files of its own."""
-
-    def flush(self) -> None:
-        """Have the files survive the end of the machine.
-
-        Raises:
-            StorageError: they may not.
-        """
-
-    def close(self) -> None:
-        """Release the files, so that another process may use them."""
-
-
 class Rows(ABC):
     """The newest `capacity` rows that were written.
 

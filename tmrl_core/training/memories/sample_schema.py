@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from tmrl_core.actor.module import ActorModule
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Chunk
+from tmrl_core.training.contracts import AgentLike, TrainingMemory
 
 WHAT = frozenset({"observation", "action", "extras", "dtypes"})
 """What can be held against what is declared; "dtypes" of actions and extras."""
@@ -25,11 +27,11 @@ ADVICE = (
 )
 
 
-def expect(memory: Any, agent: Any, declared_spaces: tuple[Any, Any], what: Collection[str]) -> None:
-    """Have a columnar memory take only what is declared; memories of another kind take what they like.
+def expect(memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Any, Any], what: Collection[str]) -> None:
+    """Have a memory refuse samples that differ from what is declared, if it can.
 
     Args:
-        memory: any.
+        memory: its `expect` is called.
         agent: whose policy workers act with.
         declared_spaces: of observations and actions.
         what: of `WHAT`; nothing: the memory is left as it is.
@@ -40,12 +42,13 @@ def expect(memory: Any, agent: Any, declared_spaces: tuple[Any, Any], what: Coll
     odd = set(what) - WHAT
     if odd:
         raise ConfigError(f"declared: found {_names(odd)}, allowed: {_names(WHAT)}")
-    if what and hasattr(memory, "declared"):
+    if what:
         # A policy that says nothing of its extras may bring some all the same.
         extras: Mapping[str, Any] = {}
         if "extras" in what:
-            extras = getattr(agent.get_actor(), "reset_extras", dict)()
-        memory.declared = DeclaredSamples(*declared_spaces, what, extras or None)
+            actor = agent.get_actor()
+            extras = actor.reset_extras() if isinstance(actor, ActorModule) else {}
+        memory.expect(DeclaredSamples(*declared_spaces, what, extras or None))
 
 
 class DeclaredSamples:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tmrl_core.config import Config
-from tmrl_core.errors import StorageError
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.contracts import TrainingLoop
 
 if TYPE_CHECKING:
     from tmrl_core.training.remote.interface import RemoteInterface
@@ -32,7 +33,7 @@ class LinkedTraining:
     """
 
     def __init__(
-        self, settings: LinkSettings, config: Config, run_name: str, on_publish: Callable[[Any], object]
+        self, settings: LinkSettings, config: Config, run_name: str, on_publish: Callable[[TrainingLoop], object]
     ) -> None:
         self.interface: RemoteInterface | None = None
         self._settings = settings
@@ -42,55 +43,49 @@ class LinkedTraining:
         self._link: TrainerLink | None = None
         self._stopping = False
 
-    def open(self, training: Any, recorder: Recorder) -> RemoteInterface:
+    def open(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
         """Dial the Server, and go on where the training object stands; returns without waiting for the link."""
         from tmrl_core.training.loops.evaluation import Evaluator
         from tmrl_core.training.remote.delivery_log import DeliveryLog
         from tmrl_core.training.remote.interface import RemoteInterface
 
         config = self._config
-        delivery = getattr(training, "delivery", {})
+        delivery = training.delivery
         link = TrainerLink(
             self._settings,
             name="trainer",
             run=self._run_name,
             inbox_bytes=config.trainer.inbox_bytes,
             incarnation=delivery.get("incarnation", 0),
-            counter=getattr(training, "versions_before", delivery.get("counter", 0)),
+            counter=training.versions_before,
             marks=delivery.get("marks", {}),
             refusals=delivery.get("refusals", {}),
             gaps=(delivery.get("gap_messages", 0), delivery.get("gap_samples", 0)),
         )
         settings = config.trainer.evaluation
         wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
-        agent = getattr(training, "agent", None)
         interface = RemoteInterface(
             link,
             recorder=recorder,
             max_message_bytes=config.network.max_message_bytes,
             target_return=settings.target_return,
             time_limit_s=settings.time_limit_s,
-            signature={
-                name: repr(getattr(agent, name))
-                for name in ("observation_space", "action_space")
-                if hasattr(agent, name)
-            },
+            signature=_spaces_of(training.agent),
             on_publish=lambda actor: self._on_publish(training),
         )
         # A run that goes on is no new one: what is recorded before its first round has the numbers it had.
-        interface.progress = Progress(
-            samples=getattr(training, "total_samples", 0), updates=getattr(training, "total_updates", 0)
-        )
+        interface.progress = Progress(samples=training.total_samples, updates=training.total_updates)
         if wanted:
             evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
             if settings.every_updates:
-                done = getattr(training, "total_updates", 0)
+                done = training.total_updates
                 evaluator.due_updates = done - done % settings.every_updates + settings.every_updates
             interface.evaluator = evaluator
         else:
             logger.info("no policy is evaluated: trainer.evaluation.every_updates is 0 and there is no time_limit_s")
-        if getattr(getattr(training, "memory", None), "disk", None) is not None:
-            interface.keep = DeliveryLog(training, link).keep
+        memory = training.training_memory
+        if memory is not None and memory.disk is not None:
+            interface.keep = DeliveryLog(training, memory, link).keep
         self.interface, self._link = interface, link
         if self._stopping:
             interface.stop()
@@ -108,35 +103,31 @@ class LinkedTraining:
         if self._link is not None:
             self._link.close()
 
-    def note_delivery(self, training: Any, recorder: Recorder | None) -> None:
+    def note_delivery(self, training: TrainingLoop, recorder: Recorder | None) -> None:
         """What a checkpoint holds besides the training object's own state: where the streams of samples stand."""
         if self.interface is not None:
             self.commit(training)
             link = self.interface.link
-            training.delivery = {
+            training.own.delivery = {
                 "incarnation": link.incarnation,
                 # Where nothing was published yet, the next process begins where this one would have.
-                "counter": max(link.version[1], getattr(training, "delivery", {}).get("counter", 0)),
+                "counter": max(link.version[1], training.delivery.get("counter", 0)),
                 "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
                 "refusals": link.refusals,
                 "gap_messages": link.counts.gap_messages,
                 "gap_samples": link.counts.gap_samples,
             }
         if recorder is not None:
-            training.elapsed_s = recorder.elapsed_s
+            training.own.elapsed_s = recorder.elapsed_s
 
-    def commit(self, training: Any) -> None:
+    def commit(self, training: TrainingLoop) -> None:
         """Acknowledge what was taken, as far as the memory's disk takes it; what it does not stays with its workers."""
-        if self.interface is None:
-            return
-        commit = getattr(training, "commit", None)
-        if commit is not None:
-            commit(self.interface)
-            return
-        try:
-            self.interface.commit()
-        except StorageError as exc:
-            logger.error(
-                "samples cannot be kept: %s. They are not acknowledged, so their workers keep them.",
-                str(exc).rstrip("."),
-            )
+        if self.interface is not None:
+            training.commit(self.interface)
+
+
+def _spaces_of(agent: object) -> dict[str, str]:
+    """Return the spaces as text, if the agent says them."""
+    if not isinstance(agent, TrainingAgent):
+        return {}
+    return {"observation_space": repr(agent.observation_space), "action_space": repr(agent.action_space)}

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.protocol.delivery import Received
+from tmrl_core.training.contracts import TrainingLoop, TrainingMemory
 
 
 class DeliveryLog:
     """Has a memory on disk write its samples together with where their streams stand, and the run's counters.
 
     Args:
-        training: its `memory` is on disk; its counters are written down.
+        training: its counters are written down.
+        memory: on disk.
         link: where the samples came from.
     """
 
-    def __init__(self, training: Any, link: TrainerLink) -> None:
+    def __init__(self, training: TrainingLoop, memory: TrainingMemory, link: TrainerLink) -> None:
         self._training = training
+        self._memory = memory
         self._link = link
-        delivery = getattr(training, "delivery", {})
+        delivery = training.delivery
         self.gap_messages: int = delivery.get("gap_messages", 0)
         self.gap_samples: int = delivery.get("gap_samples", 0)
-        training.memory.deferred = True
+        memory.deferred = True
 
     def keep(self, received: Sequence[Received]) -> None:
         """Write what the memory was given since the last call, with the marks that hold once it is there.
@@ -41,10 +43,10 @@ class DeliveryLog:
         samples = sum(mark.position - before[stream].position for stream, mark in after.items())
         gap_messages = self.gap_messages + messages - len(received)
         gap_samples = self.gap_samples + samples - sum(one.samples for one in received)
-        training.memory.commit(
+        self._memory.commit(
             after,
-            samples=getattr(training, "total_samples", 0),
-            stale=getattr(training, "samples_stale", 0),
+            samples=training.total_samples,
+            stale=training.samples_stale,
             incarnation=link.incarnation,
             counter=link.version[1],
             gap_messages=gap_messages,

@@ -295,8 +295,8 @@ class RemoteInterface(TrainingInterface):
             self._policy = actor.architecture()
             for member in self.link.members:
                 self._hold_policy(member)
-        exploration = getattr(actor, "exploration", None)
-        version = self.link.publish({POLICY: Blob(tag, data)}, exploration() if callable(exploration) else None)
+        exploration = actor.exploration() if isinstance(actor, ActorModule) else None
+        version = self.link.publish({POLICY: Blob(tag, data)}, exploration)
         if self._on_publish is not None:
             self._on_publish(actor)
         return version

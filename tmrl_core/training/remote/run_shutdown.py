@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.training.agent import actor_of
+from tmrl_core.training.contracts import TrainingLoop, actor_of
 
 if TYPE_CHECKING:
     from tmrl_core.training.remote.interface import RemoteInterface
@@ -35,7 +35,7 @@ class Farewell:
         interface: to the Server.
     """
 
-    def __init__(self, training: Any, interface: RemoteInterface) -> None:
+    def __init__(self, training: TrainingLoop, interface: RemoteInterface) -> None:
         self._training = training
         self._interface = interface
 
@@ -103,7 +103,5 @@ class Farewell:
         return False
 
     def _take_samples(self) -> None:
-        """Take what has arrived; a training object that has its own way of doing that is left alone."""
-        update_buffer = getattr(self._training, "update_buffer", None)
-        if update_buffer is not None:
-            update_buffer(self._interface)
+        """Take what has arrived."""
+        self._training.update_buffer(self._interface)

@@ -6,12 +6,13 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tmrl_core.errors import BadUpdatesError
 from tmrl_core.storage import write_whole
+from tmrl_core.training.agent import Batch, Metrics
 from tmrl_core.training.memories.trees import is_tensor
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,13 @@ MAX_FILES = 20
 _FIELDS = ("prev_obs", "new_act", "rew", "new_obs", "terminated", "truncated", "extras")
 
 
+class Indexed(Protocol):
+    """A memory that may know the indices of transitions."""
+
+    def indices_of(self, batch: Batch, /) -> Any:
+        """Return the indices of a batch's transitions; None: unknown."""
+
+
 class BadUpdates:
     """Counts updates that were skipped.
 
@@ -46,7 +54,7 @@ class BadUpdates:
         self._held_bytes = 0
         self._written = 0
 
-    def note(self, update: int, metrics: dict[str, Any], batch: Any, memory: Any, indices: Any = None) -> int:
+    def note(self, update: int, metrics: Metrics, batch: Batch, memory: Indexed, indices: Any = None) -> int:
         """Look at the outcome of an update, or keep it until `look` where reading it would be waiting.
 
         Args:
@@ -67,7 +75,7 @@ class BadUpdates:
             self.in_row = 0
             return 0
         if indices is None:
-            indices = indices_of(memory, batch)
+            indices = memory.indices_of(batch)
         self._unread.append((update, skipped, batch, indices))
         self._held_bytes += _bytes_of(batch)
         at_once = isinstance(skipped, (bool, np.bool_)) or skipped.device.type == "cpu"
@@ -128,12 +136,6 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, (tuple, list)):
         return sum(map(_bytes_of, value))
     return int(value.nbytes) if is_tensor(value) or isinstance(value, np.ndarray) else 0
-
-
-def indices_of(memory: Any, batch: Any) -> Any:
-    """Indices of the batch's transitions in the memory; None: it cannot say."""
-    find = getattr(memory, "indices_of", None)
-    return find(batch) if find is not None else None
 
 
 def bad_columns(batch: Any) -> dict[str, list[int]]:

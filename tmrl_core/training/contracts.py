@@ -1,0 +1,393 @@
+"""Contracts between a training loop, its agent, its memory and a Trainer.
+
+A class of a user's own satisfies `AgentLike`, `MemoryLike` or `LoopLike` and derives from nothing here. Whatever a part
+may offer beyond that is declared, with a default, in `TrainingAgent` (agent.py), `TrainingMemory` and `TrainingLoop`: a
+class that supports it derives from one of these and overrides it. `as_agent`, `as_memory` and `as_loop` give all other
+objects the defaults, so that no other place has to find out what an object has.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.agent import Batch, Metrics, TrainingAgent
+
+if TYPE_CHECKING:
+    from tmrl_core.training.interface import TrainingInterface
+    from tmrl_core.training.memories.sample_schema import DeclaredSamples
+
+logger = logging.getLogger(__name__)
+
+Refusals: TypeAlias = list[tuple[Chunk, SampleRefusedError]]
+"""Chunks that a memory cannot store, with the reasons."""
+Row: TypeAlias = dict[str, Any]
+"""Statistics of a round by name."""
+Offsets: TypeAlias = Mapping[bytes, tuple[int, int]]
+"""Next message and position of each stream of samples."""
+
+
+class AgentLike(Protocol):
+    """The methods that every agent has. `TrainingAgent` describes them."""
+
+    def train(self, batch: Batch, /) -> Metrics:
+        """Compute one update."""
+
+    def get_actor(self) -> Any:
+        """Return the policy to publish, an `ActorModule`."""
+
+
+class MemoryLike(Protocol):
+    """The methods that every memory has. `TrainingMemory` describes them."""
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions in a batch."""
+
+    def append(self, buffer: Buffer, /) -> Refusals | None:
+        """Store the samples of a received message."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of a round."""
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled."""
+
+
+class LoopLike(Protocol):
+    """The attributes and methods that every training loop has. `TrainingLoop` describes them."""
+
+    epoch: int
+    epochs: int
+    total_updates: int
+    total_samples: int
+    elapsed_s: float
+    delivery: dict[str, Any]
+    agent: Any
+
+    def run_epoch(self, interface: TrainingInterface, /) -> Sequence[Row]:
+        """Train for one epoch."""
+
+    def save(self, path: Path, /) -> None:
+        """Write a checkpoint."""
+
+    def load(self, path: Path, /) -> None:
+        """Read a checkpoint."""
+
+
+class TrainingMemory(ABC):
+    """Stores received samples and yields batches. Keeps the returns of the latest episodes.
+
+    A memory on disk sets `disk`, and may be asked to write only when told (`deferred`): `commit` then writes the new
+    samples together with the offsets of their streams, before these are acknowledged.
+
+    Attributes:
+        stat_test_return, stat_train_return: return of the latest episode of each mode; NaN before one. Episodes of an
+            evaluation do not count.
+        stat_test_steps, stat_train_steps: its length.
+        deferred: on disk, write with `commit` only.
+    """
+
+    batch_size: int = 1
+    """Transitions in a batch."""
+    memory_size: int = 0
+    """Most transitions that it holds; 0: unknown."""
+    deferred: bool = False
+
+    def __init__(self) -> None:
+        self.stat_test_return = math.nan
+        self.stat_train_return = math.nan
+        self.stat_test_steps = 0
+        self.stat_train_steps = 0
+
+    @abstractmethod
+    def append(self, buffer: Buffer) -> Refusals | None:
+        """Store the samples of a received message and note its episodes.
+
+        Returns:
+            Chunks that do not fit, with the reasons; None or nothing: all are stored.
+        """
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of a round; a loop iterates again when it needs more."""
+        raise NotImplementedError(f"{type(self).__name__} yields no batches")
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Transitions that can be sampled."""
+
+    def note_statistics(self, buffer: Buffer) -> None:
+        """Remember the latest episodes of `buffer`."""
+        for record in buffer.episodes:
+            if record.evaluation is not None:
+                continue
+            if record.mode == "test":
+                self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
+            else:
+                self.stat_train_return, self.stat_train_steps = record.episode_return, record.length
+
+    def statistics_state(self) -> list[float]:
+        """Return the statistics for a checkpoint."""
+        return [self.stat_test_return, self.stat_train_return, self.stat_test_steps, self.stat_train_steps]
+
+    def restore_statistics(self, state: Sequence[float]) -> None:
+        """Take over what `statistics_state` returned."""
+        self.stat_test_return, self.stat_train_return = float(state[0]), float(state[1])
+        self.stat_test_steps, self.stat_train_steps = int(state[2]), int(state[3])
+
+    # --- capabilities, each with its default --------------------------------------------------------------------------
+
+    @property
+    def own(self) -> object:
+        """The memory itself, also for one that got its defaults from `as_memory`."""
+        return self
+
+    def expect(self, schema: DeclaredSamples) -> None:  # noqa: B027  # not abstract: a memory may take any samples
+        """Refuse samples that differ from what environment and policy declare. Default: take any."""
+
+    def update_priorities(self, indices: Any, td_errors: Any) -> None:  # noqa: B027  # not abstract: few sample by them
+        """Set priorities of transitions of a batch: its extra `indices`, and TD errors [n]. Default: none are kept."""
+
+    def indices_of(self, batch: Batch) -> Any:
+        """Return the indices of a batch's transitions, to describe them in a log; None (default): unknown."""
+        return None
+
+    def note_version(self, counter: int) -> None:  # noqa: B027  # not abstract: policy lag may not matter
+        """Take the number of the latest published policy. Default: nothing depends on it."""
+
+    @property
+    def drawable(self) -> int:
+        """Transitions that may be sampled with the policy of `note_version`. Default: all."""
+        return len(self)
+
+    def take_drawn_lag(self) -> tuple[float, int] | None:
+        """Return mean and maximum policy lag of what was sampled since the last call; None (default): unknown."""
+        return None
+
+    @property
+    def drawn_ahead(self) -> int:
+        """Batches that are sampled already and come next. Default: none."""
+        return 0
+
+    @property
+    def disk(self) -> object | None:
+        """The rows on disk; None (default): samples are in RAM."""
+        return None
+
+    @property
+    def recorded(self) -> tuple[dict[bytes, tuple[int, int]], dict[str, Any]] | None:
+        """Offsets and counters of the last `commit` on disk; None (default): there are none."""
+        return None
+
+    def commit(self, marks: Offsets | None = None, **values: Any) -> None:  # noqa: B027  # not abstract: RAM has no log
+        """Write new samples with the offsets of their streams and the run's counters. Default: nothing to write.
+
+        Raises:
+            StorageError: they cannot be written; to be called again.
+        """
+
+    def flush(self) -> None:  # noqa: B027  # not abstract: as `commit`
+        """Have what is on disk survive the end of the machine.
+
+        Raises:
+            StorageError: it may not.
+        """
+
+    def close(self) -> None:  # noqa: B027  # not abstract: as `commit`
+        """Release what only one process can hold: a folder, threads."""
+
+
+class TrainingLoop(ABC):
+    """Trains an agent with what an interface delivers.
+
+    Attributes:
+        epoch: epochs done.
+        epochs: epochs to do.
+        total_updates: updates since the run began.
+        total_samples: samples received since the run began.
+        samples_stale: samples that were discarded on arrival, because their policy was too old.
+        elapsed_s: seconds since the run began; set before a checkpoint.
+        delivery: committed offsets, counters of policies and of lost samples; set before a checkpoint. Streams resume
+            from it, so a checkpoint has to hold it. Empty at first.
+        agent: has `get_actor`; None: there is no policy to evaluate or to write to a file at the end.
+    """
+
+    epoch: int
+    epochs: int
+    total_updates: int
+    total_samples: int
+    samples_stale: int = 0
+    elapsed_s: float
+    delivery: dict[str, Any]
+    agent: Any
+
+    @abstractmethod
+    def run_epoch(self, interface: TrainingInterface) -> Sequence[Row]:
+        """Train for one epoch, or until `interface.stopping`; return a row of statistics for each round."""
+
+    @abstractmethod
+    def save(self, path: Path) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+
+    @abstractmethod
+    def load(self, path: Path) -> None:
+        """Read a checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be read. Nothing was changed then.
+        """
+
+    # --- capabilities, each with its default --------------------------------------------------------------------------
+
+    @property
+    def own(self) -> Any:
+        """The loop itself, also for one that got its defaults from `as_loop`."""
+        return self
+
+    @property
+    def own_format(self) -> bool:
+        """True (default): `save` writes a format of its own; False: a store of checkpoints writes the attributes."""
+        return True
+
+    @property
+    def iterations(self) -> int:
+        """Rounds done, for `run_iteration`."""
+        return self.epoch
+
+    def run_iteration(self, interface: TrainingInterface) -> Row | None:
+        """Train for one round; None: it was stopped before its end. Default: refused.
+
+        Raises:
+            ConfigError: this loop has no rounds.
+        """
+        raise ConfigError(
+            f"{type(self.own).__name__} trains in epochs only: call Trainer.run, or give it run_iteration(interface) "
+            "and derive it from tmrl_core.training.contracts:TrainingLoop"
+        )
+
+    @property
+    def training_memory(self) -> TrainingMemory | None:
+        """Memory whose disk follows the acknowledged samples; None (default): there is none."""
+        return None
+
+    @property
+    def versions_before(self) -> int:
+        """Number of the version before the next published policy. Default: that of the last one."""
+        return int(self.delivery.get("counter", 0))
+
+    def update_buffer(self, interface: TrainingInterface) -> None:  # noqa: B027  # not abstract: may be left to epochs
+        """Take what has arrived, outside of an epoch. Default: leave it to the workers."""
+
+    def commit(self, interface: TrainingInterface) -> bool:
+        """Acknowledge what was accepted. False: the disk does not take it, which was logged."""
+        try:
+            interface.commit()
+        except StorageError as exc:
+            logger.error(
+                "samples cannot be kept: %s. They are not acknowledged, so their workers keep them.",
+                str(exc).rstrip("."),
+            )
+            return False
+        return True
+
+    def follow_memory(self) -> None:  # noqa: B027  # not abstract: only a disk is newer than a checkpoint
+        """Take over counters and offsets that a memory on disk has recorded after the checkpoint."""
+
+
+class _Agent(TrainingAgent):
+    """An agent of another class, with the defaults."""
+
+    def __init__(self, own: AgentLike) -> None:
+        self._own = own
+        self.device = None
+
+    @property
+    def own(self) -> Any:
+        return self._own
+
+    def train(self, batch: Batch) -> Metrics:
+        return self._own.train(batch)
+
+    def get_actor(self) -> Any:
+        return self._own.get_actor()
+
+
+class _Memory(TrainingMemory):
+    """A memory of another class, with the defaults."""
+
+    def __init__(self, own: MemoryLike) -> None:
+        super().__init__()
+        self._own = own
+        self.batch_size = own.batch_size
+
+    @property
+    def own(self) -> object:
+        return self._own
+
+    def append(self, buffer: Buffer) -> Refusals | None:
+        self.note_statistics(buffer)
+        return self._own.append(buffer)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+class _Loop(TrainingLoop):
+    """A training loop of another class, with the defaults."""
+
+    def __init__(self, own: LoopLike) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)  # attributes of `LoopLike`, which have no default
+
+    @property
+    def own(self) -> Any:
+        return self._own
+
+    def run_epoch(self, interface: TrainingInterface) -> Sequence[Row]:
+        return self._own.run_epoch(interface)
+
+    def save(self, path: Path) -> None:
+        self._own.save(path)
+
+    def load(self, path: Path) -> None:
+        self._own.load(path)
+
+
+def as_agent(agent: AgentLike) -> TrainingAgent:
+    """Return the agent with all capabilities: itself, or one with the defaults around it."""
+    return agent if isinstance(agent, TrainingAgent) else _Agent(agent)
+
+
+def as_memory(memory: MemoryLike) -> TrainingMemory:
+    """Return the memory with all capabilities: itself, or one with the defaults around it."""
+    return memory if isinstance(memory, TrainingMemory) else _Memory(memory)
+
+
+def as_loop(loop: LoopLike) -> TrainingLoop:
+    """Return the training loop with all capabilities: itself, or one with the defaults around it."""
+    return loop if isinstance(loop, TrainingLoop) else _Loop(loop)
+
+
+def declarations_of(agent_cls: object) -> type[TrainingAgent]:
+    """Return the class that says what agents of this class or factory accept: itself, or that of the defaults."""
+    return agent_cls if isinstance(agent_cls, type) and issubclass(agent_cls, TrainingAgent) else TrainingAgent
+
+
+def actor_of(loop: LoopLike) -> Any:
+    """Return the current policy; None: the training loop has no agent."""
+    return None if loop.agent is None else loop.agent.get_actor()
