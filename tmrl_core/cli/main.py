@@ -29,7 +29,7 @@ from tmrl_core.roles.shutdown import Ending
 logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
-"""How soon a thread that waits for the interpreter gets it: the I/O thread must answer while Python code computes."""
+"""Switch interval of the interpreter's threads: the I/O thread must answer while Python code computes."""
 
 EPILOG = """\
 examples:

@@ -33,9 +33,9 @@ def misfits(found: Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[st
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is one of a type; of types that are not known here, all are.
+    """Return whether a value is of a type. A type that this module does not know accepts every value.
 
-    Whole numbers may be written as 1e6 where an int is meant. No number of any kind is meant by NaN.
+    Integers may be written as 1e6. NaN is not accepted as a number.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""What the keys say together: impossible combinations are refused before anything starts."""
+"""Checks across keys: impossible combinations are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person reads when a key is unknown or its value does not fit: path, what was found, what is allowed."""
+"""Messages for unknown keys and invalid values: path, value found, values allowed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET_ADVICE = (
 )
 
 type_info = functools.cache(inspect.type_info)
-"""What a type is; it takes milliseconds to find out."""
+"""Return msgspec's description of a type; cached, because it takes milliseconds."""
 
 _PATH = re.compile(r" - at (?:the key in )?`\$(.*)`$")
 
@@ -153,7 +153,7 @@ def literal_values(kind: inspect.Type) -> tuple[Any, ...]:
 
 
 def allowed(kind: inspect.Type) -> str:
-    """What a type allows, in words."""
+    """Describe the values that a type allows."""
     if isinstance(kind, inspect.Metadata):
         return allowed(kind.type)
     if isinstance(kind, inspect.UnionType):

@@ -54,7 +54,7 @@ OTHER_VARIABLES: dict[str, str] = {
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where this user's own files of tmrl_core live; nothing is created here.
+    """Return the folder of this user's own tmrl_core files, without creating it.
 
     `TMRL_CORE_HOME`, else the platform's folder for user data.
     """

@@ -1,4 +1,4 @@
-"""What the project's own agents take, read in their source: where a configuration is checked, torch may be missing."""
+"""Parameters of the built-in agents, read from their source: a machine that checks a configuration may lack torch."""
 
 from __future__ import annotations
 

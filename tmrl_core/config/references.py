@@ -213,11 +213,13 @@ def as_environment(made: Any, maker: str) -> Any:
 
 
 def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    """What makes the environment; it raises ConfigError for an id that Gymnasium does not know, or cannot make here.
+    """Return a function that makes the environment.
+
+    The function raises ConfigError for an id that Gymnasium does not know, or cannot make here.
 
     Raises:
-        ConfigError: the reference names nothing, or does not take these keyword arguments; or, when it is called, what
-            it makes is no environment.
+        ConfigError: the reference names nothing, or does not take these keyword arguments; or, when the function is
+            called, the result is not an environment.
     """
     make = resolve_with(reference, kwargs, "environment.cls")
 

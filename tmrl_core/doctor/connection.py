@@ -32,7 +32,7 @@ from tmrl_core.networking.security.certificates import CertificateFacts, read_fa
 from tmrl_core.networking.security.handshakes import explain
 
 ECHO_BYTES = 64
-"""What an echo costs of the allowance besides its filler, at least."""
+"""Minimum cost of an echo besides its filler, counted against the allowance."""
 _MOST_OUTSTANDING = 32
 
 REFUSED_TODO = {
@@ -142,9 +142,9 @@ def secure(sock: socket.socket, context: ssl.SSLContext, hostname: str, host: st
 
 
 def certificate_of(addresses: list[Address], timeout_s: float) -> CertificateFacts | None:
-    """What the Server's certificate says, looked at without trusting it; None: it could not be had.
+    """Read the Server's certificate without trusting it; None: it could not be read.
 
-    Nothing of ours is shown on that connection.
+    No credentials are sent on that connection.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -1,4 +1,4 @@
-"""What can be seen on this machine alone: the code that the configuration names, and the credentials."""
+"""Checks on this machine alone: the code that the configuration names, and the credentials."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def role_of(folder: Path) -> ClientRole:
 
 
 def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | None = None) -> Proof:
-    """What is shown to the Server: a certificate of this role, a token, or both.
+    """Return the proof of identity for the Server: a certificate of this role, a token, or both.
 
     Args:
         folder: the credentials folder or bundle file.

@@ -1,4 +1,4 @@
-"""What one step of an examination found."""
+"""Result of one step of a diagnosis."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ExampleEnv(gymnasium.Env[Any, Any]):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What `step` and `reset` return beside the observation."""
+        """Return the info of `step` and `reset`."""
         return {"dist": self.goal - self.position}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a run on one machine has come to: told from its records, in words for whoever started it."""
+"""Summary of a run on one machine, made from its records for the person who started it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outcome:
         self.updates = 0
         self.elapsed_s = 0.0
         self.lack = ""
-        """What the trainer waits for; empty while it trains."""
+        """Wait reason of the trainer; empty while it trains."""
         self._told = False
 
     def take(self, records: Iterable[MetricRecord]) -> None:
@@ -69,7 +69,7 @@ class Outcome:
         return self.reached or self.target_return is None
 
     def sentence(self) -> str:
-        """What was learned, or why that cannot be said."""
+        """Summarize the result of learning, or the reason why there is none."""
         if not self._told:  # a trainer that trains begins with a record of that
             return FINISHED_BEFORE
         effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {minutes(self.elapsed_s)}"
@@ -139,7 +139,7 @@ def files(folder: Path) -> str:
 
 
 def python_here() -> str:
-    """What to type for the Python that runs this: `python` where that is it, else its path, short if it can be."""
+    """Return the command for the running Python: `python` if that finds it, else its path, relative if possible."""
     found = shutil.which("python")
     if found is not None and os.path.samefile(Path(found).parent, Path(sys.executable).parent):
         return "python"
@@ -159,7 +159,7 @@ def _seen_with(config: Config) -> str:
 
 
 def what_next(config: Config) -> str:
-    """What to type next: play, go on, split the roles over machines."""
+    """Return the commands to type next: play, continue, split the roles over machines."""
     path = config.run_folder / "config.yaml"
     python = python_here()
     seen = _seen_with(config)

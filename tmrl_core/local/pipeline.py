@@ -34,7 +34,7 @@ SMALL = [
     "trainer.evaluation.target_return=null",
     "trainer.evaluation.time_limit_s=120",
 ]
-"""What `--small` sets."""
+"""Settings of `--small`."""
 
 
 def run_local(
@@ -130,7 +130,7 @@ def ended(config: Config) -> str:
 
 
 def changes_for_this_machine(config: Config, workers: int, *, single_process: bool, quickstart: bool) -> list[str]:
-    """What differs from the configuration when all roles are here, as `--set` has it.
+    """Return the changes to the configuration when all roles run on this machine, in the form of `--set`.
 
     Raises:
         ConfigError: the transport does not connect processes, or there are fewer workers than are waited for.

@@ -33,7 +33,7 @@ DISK_S = 30.0
 """Seconds between two looks at the room on the disk."""
 MIN_FREE_BYTES = 1 << 20
 RESTARTS = 3
-"""How often one worker, or the Server, is started again."""
+"""Maximum number of restarts of one worker, or of the Server."""
 RESTART_PAUSE_S = 1.0
 """Before the first time; twice as long before each further one."""
 TRAINER_END_S = 120.0
@@ -48,7 +48,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class Watcher(Protocol):
-    """Who is told what happens, and kept up to date during waits."""
+    """Observer of a run: it receives events, and is updated during waits."""
 
     @property
     def starving(self) -> bool:
@@ -133,7 +133,7 @@ class Child:
 
     @property
     def title(self) -> str:
-        """What it is called in a sentence."""
+        """Name of the process in a sentence."""
         return self.name if self.name.startswith("worker-") else f"the {self.name}"
 
     @property

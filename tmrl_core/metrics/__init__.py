@@ -1,4 +1,4 @@
-"""What training measures: one stream of records, where it goes, and how it is shown."""
+"""Metrics of training: one stream of records, its sinks, and its display."""
 
 from __future__ import annotations
 

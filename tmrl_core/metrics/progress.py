@@ -37,7 +37,7 @@ _RECENT: Final = 10
 
 
 class ProgressDisplay:
-    """What a run does, as something that rich can draw: pass it to `rich.live.Live`, or take `line()`.
+    """Progress of a run as a renderable of rich: pass it to `rich.live.Live`, or take `line()`.
 
     Not thread-safe: `update` and drawing belong to one thread (so use `Live(..., auto_refresh=False)`, or
     `LiveProgress`, which does).

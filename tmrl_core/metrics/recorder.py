@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class SinkState(msgspec.Struct, frozen=True, kw_only=True):
-    """How one sink does.
+    """State of one sink.
 
     Attributes:
         name: the sink's name.
@@ -27,7 +27,7 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
         waiting: records in its queue.
         dropped: records that its full queue pushed out, the oldest each time, or that were left at a close.
         failed: records given up after as many attempts as the recorder makes.
-        error: its latest failure in words, "" once it works again.
+        error: text of its latest failure, "" once it works again.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Recorder:
 
     @property
     def states(self) -> list[SinkState]:
-        """How each sink does, in the order they were given."""
+        """Return the state of each sink, in the order they were given."""
         return [lane.state for lane in self._lanes]
 
     @property

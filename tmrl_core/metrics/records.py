@@ -16,11 +16,11 @@ import msgspec
 from tmrl_core.metrics import names
 
 Kind = Literal["round", "episode", "network", "evaluation", "event"]
-"""What a record is about.
+"""Kind of a record.
 
 - `round`: one row for each round of training (`memory_len`, `round_time`, means of the agent's metrics, ...).
 - `episode`: one finished episode of one worker.
-- `network`: what travelled and what waits, every few seconds, also while training waits for samples.
+- `network`: traffic and queues, every few seconds, also while training waits for samples.
 - `evaluation`: one finished evaluation, that is deterministic episodes of fixed seeds.
 - `event`: something that happened once (`event` names it): start, phase, worker_joined, checkpoint, end, ...
 """
@@ -29,7 +29,7 @@ Axis = Literal["env_steps", "updates", "wall_time"]
 """X axes of curves: environment steps received, gradient steps, or seconds since the run began."""
 
 Value = float | int | bool | str | None
-"""What a record can hold. None stands for a number that is not finite, which JSON cannot write."""
+"""Value in a record. None stands for a number that is not finite, which JSON cannot write."""
 
 
 class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ class MetricSink(abc.ABC):
 
     @property
     def name(self) -> str:
-        """What messages call this sink."""
+        """Name of this sink in messages."""
         return type(self).__name__
 
     @abc.abstractmethod

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the wandb sink needs; see `WandbSink`. The key never shows in its `repr`."""
+    """Settings of the wandb sink; see `WandbSink`. The key never shows in its `repr`."""
 
     project: str
     entity: str | None = None

@@ -238,7 +238,7 @@ class Server:
 
 
 def _spool(section: ServerSection) -> Spool | None:
-    """What the Server keeps samples in for workers that end while there is no trainer; None: nothing.
+    """Create the store for samples of workers that end while there is no trainer; None: the spool is off.
 
     Raises:
         StorageError: the folder cannot be used, or another Server uses it.

@@ -19,7 +19,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 WORD = b"stop"
-"""What a supervisor writes to the control pipe, as a line. The pipe's end means the same: the supervisor is gone."""
+"""Line that a supervisor writes to the control pipe. The pipe's end means the same: the supervisor is gone."""
 
 CHECKPOINT = b"checkpoint"
 """Line on the control pipe that asks for a checkpoint."""

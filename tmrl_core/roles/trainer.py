@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 FINISHED_S = 5.0
 """Longest wait in seconds for a Server where the checkpoint is of a finished run, so that workers hear of that."""
 ROOM_S = 600.0
-"""How long in seconds the end of a run is tried to be written to a disk that does not take it."""
+"""Seconds during which the trainer retries to write the end of a run to a disk that fails or is full."""
 ROOM_RETRY_S = 5.0
 
 
@@ -271,7 +271,7 @@ class Trainer:
 
     @property
     def interface(self) -> RemoteInterface | None:
-        """What the training object sees of the Server, while there is a link."""
+        """Interface of the training object to the Server, while there is a link."""
         return self._linked.interface
 
     def make_training(self) -> Any:

@@ -115,7 +115,7 @@ def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> di
 
 
 def training_from_config(config: Config) -> Callable[[], Any]:
-    """What makes the training object that the configuration describes.
+    """Return a function that makes the training object that the configuration describes.
 
     Raises:
         ConfigError: a reference names nothing, or the memory cannot be on disk.
@@ -216,7 +216,7 @@ def _of_our_loops(config: Config, loop: Any) -> dict[str, Any]:
 
 
 def _declared(config: Config, loop: Any) -> dict[str, Any]:
-    """What reaches the memory as the environment and the policy declare it, for a loop that has it checked."""
+    """Return the declared fields that reach the memory unchanged, for a loop that checks them."""
     try:
         accepted = inspect.signature(loop).parameters.values()
     except (TypeError, ValueError):

@@ -236,7 +236,7 @@ def _signature(env: Any, actor: ActorModule) -> dict[str, Any]:
 
 
 def env_signature(env: Any) -> dict[str, Any]:
-    """What the environment looks like from outside, for the trainer to check: spaces, and the arrays in them."""
+    """Describe the environment's spaces and the arrays in them, so that the trainer can check them."""
     return {
         "observation_space": repr(env.observation_space),
         "action_space": repr(env.action_space),

@@ -99,7 +99,7 @@ class Buffer:
 
     @property
     def maxlen(self) -> int | None:
-        """How many samples are kept; None: all."""
+        """Maximum number of samples that are kept; None: no limit."""
         return None if self._maxlen == math.inf else int(self._maxlen)
 
     def __len__(self) -> int:

@@ -374,7 +374,7 @@ def _compress(head: bytes, columns: Sequence[_Column]) -> bytes:
 
 
 def _promises_saving(columns: Sequence[_Column], size: int) -> bool:
-    """Whether zstd is worth a try: for a large message, by what it does to a piece from the middle of each column."""
+    """Return whether zstd is worth a try; for a large message, judged by a piece from the middle of each column."""
     if size <= _WHOLE_TRIAL:
         return size >= _LEAST_MESSAGE
     left = 0.0

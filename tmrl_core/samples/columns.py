@@ -25,7 +25,7 @@ Sample = tuple[Any, Any, Any, bool, bool, dict[Any, Any]]
 """(act, new_obs, rew, terminated, truncated, info): `act` is the action that led to `new_obs`."""
 
 Kind = Literal["", "0-d", "float", "int", "bool"]
-"""What the rows of a one-dimensional column were: "" NumPy scalars, "0-d" arrays without axes, else Python scalars.
+"""Kind of the rows of a one-dimensional column: "" NumPy scalars, "0-d" arrays without axes, else Python scalars.
 
 Columns with more axes always have the kind ""."""
 

@@ -12,7 +12,7 @@ from tmrl_core.samples.segments import Segment
 
 
 def same_layout(first: Chunk, second: Chunk) -> bool:
-    """Whether the rows of both have the same structure, dtypes, shapes and kinds, so that they can be one chunk."""
+    """Return whether both have rows of the same structure, dtypes, shapes and kinds, so that they can be one chunk."""
     return (
         first.kinds == second.kinds
         and first.stream == second.stream

@@ -274,7 +274,7 @@ def leaves_of(node: Node | None) -> Iterator[Leaf]:
 
 
 def _same(value: Any, cast: Any) -> bool:
-    """Whether a Python number and what a cast made of it are the same, the sign of a zero included."""
+    """Return whether a Python number and the result of its cast are the same, the sign of a zero included."""
     if value != value:
         return bool(cast != cast)
     if isinstance(cast, np.generic):

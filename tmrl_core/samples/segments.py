@@ -1,4 +1,4 @@
-"""What travels beside the columns: runs of one episode and one policy version, and records of finished episodes."""
+"""Data beside the columns: runs of one episode and one policy version, and records of finished episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the codec carries, and the error that names what it does not."""
+"""Values that the codec supports, and the error that names an unsupported value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from tmrl_core.errors import CodecError
 
 MAX_DEPTH = 32
-"""How deep containers may be nested, checked where values enter and where bytes do."""
+"""Maximum nesting of containers, checked for values and for received bytes."""
 
 ALLOWED = (
     "None, bool, int, float, str, bytes, list, tuple, dict (keys: str, bytes, int, float, bool, None), and NumPy "

@@ -237,7 +237,7 @@ def ext_hook(code: int, payload: memoryview) -> Any:
 
 
 class _Scheme(NamedTuple):
-    """What to make of the values that are not containers of others nor MessagePack's own."""
+    """Conversions of the values that are neither containers nor MessagePack's own types."""
 
     array: Callable[[NDArray[Any]], Any]
     scalar: Callable[[Any], Any]

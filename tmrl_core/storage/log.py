@@ -24,12 +24,12 @@ FLUSHED_AT_ONCE = 4 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record lies.
+    """Location of a record.
 
     Args:
-        number: of the file.
-        payload_offset: where in it the payload begins, a multiple of 8.
-        end: where in it the record ends.
+        number: number of the file.
+        payload_offset: begin of the payload in the file, a multiple of 8.
+        end: end of the record in the file.
     """
 
     number: int
@@ -91,7 +91,7 @@ class RecordLog:
         self._sealed = False
         self._closed = False
         self._begun_bytes = 0
-        """Where the first record of the file that is written ends, which is there before anything is appended."""
+        """End of the first record of the current file, which is written before anything is appended."""
         self._flushed_bytes = 0
         self._flushing: threading.Thread | None = None
         self._not_flushed: StorageError | None = None

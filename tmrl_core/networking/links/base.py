@@ -1,9 +1,9 @@
-"""What both links are: the I/O thread that keeps one connection to the Server alive.
+"""Base of both links: the I/O thread that keeps one connection to the Server alive.
 
-The I/O thread owns the event loop, the connection and everything that it touches; it never decodes samples or weights.
-The application's thread hands work over and takes results through a link's public methods, which are the only ones that
-may be called from other threads. The loop is not woken for each hand-over, only when it has gone idle: waking it costs
-the environment's loop more than everything else that is done for a step.
+The I/O thread owns the event loop, the connection and their state; it never decodes samples or weights. The
+application's thread passes work and takes results through a link's public methods. Only these methods may be called
+from other threads. Passing work wakes the event loop only when the loop is idle, because waking it costs the
+environment's loop more than all other work for a step.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tmrl_core.networking.transports.selection import LinkSettings, client_trans
 logger = logging.getLogger(__name__)
 
 _NOTIFY_S = 0.001
-"""How long after waking a waiting thread it is not woken again."""
+"""Minimum time between two wake-ups of a waiting thread."""
 _UNREACHABLE_WAIT_S = 2.5
 """Longest wait for another try while nobody answers. It bothers nobody, and with `connect_timeout_s` decides how soon
 the end of a black hole is found. A try's packets are sent again after 1, 3 and 7 s, so at worst a hole heals just after
 the third time: what is left of 5 s, this, and the new try take less than 5 s."""
 _IDLE_TICK_S = 0.002
-"""How long the I/O thread stays awake after a hand-over, so that the next one need not wake it."""
+"""Time that the I/O thread stays awake after the application passed work, so that the next work need not wake it."""
 
 
 class Link:
-    """What both links are: a thread that keeps one connection to the Server alive."""
+    """Base of both links: a thread that keeps one connection to the Server alive."""
 
     def __init__(self, settings: LinkSettings, state: ClientState) -> None:
         self.settings = settings
@@ -77,18 +77,18 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether the Server has welcomed this link."""
+        """Return whether the Server has accepted this link."""
         connection = self._connection
         return connection is not None and connection.state == "open" and not connection.closing
 
     @property
     def was_connected(self) -> bool:
-        """Whether a Server has ever welcomed this link."""
+        """Return whether a Server has ever accepted this link."""
         return self._state.connections > 0
 
     @property
     def closed(self) -> bool:
-        """Whether the link was closed or has failed for good."""
+        """Return whether the link was closed or has failed permanently."""
         return self._closed or self._failure is not None
 
     def wait_connected(self, timeout_s: float) -> bool:
@@ -162,11 +162,11 @@ class Link:
         return False
 
     def _has_work(self) -> bool:
-        """Whether `_serve` would do something now."""
+        """Return whether `_serve` has something to do now."""
         return False
 
     def _in_haste(self) -> bool:
-        """Whether `_serve` should go on at once instead of after a rest."""
+        """Return whether `_serve` should continue immediately instead of idling first."""
         return False
 
     def _serve_and_rest(self) -> None:
@@ -270,7 +270,7 @@ class Link:
                 await asyncio.wait_for(asyncio.shield(stop), wait * random.uniform(0.5, 1.0))
 
     def _is_final(self, reason: Exception | None) -> TmrlError | None:
-        """What makes another try pointless until a person has done something."""
+        """Return the error that only a person can resolve, or None if another attempt may succeed."""
         if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
             return reason
         return reason if isinstance(reason, HandshakeError) else None

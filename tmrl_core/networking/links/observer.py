@@ -16,7 +16,7 @@ from tmrl_core.networking.transports.base import Driver, new_event_loop
 from tmrl_core.networking.transports.selection import LinkSettings, client_transport
 
 _SLICE_S = 0.1
-"""How long what ends a wait goes unnoticed at most."""
+"""Maximum delay until the end of a wait is noticed."""
 
 
 class ObserverLink:
@@ -39,7 +39,7 @@ class ObserverLink:
         self._loop = new_event_loop()
 
     def look(self, ending: Callable[[], bool] = lambda: False) -> ServerStatus | None:
-        """What the Server sees now; connects when there is no link. None: `ending` said so.
+        """Return the Server's current status, connecting first if there is no link; None: `ending` returned True.
 
         Raises:
             NetworkError: there is no Server, it refuses, the link broke, or no answer came in time.

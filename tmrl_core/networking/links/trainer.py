@@ -109,17 +109,20 @@ class TrainerLink(Link):
         self._poke()
 
     def marks_after(self, received: Iterable[Received]) -> dict[bytes, Mark]:
-        """How far their streams will be committed once these are: what is written down with them, beforehand."""
+        """Return the offsets that the streams of these messages will have once they are committed.
+
+        The trainer stores them together with the messages, before the commit.
+        """
         return self._trainer.marks_after(received)
 
     @property
     def marks(self) -> dict[bytes, Mark]:
-        """How far each stream is committed: part of the checkpoint."""
+        """Committed offset of each stream; part of the checkpoint."""
         return self._trainer.marks
 
     @property
     def refusals(self) -> dict[bytes, tuple[tuple[int, str], ...]]:
-        """What was refused lately of each stream: part of the checkpoint too."""
+        """Recent refusals of each stream; part of the checkpoint."""
         return self._trainer.refusals
 
     def worker_name(self, stream: bytes) -> str:
@@ -190,7 +193,7 @@ class TrainerLink(Link):
             return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
 
     def waits_of(self, stream: bytes) -> str:
-        """What the worker of one stream waits for; empty text: it collects, or is not linked."""
+        """Return the wait reason of the worker of one stream; empty text: the worker collects, or is not linked."""
         with self._trainer.lock:
             return self._trainer.waits.get(stream, "")
 

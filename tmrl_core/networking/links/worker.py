@@ -46,7 +46,7 @@ _PIECE_BYTES = 1 << 20
 _AHEAD_BYTES = 8 << 20
 """Encoded and unsent bytes beyond which a link that may not drop encodes no more."""
 _REFUSALS_SAID = 20
-"""How many different reasons of refused samples are logged."""
+"""Number of different reasons of refused samples that are logged."""
 
 
 def _anything() -> bool:
@@ -54,11 +54,11 @@ def _anything() -> bool:
 
 
 class DrainReport(NamedTuple):
-    """What became of a worker's samples when it ended."""
+    """Result of a worker's samples at its end."""
 
     acknowledged: int
     handed_over: int
-    """Taken over by the Server, to be acknowledged by a trainer later."""
+    """Stored by the Server, to be acknowledged by a trainer later."""
     neither: int
     """Not acknowledged when the time was over: dropped and refused ones not included."""
 
@@ -76,7 +76,7 @@ class WorkerCounts(NamedTuple):
 
 
 class _Handed(NamedTuple):
-    """What the application handed over at once, not encoded yet."""
+    """Samples and records of one call of the application, not encoded yet."""
 
     chunk: Chunk | None
     records: Sequence[EpisodeRecord]
@@ -124,14 +124,14 @@ class WorkerLink(Link):
         self._handed_bytes = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
         self._joined = 0
-        """How many of the items that were handed over are in `_pieces`."""
+        """Number of passed items that are in `_pieces`."""
         self._singly = 0
-        """How many of the next items are not joined with others, since one of them cannot be encoded."""
+        """Number of next items that are encoded one by one, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
         self._versions_published = 0
         self._refusals_said: set[str] = set()
         self._taken: bool | None = None
-        """Whether a trainer takes samples, as far as the log has said."""
+        """Last state written to the log: True: a trainer takes samples; None: nothing was logged yet."""
         self._halts_said: set[str] = set()
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
         if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
@@ -307,7 +307,7 @@ class WorkerLink(Link):
 
     @property
     def policy_waiting(self) -> bool:
-        """Whether `take_policy` would return one."""
+        """Return whether `take_policy` would return a policy."""
         return self._policy is not None
 
     def wait_policy(self, timeout_s: float) -> bool:
@@ -325,7 +325,7 @@ class WorkerLink(Link):
 
     @property
     def versions_published(self) -> int:
-        """How many versions were published up to the newest policy that arrived, skipped ones included."""
+        """Number of versions published up to the newest policy that arrived, skipped versions included."""
         return self._versions_published
 
     def say_waits(self, text: str) -> None:
@@ -345,7 +345,7 @@ class WorkerLink(Link):
 
     @property
     def directive(self) -> Directive:
-        """What the trainer wants of this worker."""
+        """Current directive of the trainer for this worker."""
         return self._worker.directive
 
     @property
@@ -355,7 +355,7 @@ class WorkerLink(Link):
 
     @property
     def finished(self) -> bool:
-        """Whether the trainer has said that the run is over."""
+        """Return whether the trainer has announced the end of the run."""
         return self._worker.directive.finish
 
     @property

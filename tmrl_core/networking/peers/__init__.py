@@ -1,7 +1,7 @@
-"""What a worker and a trainer say to the Server: the clients' ends of a link. Sans-I/O.
+"""Client side of the protocol: state and connection of a worker, a trainer and an observer. Sans-I/O.
 
-Each has a state that outlives its links (`WorkerState`, `TrainerState`) and a connection that lives as long as one link
-(`WorkerConnection`, `TrainerConnection`). Nothing is lost with a connection: the next one goes on from the state.
+Each client has a state that outlives its links (`WorkerState`, `TrainerState`) and one connection object for each link
+(`WorkerConnection`, `TrainerConnection`). A lost connection loses no data: the next one continues from the state.
 """
 
 from tmrl_core.networking.peers.client import ClientState

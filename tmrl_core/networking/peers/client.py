@@ -1,4 +1,4 @@
-"""What both kinds of client know of themselves. Sans-I/O."""
+"""State that all clients share. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Hello, Ro
 
 
 class ClientState:
-    """What both kinds of client know of themselves.
+    """State that all clients share.
 
     Args:
         run: name of the run.
@@ -33,7 +33,7 @@ class ClientState:
         self.incarnation = 0
         """The highest incarnation of a trainer that this process has heard of."""
         self.connections = 0
-        """How often a Server has welcomed this process."""
+        """Number of times that a Server has accepted this process."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after something that the application may wait for has changed."""
 

@@ -13,14 +13,14 @@ from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus,
 
 
 class ObserverState(ClientState):
-    """What an observer knows of itself, and the last answer."""
+    """State of an observer, and the last answer."""
 
     role = "observer"
 
     def __init__(self, *, run: str, name: str, peer: bytes, token: str = "") -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
         self.answers = 0
-        """How many snapshots have arrived."""
+        """Number of snapshots that have arrived."""
         self.status: ServerStatus | None = None
         """The last of them."""
 

@@ -112,7 +112,7 @@ class TrainerState(ClientState):
         self.members: dict[bytes, Member] = {}
         self.names: dict[bytes, str] = {}
         self.waits: dict[bytes, str] = {}
-        """What each member waits for; empty text: it collects."""
+        """Wait reason of each member; empty text: the worker collects."""
         self.to_acknowledge: dict[bytes, None] = {}
         """Streams with something to acknowledge, in the order in which it came."""
         self.samples_received = 0
@@ -189,19 +189,19 @@ class TrainerState(ClientState):
             self.to_acknowledge[received.stream] = None
 
     def marks_after(self, received: Iterable[Received]) -> dict[bytes, Mark]:
-        """What the marks of these messages' streams will be once they, and all before them, are committed."""
+        """Return the offsets of these messages' streams once they, and all before them, are committed."""
         with self.lock:
             return {one.stream: self.receivers[one.stream].mark_after(one.number) for one in received}
 
     @property
     def marks(self) -> dict[bytes, Mark]:
-        """How far each stream is committed: goes into the checkpoint, with the memory that it speaks of."""
+        """Committed offset of each stream. The checkpoint stores it together with the memory that it describes."""
         with self.lock:
             return {stream: receiver.mark for stream, receiver in self.receivers.items()}
 
     @property
     def refusals(self) -> dict[bytes, tuple[Refusal, ...]]:
-        """What was refused lately of each stream, if something was: goes into the checkpoint beside the marks."""
+        """Recent refusals of each stream that has some. The checkpoint stores them beside the committed offsets."""
         with self.lock:
             return {stream: told for stream, receiver in self.receivers.items() if (told := receiver.refusals)}
 
@@ -399,7 +399,7 @@ class TrainerConnection(Connection):
 
     @property
     def all_said(self) -> bool:
-        """Whether everything that the trainer had to say has left, and the latest policy has arrived."""
+        """Return whether all messages of the trainer were sent, and the latest policy has arrived."""
         state = self.trainer
         version = (state.holding, state.policy[0]) if state.policy is not None else self._sent_version
         return not (

@@ -95,19 +95,19 @@ class WorkerState(ClientState):
         self.policy: tuple[Version, bytes | memoryview] | None = None
         """The newest policy and its version, not taken by the application yet."""
         self.versions_published = 0
-        """How many versions were published since the first connection, those that were skipped included."""
+        """Number of versions published since the first connection, skipped versions included."""
         self.bodies = BodyPool(_POLICY_KEEP_BYTES)
-        """Where policies are put together: one memory for all links after each other."""
+        """Memory in which policies are assembled; successive links share it."""
         self.directives: dict[str, Directive] = {}
         self.progress = Progress()
         self.waits = ""
-        """What this worker waits for, with which numbers; empty while it collects."""
+        """Wait reason of this worker, with its numbers; empty while the worker collects."""
         self.halted = False
-        """Whether the Server has said that no trainer takes samples, and not taken it back."""
+        """True: the Server's last notice says that no trainer takes samples."""
         self.halt_reason = ""
         """Why, where it is not that there is none."""
         self.ending = False
-        """Whether this worker ends, and hands over to the Server what no trainer takes."""
+        """True: this worker ends, and hands over to the Server the samples that no trainer takes."""
         self.hand_over_refusal = ""
         """Why the Server took no more of what was handed over."""
 
@@ -123,7 +123,7 @@ class WorkerState(ClientState):
 
     @property
     def directive(self) -> Directive:
-        """What the trainer wants of this worker: its own directive, and the one for all."""
+        """Merge the trainer's directive for this worker with its directive for all workers."""
         everyone = self.directives.get("all", Directive())
         own = self.directives.get("own")
         if own is None:

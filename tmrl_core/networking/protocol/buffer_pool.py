@@ -17,9 +17,9 @@ LEAST_BYTES = 65_536
 
 
 class _Lease(np.ndarray):
-    """What a body refers to; when it goes, the memory below it is free.
+    """Owner of a body's memory: the memory becomes free when the lease is collected.
 
-    It is handed out as a memoryview only: an array made from it could refer to the memory itself.
+    Callers get a memoryview of it only: an array made from the lease could refer to the memory directly.
     """
 
 

@@ -22,14 +22,14 @@ from tmrl_core.networking.protocol.framing import PING_FRAME, Frame, FrameReader
 from tmrl_core.networking.protocol.messages import Bye, Control, Refused, decode_control, plain
 
 SEND_BYTES = 131_072
-"""What one `to_send` returns at most: what may wait in a socket's buffers before more urgent things."""
+"""Maximum size of one result of `to_send`: more urgent frames wait for at most this much in a socket's buffers."""
 
 
 class Identity(NamedTuple):
-    """What a transport knows about the other side."""
+    """Identity of the other side, as the transport knows it."""
 
     address: str
-    """Where it is, for people."""
+    """Address of the other side, for people."""
     role: str | None = None
     """The role in its client certificate, if it showed one."""
     name: str | None = None
@@ -60,7 +60,7 @@ class Connection:
         self.greeting_s = greeting_s
         self.state = "greeting"
         self.started = False
-        """Whether the transport stands; before, there is nothing to send and no deadline."""
+        """True: the transport is connected. Before, there is nothing to send and no deadline."""
         self.identity = Identity("not connected")
         self.closing = False
         """No more is read; what `to_send` still returns should be sent before the transport closes."""
@@ -92,7 +92,7 @@ class Connection:
         self._on_connected()
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes from the other side go; never empty."""
+        """Return the buffer for the next bytes from the other side; never empty."""
         return self._reader.get_buffer()
 
     def received(self, n: int, now: float) -> None:
@@ -172,11 +172,11 @@ class Connection:
                 self._control.append(PING_FRAME)
 
     def linked_s(self, now: float) -> float:
-        """How long the link has stood, in seconds."""
+        """Return the age of the link in seconds."""
         return max(0.0, now - self._connected_at)
 
     def silent_for_s(self, now: float) -> float:
-        """How long ago the last byte came, in seconds."""
+        """Return the seconds since the last byte arrived."""
         return max(0.0, now - self._last_in)
 
     def compensate_pause(self, seconds: float, now: float) -> None:

@@ -125,7 +125,7 @@ class StreamSender:
         return self._held
 
     def fits(self, body_bytes: int) -> bool:
-        """Whether a message of that size can be offered without dropping another."""
+        """Return whether a message of that size can be offered without dropping another."""
         return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
 
     def offer(self, body: Body, samples: int) -> bool:
@@ -211,7 +211,7 @@ class StreamSender:
 
     @property
     def settled(self) -> bool:
-        """Whether every message is acknowledged, or stored by the Server."""
+        """Return whether every message is acknowledged, or stored by the Server."""
         return self._held == 0 or self._newest < self._stored
 
     # --- what the trainer says, or the Server in its place ---
@@ -269,7 +269,7 @@ class StreamSender:
 
     @property
     def active(self) -> bool:
-        """Whether a trainer takes this stream's messages now."""
+        """Return whether a trainer takes this stream's messages now."""
         return self._active
 
     def ack(self, ack: Ack) -> None:
@@ -376,13 +376,13 @@ class Received(NamedTuple):
     number: int
     samples: int
     payload: memoryview
-    """What the codec decodes."""
+    """Encoded samples, for the codec."""
     size: int
     """Bytes that it took on the link: what is given back as credit."""
 
 
 class Mark(NamedTuple):
-    """How far a stream is committed: what a checkpoint has to remember of it."""
+    """Committed offset of a stream, as a checkpoint stores it."""
 
     next_number: int
     """The first message that is not committed."""
@@ -520,7 +520,7 @@ class StreamReceiver:
             self.mark = Mark(last + 1, position)
 
     def mark_after(self, number: int) -> Mark:
-        """What the mark will be once message `number`, which has arrived, is committed."""
+        """Return the committed offset once message `number`, which has arrived, is committed."""
         mark = self.mark
         for last, position in self._uncommitted:
             if last > number:
@@ -529,7 +529,7 @@ class StreamReceiver:
         return mark
 
     def ack(self, channel: int) -> Ack | None:
-        """What to acknowledge now, as far as one frame holds it; None: nothing new."""
+        """Return the next acknowledgement, as far as one frame holds it; None: nothing new."""
         upto = self.mark.next_number
         if upto <= self._acked:
             return None

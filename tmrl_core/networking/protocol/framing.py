@@ -43,7 +43,7 @@ _DIRECT_BYTES = 4_096
 
 
 class Kind(IntEnum):
-    """What a frame carries."""
+    """Kind of a frame's content."""
 
     CONTROL = 0
     DATA = 1
@@ -138,14 +138,14 @@ class FrameReader:
         self._ahead: bytearray | None = None
         """For a full frame whose header has not come."""
         self._likely = False
-        """Whether the next frame is likely a full one."""
+        """True: the next frame is likely a full one."""
         self._filled = 0
         self._frames: list[Frame] = []
         self.max_payload_bytes = MAX_PAYLOAD_BYTES
         """Frames that announce more are an error."""
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the buffer for the next bytes; never empty."""
         if self._direct_view is not None:
             return self._direct_view[self._filled :] if self._filled else self._direct_view
         if self._likely and not self._end:
@@ -230,7 +230,7 @@ class FrameReader:
 
     @property
     def empty(self) -> bool:
-        """Whether the stream of bytes stands between two frames."""
+        """Return whether the byte stream is between two frames."""
         inside = self._direct is not None or (self._ahead is not None and self._filled > 0)
         return not inside and self._end == 0 and not self._frames
 
@@ -285,7 +285,7 @@ class Wire:
         self.size = size
         """Bytes in all of them."""
         self.last = last
-        """Whether it is its message's last frame."""
+        """True: this is the last frame of its message."""
 
     def __bytes__(self) -> bytes:
         """The frame in one piece."""

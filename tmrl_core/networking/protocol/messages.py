@@ -21,7 +21,7 @@ SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A count or a position: what every field on the way holds, and one more as well."""
 MAX_COUNT = (1 << 63) - 1
-"""What sums of numbers that peers choose stop at: more would fit neither a message nor a record."""
+"""Upper bound of sums of numbers that peers choose: larger ones would fit neither a message nor a record."""
 Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 """As wide as in a frame's header."""
 Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -69,7 +69,7 @@ class Blob(msgspec.Struct, frozen=True):
 
 
 class PolicyUpdate(msgspec.Struct, frozen=True):
-    """What a trainer publishes: one blob per policy, and the workers' exploration parameters."""
+    """Policy update of a trainer: one blob per policy, and the workers' exploration parameters."""
 
     version: Version
     policies: dict[str, Blob]
@@ -85,7 +85,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """What a trainer wants of a worker. A last value: only the newest revision counts.
+    """Instruction of a trainer to a worker. Only the newest revision counts.
 
     Args:
         revision: grows with each directive.
@@ -124,12 +124,12 @@ class Collect(msgspec.Struct, frozen=True):
 
     @property
     def amount(self) -> int:
-        """How many steps, or episodes."""
+        """Number of steps, or of episodes."""
         return (self.steps if self.episodes is None else self.episodes) or 0
 
     @property
     def done(self) -> str:
-        """What a worker says it waits for once all of this has been acknowledged."""
+        """Wait reason of a worker once all of this has been acknowledged."""
         return (
             f"the round after {self.round}, of which {self.amount} {'steps' if self.episodes is None else 'episodes'} "
             f"with version {self.version[0]}.{self.version[1]} are done"

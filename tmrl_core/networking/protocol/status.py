@@ -1,4 +1,4 @@
-"""What a Server tells an observer of itself: one snapshot, as typed values. Sans-I/O.
+"""Status of a Server for observers: one snapshot, as typed values. Sans-I/O.
 
 Counters count from the Server's start and only grow (a stream's: from when the Server first heard of it), so that two
 snapshots give rates. Times are seconds, sizes bytes.
@@ -83,7 +83,7 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpooledStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the Server keeps of a stream whose worker ended while there was no trainer.
+    """Samples that the Server stores of a stream whose worker ended while there was no trainer.
 
     Args:
         worker, stream, run: as in `StreamStatus`.
@@ -166,7 +166,7 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What went from workers to trainers per second, over `seconds`; `samples_of` by a stream's id."""
+    """Traffic from workers to trainers per second, over `seconds`; `samples_of` by a stream's id."""
 
     seconds: float
     messages: float

@@ -60,8 +60,9 @@ _BELIEVED = {"worker": 1 << 48, "trainer": 1 << 61}
 """Highest incarnation accepted from each role. No peer can exhaust the numbers, and a worker, which may be stolen,
 cannot name one that a trainer could not exceed. A peer with a higher one starts again with this Server's."""
 _MOST_RAISES = 16
-"""How often workers of one identity may know of a higher incarnation than the linked trainer's, which makes it publish
-anew: after a Server's restart once."""
+"""Number of times that workers of one identity may report a higher incarnation than the linked trainer's.
+
+Each such report makes the trainer publish again. After a restart of the Server, one report is normal."""
 
 Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | tuple[str, str, float] | None"]
 """Says whether a peer is who it says it is: None, or (refusal code, reason, and for how many seconds to hold it back).
@@ -107,7 +108,7 @@ class Relay:
         self.observers: set[RelayConnection] = set()
         self.snapshots = Snapshots(self)
         self.process: Callable[[], Mapping[str, Any]] = dict
-        """What is known of the process, for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
+        """Return facts about the process for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
         self.streams: dict[bytes, RelayStream] = {}
         self._stream_owners = Owners()
         self._peer_owners = Owners()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tmrl_core.networking.relay.core import Relay
 
 _HEAD_START_BYTES = MAX_FRAME_BYTES
-"""What a stream without anything queued keeps of the turns that it did not use."""
+"""Bytes of unused turns that a stream with an empty queue keeps."""
 """No stream comes to so many messages or samples; past it they would not fit where trainers and checkpoints count."""
 
 
@@ -71,7 +71,7 @@ class Flow:
         """Of the message that was begun last: so many bytes have been passed on for whoever sent all the time."""
         self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
         self._short_bytes = 0
-        """What the first of those that want credit lacked when it was looked at last: less need not be looked at."""
+        """Bytes that the first waiting stream lacked at the last check. With less than that, no check is needed."""
         self._sending: tuple[RelayStream, list[bytearray], int] | None = None
         self._sending_index = 0
         self._sending_spooled = False

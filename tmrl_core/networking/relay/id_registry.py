@@ -30,7 +30,7 @@ class Owners:
         return len(self._owner)
 
     def claim(self, key: bytes, identity: str) -> bool:
-        """Whether `identity` may use this id: nobody else is known to have used it. It is remembered."""
+        """Register `identity` as the owner of this id. Return False if another identity owns it."""
         owner = self._owner.get(key)
         if owner is not None and owner != identity:
             return False

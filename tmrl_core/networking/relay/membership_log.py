@@ -9,7 +9,7 @@ from tmrl_core.token_bucket import TokenBucket
 
 LINES_AT_ONCE = 500
 LINES_PER_S = 1.0
-"""How fast lines may follow each other once so many have come at once: a peer that comes and goes fills no disk."""
+"""Rate of lines after a burst, so that a peer that keeps joining and leaving cannot fill a disk."""
 
 
 class Lines:

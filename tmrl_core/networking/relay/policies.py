@@ -42,7 +42,7 @@ class Policy:
 
     @property
     def whole(self) -> bool:
-        """Whether all its frames are there."""
+        """Return whether all its frames have arrived."""
         return self.received == self.size
 
 
@@ -126,9 +126,9 @@ class Policies:
         return Policy(begun, message_bytes(POLICY_HEAD, length), abandoned=old or begun[0] != incarnation)
 
     def next_for(self, run: str, have: Version) -> Policy | None:
-        """What a worker of `run` that has version `have` should get next; None: nothing.
+        """Return the policy to send next to a worker of `run` that has version `have`; None: nothing.
 
-        The one that is whole goes first: it is there at once, however slow the trainer's link is.
+        The complete policy goes first: it is available immediately, however slow the trainer's link is.
         """
         if run != self.run:
             return None

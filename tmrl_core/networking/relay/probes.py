@@ -30,13 +30,13 @@ ALL_BYTES = 16 << 20
 REFILL_BYTES_S = 1 << 20
 """Bytes a second that come back to that."""
 ECHO_BYTES = 64
-"""What an echo costs besides its filler."""
+"""Cost of an echo besides its filler."""
 _MAX_WAITING = 64
 """Answers that wait to leave."""
 
 
 class Echoes:
-    """What one link has asked for and may still ask for."""
+    """Echoes that one link has requested, and its remaining allowance."""
 
     def __init__(self) -> None:
         self.up_bytes = 0

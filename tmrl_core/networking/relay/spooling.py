@@ -34,12 +34,12 @@ _MAX_UNREAD_BYTES = 1 << 20
 
 
 class HandOvers:
-    """What the relay does with its spool.
+    """Handoff of samples from the relay to its spool, and from the spool to a trainer.
 
     Args:
-        relay: whose streams they are.
-        spool: None: nothing is kept, and no worker is offered it.
-        say: called with each line that is worth a person's notice.
+        relay: owner of the streams.
+        spool: None: nothing is stored, and no worker is offered a handoff.
+        say: called with each line for the log.
     """
 
     def __init__(self, relay: Relay, spool: Spool | None, say: Callable[[str], None]) -> None:
@@ -57,14 +57,14 @@ class HandOvers:
 
     @property
     def spool_bytes(self) -> int:
-        """What a worker is told of the spool: its bound; 0: there is none."""
+        """Size limit of the spool, as workers are told; 0: there is no spool."""
         return self.spool.limit_bytes if self.spool is not None else 0
 
     def kept(self, stream: RelayStream) -> SpooledStream | None:
-        """What is spooled of a stream.
+        """Return the spooled messages of a stream, or None.
 
         Raises:
-            RemoteProtocolError: the spool knows it as one of another run.
+            RemoteProtocolError: the spool has this stream under another run.
         """
         kept = self.spool.streams.get(stream.id) if self.spool is not None else None
         if kept is not None and kept.about.run != stream.run:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tmrl_core.networking.spools.memory import SpooledStream
 
 FRESH_S = 0.2
-"""How long a snapshot serves for everybody who asks."""
+"""Maximum age of a snapshot that is sent again."""
 MAX_OBSERVERS = 16
 """They count for themselves, so that they take no worker's place; each costs a link and, while it asks, a snapshot."""
 _LABEL_CHARACTERS = 80
@@ -57,7 +57,7 @@ class Snapshots:
 
 
 def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> ServerStatus:
-    """What the relay sees at `now`; peers and streams beyond `limit_bytes` are left out and counted."""
+    """Return the relay's status at `now`. Peers and streams beyond `limit_bytes` are left out and counted."""
     connections = [*([relay.trainer] if relay.trainer is not None else []), *relay.workers.values(), *relay.observers]
     # A share for each, so that a worker with a thousand streams hides no peer; the rest is for all else.
     eighth = limit_bytes // 8 - 1_024

@@ -1,13 +1,13 @@
-"""What streams cost the Server, and the trainer that it tells of them, besides their samples. Sans-I/O.
+"""Memory that streams cost the Server and the trainer, besides their samples. Sans-I/O.
 
-A stream's signature alone may have 60 kB, a link may carry a thousand streams, and there is no limit to links: without
-bounds a single stolen bundle could fill the memory of both.
+A stream's signature alone may have 60 kB, a link may carry a thousand streams, and the number of links is unlimited.
+Without bounds, a single stolen bundle could fill the memory of both.
 """
 
 from __future__ import annotations
 
 STREAM_BYTES = 2_048
-"""What a stream costs besides its signature."""
+"""Cost of a stream besides its signature."""
 OF_ONE_BYTES = 32 << 20
 """Most that the streams of one identity may cost: 13,000 of the usual ones."""
 IN_ALL_BYTES = 128 << 20

@@ -1,4 +1,4 @@
-"""What the relay holds of each worker's stream. Sans-I/O."""
+"""State of each worker's stream in the relay. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RelayStream:
         """When the next message of it is due: bytes that it has had, as far as they count."""
         self.in_turn = False
         self.handing = False
-        """Whether its worker hands it over: whole messages go to the spool."""
+        """True: its worker hands the stream over, and complete messages go to the spool."""
         self.handed: deque[tuple[int, int]] = deque()
         """(number, bytes) of the messages that the spool has taken and not stored yet."""
         self.replay: int | None = None

@@ -1,25 +1,26 @@
-"""What strangers may cost the Server: who may knock how often, how many may wait, and how long a wrong answer takes.
+"""Limits for unauthenticated clients: rate of connections, number of open ones, and delay of rejections.
 
-Sans-I/O: a transport says who arrives, is secured, is let in and leaves, and is told the time.
+Sans-I/O: a transport reports each connection that arrives, is secured, is admitted and leaves, and passes the time.
 
 Theory of operation
 -------------------
-A *visit* is a connection from its first packet until its peer has been let in. Three things bound what visits cost:
+A *visit* is a connection that is not authenticated yet, from its first packet until it is admitted. Three rules bound
+the cost of visits:
 
-- A TLS handshake costs processor time, so that each address has a token bucket of them, and all unknown addresses
-  together have one more. Who finds it empty is closed before the handshake. Whoever is let in gives the token back, so
-  that a fleet that comes back all at once does not use up its own. Addresses from which somebody was let in of late
-  are *known*, as this machine is: the bucket of the unknown, which many addresses can empty, does not concern them.
-- Each visit holds memory and a file descriptor, so that their number is limited, in all and for each address. At the
-  limit the newcomer is taken and the longest waiting visit of the busiest address is closed, unless it is younger than
-  `GRACE_S`: an honest peer is let in within a fraction of that, and an attacker's connections only wait. Visits with a
-  valid certificate go last.
-- A refusal for want of valid credentials is held back, longer with each from the same address. Only refusals are: who
-  shows what is right is let in at once, from wherever others are guessing. A guesser that does not wait for the answer
-  is left with the bucket's rate.
+- A TLS handshake costs processor time. So each address has a token bucket, and all unknown addresses share one more.
+  A connection that finds a bucket empty is closed before the handshake. An admitted connection returns its token, so
+  that a fleet that reconnects at the same time does not use up its own. Addresses of recently admitted peers are
+  *known*, and so is this machine. The bucket of the unknown, which many addresses can empty, does not apply to them.
+- Each visit holds memory and a file descriptor. So their number is limited, in total and for each address. At the
+  limit, the new connection is accepted and the oldest visit of the busiest address is closed, unless it is younger
+  than `GRACE_S`. A legitimate peer is admitted within a fraction of that time, while an attacker's connections only
+  wait. Visits with a valid certificate are closed last.
+- A rejection for missing or invalid credentials is delayed, longer with each one from the same address. Only
+  rejections are delayed: valid credentials are accepted immediately, even while other clients at that address are
+  throttled. A guessing client that does not wait for the answer is limited by the bucket's rate.
 
-Addresses are counted whole in IPv4, and by their /64 in IPv6, where one customer has that many. All tables are bounded;
-what falls out of one begins anew, and the bucket of all unknown addresses bounds what can be won by that.
+IPv4 addresses count one by one, IPv6 addresses by their /64, the usual share of one customer. All tables are bounded.
+An address that falls out of a table starts again, and the bucket of all unknown addresses bounds the gain from that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tmrl_core.token_bucket import TokenBucket
 GRACE_S = 1.0
 """A visit younger than this is not closed to make room."""
 KNOWN_S = 86_400.0
-"""How long an address stays known after the last one there was let in, or left."""
+"""Time that an address stays known after its last peer was admitted, or left."""
 MOST_ADDRESSES = 4_096
 """Most addresses remembered in each table."""
 FREE_FAILURES = 3
@@ -79,7 +80,7 @@ class Visit:
         self.known = known
         self.close = close
         self.certified = False
-        """Whether the peer has shown a certificate of our CA."""
+        """True: the peer has shown a certificate of our CA."""
 
 
 class Admission:
@@ -226,7 +227,7 @@ def _network_of_host(host: str) -> str:
 
 
 def network_of(address: str) -> str:
-    """What counts as one address for `host:port`: the host in IPv4, its /64 in IPv6."""
+    """Return the network that counts as one address for `host:port`: the host in IPv4, its /64 in IPv6."""
     return _network_of_host(address.rpartition(":")[0])
 
 

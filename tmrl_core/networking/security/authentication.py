@@ -59,7 +59,7 @@ def utc_now() -> datetime:
 
 
 class _Files:
-    """What a credentials folder, or a bundle file, looked like when it was last read."""
+    """File stamps of a credentials folder, or of a bundle file, at its last read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -83,7 +83,10 @@ class _Files:
         return tuple(stamps)
 
     def changed(self) -> bool:
-        """Whether there is something to read: it has changed. What was unreadable twice is tried now and then only."""
+        """Return whether the files have changed and should be read.
+
+        Files that could not be read twice are tried again only occasionally.
+        """
         stamp = self._stamp()
         if stamp != self._tried:
             self._tried = stamp
@@ -92,7 +95,7 @@ class _Files:
         return stamp != self._read and (self._failures < 2 or self._looks % _TRY_AGAIN_LOOKS == 0)
 
     def accept(self) -> None:
-        """What was there at the last look has been read."""
+        """Record that the files, as of the last check, were read."""
         self._read = self._tried
 
     def failed(self) -> bool:
@@ -197,7 +200,7 @@ class ServerAccess:
         return None
 
     def revoked(self, identity: Identity) -> tuple[str, str] | None:
-        """What to tell a peer whose certificate, or whose CA, counts no more; None: it does."""
+        """Return code and reason of the rejection of a revoked certificate or a replaced CA; None: no rejection."""
         if identity.serial is None:
             return None
         role = identity.role if identity.role in ("worker", "trainer") else "ROLE"

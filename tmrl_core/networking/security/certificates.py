@@ -49,7 +49,7 @@ class Signed(NamedTuple):
 
 
 class CertificateFacts(NamedTuple):
-    """What a certificate says about itself.
+    """Subject, names, fingerprint, validity and serial number of a certificate.
 
     `names` are its DNS names, addresses and URIs; `fingerprint` is the SHA-256 of its DER form as `AB:CD:...`; `serial`
     is as `clean_serial` returns it.
@@ -209,7 +209,7 @@ def check_issued(signed: Signed, authority: str) -> None:
 
 
 def read_facts(certificate: str) -> CertificateFacts:
-    """What a PEM certificate says about itself.
+    """Return the facts that a PEM certificate states.
 
     Raises:
         CredentialsError: this is not a PEM certificate, or a damaged one.
@@ -263,7 +263,7 @@ _TIME_FORMS = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 
 
 def _element(der: bytes, at: int) -> tuple[int, int]:
-    """Where the content of the DER element at `at` begins and ends."""
+    """Return the begin and the end of the content of the DER element at `at`."""
     length = der[at + 1]
     start = at + 2
     if length & 0x80:

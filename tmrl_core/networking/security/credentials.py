@@ -102,7 +102,7 @@ _TOKEN_BYTES = 32
 
 
 class Created(msgspec.Struct, frozen=True):
-    """What `create` did: whether the CA (and with it the tokens) is new, and the hosts of the server's certificate."""
+    """Result of `create`: whether the CA (and with it the tokens) is new, and the hosts of the server's certificate."""
 
     directory: str
     new_authority: bool
@@ -425,7 +425,7 @@ def _move_aside(folder: Path) -> None:
 
 
 def show(directory: str | os.PathLike[str]) -> list[Record]:
-    """What a credentials folder (or bundle file) holds: fingerprints and expiry, no secret.
+    """List the content of a credentials folder (or bundle file): fingerprints and expiry, no secret.
 
     Raises:
         CredentialsError: there are no credentials, or a file is not what its name says.

@@ -156,7 +156,7 @@ def _explain_alert(exc: ssl.SSLError, host: str, name: str, side: Side) -> str:
 
 
 def _own(side: Side, name: str) -> tuple[str, str]:
-    """What the peer complains about, and how its owner mends it."""
+    """Return the credential that the peer rejects, and the step that fixes it."""
     if side == "server":
         return (
             "this Server's certificate",

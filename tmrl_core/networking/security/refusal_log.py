@@ -18,7 +18,7 @@ SAID_AGAIN_S = 60.0
 MOST_REMEMBERED = 1000
 LINES_AT_ONCE = 100
 LINES_PER_S = 0.2
-"""How fast lines of many hosts together may follow each other once so many have come at once."""
+"""Rate of lines after a burst, for all hosts together."""
 
 
 class Refusals:

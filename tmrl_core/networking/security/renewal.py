@@ -64,7 +64,7 @@ def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None
 
 
 def _listed(file: Path) -> Listed:
-    """What a bundle or a certificate says of its holder."""
+    """Read the holder of a bundle or a certificate."""
     text = read_file(file)
     facts = read_facts(text if "-----BEGIN CERTIFICATE" in text[:100] else read_bundle(file).certificate)
     identity = identity_of({"subjectAltName": [("URI", name) for name in facts.names]})

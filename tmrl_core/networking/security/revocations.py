@@ -73,7 +73,7 @@ def write_list(file: Path, listed: Iterable[Listed], now: datetime) -> None:
 
 
 def revoked_file(directory: str | os.PathLike[str]) -> Path:
-    """Where a Server with this credentials folder, or bundle file, looks for revoked certificates."""
+    """Return the file of revoked certificates for this credentials folder, or bundle file."""
     place = Path(directory).expanduser()
     return (place.parent if place.is_file() else place) / REVOKED_FILE
 

@@ -36,7 +36,7 @@ def need(file: Path, *, private: bool = False) -> str:
 
 
 def missing(file: Path) -> str:
-    """What to say when a file of credentials is missing."""
+    """Return the error message for a missing file of credentials."""
     return (
         f"{file} not found. Create credentials with `{CREATE}`, or, on another machine than the Server's, install a "
         f"bundle that was made with `{BUNDLE} worker --name NAME`; or set network.credentials_dir."

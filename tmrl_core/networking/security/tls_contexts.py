@@ -1,6 +1,6 @@
-"""What a running role takes from its credentials: TLS contexts, its token, and the means to check tokens.
+"""TLS contexts, token and token verifier of a running role, read from its credentials.
 
-Nothing here needs `cryptography`; `credentials.py` makes what is used here.
+Nothing here needs `cryptography`; `credentials.py` makes the files that are read here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ClientRole = Literal["worker", "trainer"]
 BundleRole = Literal["worker", "trainer", "server"]
 CLIENT_ROLES: tuple[ClientRole, ...] = ("worker", "trainer")
 ContextRole = Literal["worker", "trainer", "observer"]
-"""Who connects. An observer has no credentials of its own: the trainer's, or those of the Server's own machine."""
+"""Role of a client. An observer uses the trainer's credentials, or those of the Server's own machine."""
 
 BUNDLE_FORMAT = "tmrl_core bundle"
 TOKENS_FILE = "server.tokens.json"
@@ -48,18 +48,18 @@ class TokenVerifier:
         return f"TokenVerifier(roles={sorted(self._hashes)})"
 
     def check(self, role: str, token: str) -> bool:
-        """Whether this is the token of that role. The time it takes depends on neither."""
+        """Return whether this is the token of that role. The duration depends on neither."""
         return self.holds(role, token_hash(token))
 
     def holds(self, role: str, digest: str) -> bool:
-        """Whether `digest` is the hash of the token of that role."""
+        """Return whether `digest` is the hash of the token of that role."""
         expected = self._hashes.get(role, "")
         # A role without a token is compared too, with what no SHA-256 equals.
         return hmac.compare_digest(digest, expected.ljust(64, "-"))
 
 
 class TlspyoPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the transport `tlspyo` needs: the Server's certificate, the password, and for a Server the key."""
+    """Credentials of the transport `tlspyo`: the Server's certificate, the password, and for a Server the key."""
 
     certificate: str
     password: str = ""
@@ -70,9 +70,9 @@ class TlspyoPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a bundle file holds. A server's has the hashes of both tokens and the revoked certificates.
+    """Content of a bundle file. A server's bundle has the hashes of both tokens and the revoked certificates.
 
-    A client's has a certificate of its own and therefore no token: whoever stole it could show that instead.
+    A client's bundle has its own certificate and no token, because a thief of the bundle could use the token instead.
     """
 
     format: str
@@ -91,7 +91,7 @@ class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, TokenVerifier]:
-    """What a Server needs: its side of TLS, where a client may show a certificate of our CA, and the tokens' verifier.
+    """Return a Server's TLS context, where a client may show a certificate of our CA, and the tokens' verifier.
 
     Raises:
         CredentialsError: something is missing or does not fit; the message says what to run.

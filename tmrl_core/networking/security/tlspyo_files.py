@@ -47,7 +47,7 @@ def make(folder: Path, hosts: Iterable[str], not_after: datetime, *, overwrite: 
 
 
 def part_of(folder: Path, *, server: bool) -> TlspyoPart | None:
-    """What a bundle of this folder holds for tlspyo; None: the folder has nothing for it."""
+    """Return the tlspyo part for a bundle of this folder; None: the folder has nothing for tlspyo."""
     if not (folder / CERTIFICATE).exists() or (server and not (folder / KEY).exists()):
         return None
     key = read_file(folder / KEY, private=True) if server else ""
@@ -76,7 +76,7 @@ def password_in(directory: str | os.PathLike[str]) -> str:
 
 
 def load(directory: str | os.PathLike[str], *, server: bool) -> TlspyoPart:
-    """What a Server, or a client, needs of a credentials folder, a folder of tlspyo's, or a bundle file.
+    """Load tlspyo's part of a Server or a client from a credentials folder, a folder of tlspyo's, or a bundle file.
 
     Raises:
         CredentialsError: it is not there; the message says what to run.

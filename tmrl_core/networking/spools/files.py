@@ -78,7 +78,7 @@ class DiskSpool(Spool):
         self.folder = folder
         self.post = post
         self.torn_bytes = 0
-        """How much was cut off on opening."""
+        """Number of bytes that opening cut off."""
         self._sync: Sync = sync
         self._calls = calls
         with suppress(OSError):  # what is wrong with it, the lock says; samples are nobody else's on this machine

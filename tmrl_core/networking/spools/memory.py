@@ -20,13 +20,13 @@ from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
 MAX_SPOOLED_STREAMS = 1_024
 """Streams that are kept at most, however small."""
 MESSAGE_COST_BYTES = 512
-"""What a message counts besides its body."""
+"""Cost of a message besides its body."""
 STREAM_COST_BYTES = 4_096
-"""What a stream counts besides its messages, name and signature."""
+"""Cost of a stream besides its messages, name and signature."""
 
 
 class About(NamedTuple):
-    """What a trainer has to know of a stream."""
+    """Description of a stream for the trainer."""
 
     stream: bytes
     run: str
@@ -48,7 +48,7 @@ class SpooledMessage:
         self.body: Sequence[bytes | memoryview] | None = None
         """The body in memory; None once it lies elsewhere."""
         self.place: Any = None
-        """Where an implementation finds the body."""
+        """Location of the body, in an implementation's own form."""
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ class SpooledMessage:
 
 
 class SpooledStream:
-    """What is kept of one stream: messages in order, without those that were acknowledged."""
+    """Stored messages of one stream in order, without the acknowledged ones."""
 
     def __init__(self, about: About) -> None:
         self.about = about
@@ -73,7 +73,7 @@ class SpooledStream:
         """Every message below it that was taken is where it stays."""
         self.samples = 0
         self.ended = False
-        """Whether its worker has ended in order, having handed over everything."""
+        """True: its worker has ended in order and has handed over everything."""
         self.cost = STREAM_COST_BYTES + len(about.name) + len(about.signature)
 
     def find(self, number: int) -> int:
@@ -96,7 +96,7 @@ class Spool(ABC):
     """
 
     frees_messages = True
-    """Whether an acknowledged message gives its room back at once, or only with the whole stream."""
+    """True: an acknowledged message frees its space immediately; False: only together with the whole stream."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -201,7 +201,7 @@ class Spool(ABC):
         return [kept for kept in self.streams.values() if kept.about.run == run]
 
     def summary(self) -> list[str]:
-        """What is kept, a line for each run: for logs."""
+        """Return a summary of the stored samples for logs, a line for each run."""
         runs = sorted({kept.about.run for kept in self.streams.values()})
         lines = []
         for run in runs:

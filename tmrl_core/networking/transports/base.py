@@ -1,4 +1,4 @@
-"""What every transport is: the seam, and the part of driving a connection that all share.
+"""Interface of all transports, and the part of driving a connection that they share.
 
 Everything here runs in the thread of one asyncio event loop.
 """
@@ -17,9 +17,9 @@ from tmrl_core.networking.protocol.connection import Connection
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 2.0
-"""How long a client that leaves in order waits for the other side."""
+"""Time that a client that leaves in order waits for the other side."""
 LINGER_S = 1.0
-"""How long a closed link still waits for the other side to read the last words."""
+"""Time that a closed link waits for the other side to read the closing message."""
 _LATE_S = 0.25
 """A timer that comes later than this was held up: the process was stopped, suspended, or got no processor."""
 
@@ -49,7 +49,7 @@ class Transport(ABC):
 
 
 class Listener(ABC):
-    """What `Transport.serve` returns."""
+    """Listening socket or process that `Transport.serve` returns."""
 
     @property
     @abstractmethod
@@ -145,7 +145,7 @@ class Driver(ABC):
 
     @abstractmethod
     def _writable(self) -> bool:
-        """Whether the transport takes more now; `wake` is called when that turns true again."""
+        """Return whether the transport takes more now. It calls `wake` when that becomes true again."""
 
     @abstractmethod
     def _write(self, buffers: list[bytes | bytearray | memoryview]) -> None:

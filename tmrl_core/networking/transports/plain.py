@@ -55,7 +55,7 @@ class PlainNotice:
 
 
 def plain_server(port: int) -> bool:
-    """Whether this user's own live Server on this machine's `port` speaks plaintext."""
+    """Return whether a running Server of this user on this machine's `port` speaks plaintext."""
     try:
         # Opened first: what is looked at is then what is read, and a link is not followed.
         descriptor = os.open(_plain_file(port), os.O_RDONLY | (0 if sys.platform == "win32" else os.O_NOFOLLOW))
@@ -93,7 +93,7 @@ def _alive(pid: int) -> bool:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether another open file holds the lock; closing this one gives back what was tried.
+    """Return whether another open file holds the lock. Closing this file releases the lock taken by the check.
 
     Raises:
         OSError: nothing can be known.

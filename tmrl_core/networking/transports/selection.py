@@ -26,7 +26,7 @@ from tmrl_core.networking.transports.plain import plain_server
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the Server is and how it is spoken to.
+    """Address of the Server, and settings of the connection to it.
 
     `security` "auto" is TLS, except towards a Server on this machine that the same user runs without it.
     """
@@ -71,7 +71,7 @@ def link_settings(
     header_size: int | Cfg = CFG,
     max_buf_len: int | Cfg = CFG,
 ) -> LinkSettings:
-    """What the public classes' arguments and the configuration say of a link; `CFG` stands for the configuration."""
+    """Merge the public classes' arguments with the configuration; `CFG` stands for the configuration's value."""
     network = config.network
     from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
     folder = given(keys_dir, network.credentials_dir)
@@ -294,9 +294,10 @@ def _check_known(transport: str) -> None:
 
 
 def _may_look(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tuple[str, str] | None:
-    """Whether this peer may ask what the Server sees: a trainer may, and who holds the Server's own key.
+    """Return code and reason of a rejected status request; None: this peer may request the status.
 
-    Workers may not: they stand where they can be stolen, and it names every other one with its address.
+    A trainer and a holder of the Server's own key may request it. Workers may not: their machines may be stolen, and
+    the status names every other worker with its address.
     """
     # Both are looked at, whatever the first says: how long it takes says nothing of the token.
     may = verifier.check("observer", hello.token) | verifier.check("trainer", hello.token)

@@ -33,17 +33,17 @@ _READ_BYTES = 262_144
 _HIGH_WATER_BYTES = 65_536
 _UNSENT_BYTES = 131_072
 _LOOK_AGAIN_S = 1.0
-"""How often a Server looks whether its credentials have changed."""
+"""Interval at which a Server checks its credentials for changes."""
 _GREETING_BYTES = 65_536
 """Most that comes from a peer before it has been let in; a handshake with a certificate and a `Hello` take a tenth."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
-"""What a Server says to who does not speak TLS: OpenSSL closes without a word, and the client would try for ever."""
+"""Alert for clients that do not speak TLS. OpenSSL closes without one, and the client would retry for ever."""
 
 IdentityOf = Callable[[Mapping[str, Any] | None], "tuple[str, str] | None"]
 """Role and name in a peer's certificate, as `ssl` returns it."""
 Explain = Callable[[Exception], str]
-"""What an exception from `ssl` or a socket means, and what to do about it."""
+"""Explanation of an exception from `ssl` or a socket, with the next step."""
 
 
 _WHICH_SECURITY = (
@@ -53,7 +53,7 @@ _WHICH_SECURITY = (
 
 
 def _what_to_do(exc: OSError) -> str:
-    """Where a port cannot be listened on."""
+    """Return the next step for a port that cannot be listened on."""
     if exc.errno == errno.EADDRNOTAVAIL or isinstance(exc, socket.gaierror):
         return "That is no address of this machine: set server.bind to one that is, or null."
     if exc.errno == errno.EACCES:
@@ -347,7 +347,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     # --- plaintext where the other side speaks TLS ---
 
     def _is_tls(self, nbytes: int) -> bool:
-        """Whether the first bytes begin a record of TLS; a frame cannot begin so, it would be too long."""
+        """Return whether the first bytes begin a TLS record; as the beginning of a frame they would be too long."""
         assert self._view is not None
         self._first += bytes(self._view[: min(nbytes, 3)])
         first = self._first
@@ -528,7 +528,7 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
 
 
 def _is_about_credentials(exc: Exception) -> bool:
-    """Whether a failed handshake would fail again with the same credentials."""
+    """Return whether a failed handshake would fail again with the same credentials."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         return True
     reason = reason_of(exc)
@@ -543,7 +543,7 @@ _thread_buffers = _ThreadBuffers()
 
 
 def _shared_buffer() -> memoryview:
-    """Where bytes from a socket land before they are decrypted: one buffer per thread, emptied before the next read."""
+    """Return this thread's buffer for bytes from a socket before decryption; it is emptied before the next read."""
     if _thread_buffers.raw is None:
         _thread_buffers.raw = memoryview(bytearray(_READ_BYTES))
     return _thread_buffers.raw

@@ -1,18 +1,18 @@
-"""What runs inside the I/O process of the transport `tlspyo`: its `Server` or its `Client`, and Twisted's reactor.
+"""I/O process of the transport `tlspyo`: its `Server` or its `Client`, and Twisted's reactor.
 
-The only module that imports tlspyo; nothing else may import this one. `process.py` starts it as a process of its
-own, since Twisted's reactor can be run once in a process only, and speaks with it over a local connection.
+Only this module imports tlspyo, and no other module may import this one. `process.py` starts it as a separate process,
+since Twisted's reactor can run only once in a process, and talks to it over a local connection.
 
-tlspyo's `Relay` and `Endpoint` start such a process too, but wait for ever when it fails, leave it behind when they are
-killed, reconnect without saying why a connection ended, and keep every object that nobody acknowledged. So its two
-classes inside of them are used instead, with what has to differ overridden:
+tlspyo's `Relay` and `Endpoint` start such a process too. But they wait for ever when it fails, leave it running when
+they are killed, reconnect without reporting why a connection ended, and keep every unacknowledged object. So this
+module uses the two classes inside of them, and overrides the parts that have to differ:
 
-- *Relay*: the group `hub` is not joined by an endpoint but is this process, which passes what is broadcast to it on to
-  the Server. So nobody else can join it and listen, the sender of each message is known by its connection, and two TLS
-  hops less are needed. A peer may join one new group `p.` + 128 random bits and send to `hub`, and nothing else.
-- *Endpoint*: one connection, whose end is reported with its reason; a new one is a new link, with a new group.
-- Both: no Nagle's algorithm (with delayed acknowledgements of TCP it can hold a lone message for 40 ms), messages of
-  64 kB at most, MessagePack instead of pickle, and none of tlspyo's acknowledgements, which nothing waits for.
+- *Relay*: the group `hub` is not joined by an endpoint but is this process, which passes broadcasts on to the Server.
+  So no other client can join it and listen, the connection identifies the sender of each message, and two TLS hops
+  are saved. A peer may join one new group `p.` + 128 random bits and send to `hub`, and nothing else.
+- *Endpoint*: one connection, whose end is reported with its reason. A new connection is a new link, with a new group.
+- Both: no Nagle's algorithm (with TCP's delayed acknowledgements it can delay a single message by 40 ms), messages of
+  64 kB at most, MessagePack instead of pickle, and no acknowledgements of tlspyo, because nothing waits for them.
 
 The process ends with its parent: at the end of its standard input (which the parent holds open), of the local
 connection, or when it finds itself with another parent.

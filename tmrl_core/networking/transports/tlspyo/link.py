@@ -1,9 +1,9 @@
-"""What travels inside tlspyo's messages: numbered pieces of one link's bytes, with a window. Sans-I/O.
+"""Content of tlspyo's messages: numbered pieces of one link's bytes, with a window. Sans-I/O.
 
-tlspyo delivers messages, not a stream, and promises less than a link needs: it repeats a group's last broadcast to
-whoever (re)joins, loses what is in flight when a connection breaks, and never says that a receiver is slow. So each
-piece has a number: a repeat is discarded, a gap ends the link (delivery then resumes on a new one), and at most
-`WINDOW_BYTES` travel that the other side has not said to have read.
+tlspyo delivers messages, not a stream, and guarantees less than a link needs: it repeats a group's last broadcast to
+each client that joins again, loses messages in flight when a connection breaks, and has no flow control. So each piece
+has a number: a repeated piece is discarded, and a gap ends the link (delivery then resumes on a new one). At most
+`WINDOW_BYTES` are in flight that the other side has not reported as read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ WINDOW_BYTES = 2 << 20
 _HEAD = struct.Struct("<QB")
 _COUNT = struct.Struct("<Q")
 _ENVELOPE_BYTES = 40
-"""What MessagePack, a stamp, the command and the destination add to a piece, rounded up."""
+"""Bytes that MessagePack, a stamp, the command and the destination add to a piece, rounded up."""
 
 
 class PieceKind(IntEnum):
-    """What a piece says."""
+    """Kind of a piece."""
 
     OPEN = 0
     """From the Server: the link stands."""
     DATA = 1
     """Bytes of the link, in order."""
     READ = 2
-    """How many bytes of the link this side has read so far."""
+    """Number of bytes of the link that this side has read so far."""
     END = 3
     """No more bytes come."""
     REFUSED = 4
@@ -47,7 +47,7 @@ _KINDS = frozenset(int(kind) for kind in PieceKind)
 
 
 def piece_bytes(header_size: int, password: str) -> int:
-    """How long a piece can be that fits one message of tlspyo."""
+    """Return the maximum size of a piece that fits one message of tlspyo."""
     return MAX_MESSAGE_BYTES - header_size - len(password.encode()) - _ENVELOPE_BYTES
 
 
@@ -77,7 +77,7 @@ class LinkPieces:
 
     @property
     def room(self) -> bool:
-        """Whether the window has room for more bytes."""
+        """Return whether the window has space for more bytes."""
         return self._sent - self._sent_read < self._window_bytes
 
     def data(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytearray]:
@@ -110,7 +110,7 @@ class LinkPieces:
 
     @property
     def report_due(self) -> bool:
-        """Whether so much was read that the other side should hear of it."""
+        """Return whether enough was read to report it to the other side."""
         return self._read - self._read_said >= self._window_bytes // 4
 
     def read_report(self) -> bytes:
@@ -119,7 +119,7 @@ class LinkPieces:
         return _HEAD.pack(self._next(), PieceKind.READ) + _COUNT.pack(self._read)
 
     def received(self, message: bytes | memoryview) -> tuple[PieceKind, memoryview] | None:
-        """What a message carries: its kind and content; None: it is a repeat.
+        """Return a message's kind and content; None: the message is a repeat.
 
         Raises:
             RemoteProtocolError: a gap in the numbers, or no piece of a link at all.

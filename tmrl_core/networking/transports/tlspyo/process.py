@@ -33,7 +33,7 @@ _BOOT = (
     "from tmrl_core.networking.transports.tlspyo.io_process import main; main(settings)"
 )
 START_S = 20.0
-"""How long a process may take to start; on a small machine, importing Twisted alone takes seconds."""
+"""Time limit for the start of a process; on a small machine, importing Twisted alone takes seconds."""
 _TAKEN_LOOK_S = 0.05
 _HIGH_WATER_BYTES = 262_144
 _NONCE_LIMIT_BYTES = 1_024
@@ -158,7 +158,7 @@ class IoProcess:
     # --- called by the local connection ---
 
     def is_child(self, number: int, command: str, content: Any) -> bool:
-        """Whether the first message of a connection shows that it is the child's."""
+        """Return whether the first message of a connection proves that it comes from the child."""
         return (
             command == "NONCE"
             and isinstance(content, str)
@@ -179,7 +179,7 @@ class IoProcess:
             self._on_message(number, command, content)
 
     def set_full(self, full: bool) -> None:
-        """Whether what is sent waits in this process's memory."""
+        """Record whether sent data waits in this process's memory."""
         self.full = full
         if not full and not self._lost:
             self._on_room()

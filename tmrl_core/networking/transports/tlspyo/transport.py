@@ -135,7 +135,7 @@ class TlspyoTransport(Transport):
         return driver
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """What every I/O process of this transport is told."""
+        """Return the settings of every I/O process of this transport."""
         return {
             "password": self._password,
             "header_size": self.header_size,
@@ -144,7 +144,7 @@ class TlspyoTransport(Transport):
         }
 
     def relay_settings(self, host: str, port: int) -> dict[str, Any]:
-        """What the Relay's I/O process is told."""
+        """Return the settings of the Relay's I/O process."""
         settings = self.settings(role="relay", host=host, port=port, certificate=self._certificate, key=self._key)
         return settings | {"admission": msgspec.structs.asdict(self._admission)}
 
@@ -269,7 +269,7 @@ class _LinkDriver(Driver):
 
     @abstractmethod
     def _full(self) -> bool:
-        """Whether the I/O process takes no more now."""
+        """Return whether the I/O process takes no more now."""
 
     @abstractmethod
     def _post(self, piece: bytes | bytearray) -> None:
@@ -476,7 +476,7 @@ class TlspyoListener(Listener):
 
     @property
     def full(self) -> bool:
-        """Whether the I/O process takes no more now."""
+        """Return whether the I/O process takes no more now."""
         return self._process is None or self._process.full
 
     def tell(self, command: str, number: int, content: Any = None) -> None:
