@@ -105,7 +105,7 @@ def test_rows_of_an_earlier_version_that_are_not_finite_are_not_sampled(
     poisoned = make_rows(1, 0, 0, 40)
     poisoned.reward[10:30] = math.nan
     with monkeypatch.context() as earlier:
-        earlier.setattr("tmrl_core.training.memories.insertion.check_finite_samples", lambda chunk, **_: None)
+        earlier.setattr("tmrl_core.training.memories.replay.check_finite_samples", lambda chunk, **_: None)
         memory = ReplayMemory(seed=0, **settings)
         memory.append(buffer(poisoned))
         memory.close()

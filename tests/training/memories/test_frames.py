@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tmrl_core.training.memories.disk_frames import StackFormat
 from tmrl_core.training.memories.disk_rows import DiskRows
-from tmrl_core.training.memories.frames import Frames, FrameStore, RamFrames, frames_held
+from tmrl_core.training.memories.frames import Frames, FrameStore, RamFrames, StackFormat, frames_held
 from tmrl_core.training.memories.layout import Leaf, TreeSpec
 
 CAPACITY, STACK = 64, 3
@@ -26,7 +25,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         yield RamFrames(CAPACITY, STACK, SHAPE, DTYPE), lambda: None
         return
     rows = DiskRows(CAPACITY, tmp_path)
-    rows.allocate_frames(StackFormat(STACK, TreeSpec(None, (Leaf("", DTYPE, (STACK, *SHAPE)),))))
+    rows.allocate_frames(StackFormat(STACK, TreeSpec(None, (Leaf("", DTYPE, (STACK, *SHAPE)),))), 1)
     yield rows.frames[0], (lambda: rows.commit({})) if request.param == "disk" else lambda: None
     rows.close()
 

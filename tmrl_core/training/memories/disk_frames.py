@@ -10,58 +10,16 @@ number for each leaf). A file stays as long as the memory would hold one of its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tmrl_core.errors import StorageError
 from tmrl_core.training.memories.frames import Frames, frames_held
-from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, describe_spec, spec_of
+from tmrl_core.training.memories.layout import Array, Leaf
 from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, address
 from tmrl_core.training.memories.row_files import MAX_FIRST_ROW
 from tmrl_core.training.memories.row_table import RowTable
-
-MAX_FRAME_BYTES = 1 << 31
-
-
-@dataclass(frozen=True)
-class StackFormat:
-    """Which leaves of an observation are stacks.
-
-    Args:
-        stack: frames in one.
-        observation: what observations are.
-    """
-
-    stack: int
-    observation: TreeSpec
-
-    @property
-    def stacks(self) -> dict[int, Leaf]:
-        """Those leaves, by their number."""
-        return {
-            i: leaf
-            for i, leaf in enumerate(self.observation.leaves)
-            if len(leaf.shape) > 1 and leaf.shape[0] == self.stack
-        }
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON-able values."""
-        return {"stack": self.stack, "observation": describe_spec(self.observation)}
-
-    @classmethod
-    def from_description(cls, description: Any) -> StackFormat:
-        """Undo `describe`.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is no description.
-        """
-        made = cls(int(description["stack"]), spec_of(description["observation"]))
-        sizes = [leaf.width * leaf.dtype.itemsize for leaf in made.stacks.values()]
-        if made.stack < 2 or not sizes or not all(0 < size < MAX_FRAME_BYTES for size in sizes):
-            raise ValueError(f"stacks of {made.stack} frames with {sizes} bytes")
-        return made
 
 
 class DiskFrames(Frames):

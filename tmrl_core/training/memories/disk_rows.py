@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ import torch
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.storage import OS, FileCalls, FolderLock, RecordLog, SegmentReader
 from tmrl_core.storage.format import scan
-from tmrl_core.training.memories.disk_frames import DiskFrames, FramesNote, StackFormat
+from tmrl_core.training.memories.disk_frames import DiskFrames, FramesNote
+from tmrl_core.training.memories.frames import Frames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
 from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, Segment, address
 from tmrl_core.training.memories.row_files import MAX_FIRST_ROW, RowFormat, parse_rows_note, rows_note
@@ -81,6 +82,8 @@ class DiskRows(Rows):
             need no frame.
         found_needs: the same of what opening has found: first row of a run, number of rows, the numbers.
     """
+
+    durable: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class DiskRows(Rows):
                 len(self),
                 self.lost_rows,
             )
-        self.describe()
+        self._describe()
 
     def _read_segment(self, number: int, newest: bool) -> None:
         reader = self._log.reader(number)
@@ -276,16 +279,26 @@ class DiskRows(Rows):
         self.layout = layout
         self._format = _format_of(layout)
         self.describe()
-        self._log.seal()
 
-    def allocate_frames(self, stacks: StackFormat) -> None:
-        """Observations are so from now on, and their frames are put into `frames`; called once, before any row."""
-        self._take_stacks(stacks)
-        self.describe()
-        self._log.seal()
+    def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
+        """Return `frames`, where the folder does not hold any yet after a note in the next file's head."""
+        if self.stacks is None:
+            self._take_stacks(stacks)
+            self._describe()
+            self._log.seal()
+        return self.frames
+
+    def stage_needs(self, runs: Sequence[Sequence[int]]) -> None:
+        """Write them with the next commit."""
+        self.staged_needs += [list(run) for run in runs]
 
     def describe(self) -> None:
-        """Have the heads of the next files say how rows look."""
+        """Begin a file with another head."""
+        self._describe()
+        self._log.seal()
+
+    def _describe(self) -> None:
+        """Describe the layout of rows in the heads of the next files."""
         description: dict[str, Any] = {}
         if self.layout is not None and self._format is not None:
             description.update(layout=self.layout.describe(), **self._format.describe())
@@ -306,6 +319,11 @@ class DiskRows(Rows):
         if self.frames:
             changes = {**changes, "frames": FramesNote([[held.stop, 0] for held in self.frames]).plain()}
         return rows_note(self.readable, 0, encoded(changes))
+
+    @property
+    def written(self) -> int:
+        """Index after the newest row, staged ones included."""
+        return self.readable + self._staged_rows
 
     @property
     def staged(self) -> int:

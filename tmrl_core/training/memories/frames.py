@@ -14,12 +14,54 @@ transitions that have gone are then the oldest ones, and `first_row` says from w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, describe_spec, spec_of
+
+MAX_FRAME_BYTES = 1 << 31
+
+
+@dataclass(frozen=True)
+class StackFormat:
+    """The leaves of an observation that are stacks of frames.
+
+    Args:
+        stack: frames in one.
+        observation: spec of an observation.
+    """
+
+    stack: int
+    observation: TreeSpec
+
+    @property
+    def stacks(self) -> dict[int, Leaf]:
+        """The leaves, by their number."""
+        return {
+            i: leaf
+            for i, leaf in enumerate(self.observation.leaves)
+            if len(leaf.shape) > 1 and leaf.shape[0] == self.stack
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {"stack": self.stack, "observation": describe_spec(self.observation)}
+
+    @classmethod
+    def from_description(cls, description: Any) -> StackFormat:
+        """Undo `describe`.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is not a description.
+        """
+        made = cls(int(description["stack"]), spec_of(description["observation"]))
+        sizes = [leaf.width * leaf.dtype.itemsize for leaf in made.stacks.values()]
+        if made.stack < 2 or not sizes or not all(0 < size < MAX_FRAME_BYTES for size in sizes):
+            raise ValueError(f"stacks of {made.stack} frames with {sizes} bytes")
+        return made
 
 
 def _at_once(capacity: int, stack: int) -> int:

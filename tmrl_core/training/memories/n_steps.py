@@ -16,7 +16,7 @@ import numpy as np
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.layout import Array, TreeSpec
 from tmrl_core.training.memories.memory import last_row_of
-from tmrl_core.training.memories.transition_builder import Joined, Tail, joined_leaves
+from tmrl_core.training.memories.transitions import Tail, TransitionColumns, joined_leaves
 from tmrl_core.training.memories.trees import flatten
 
 DISCOUNT = "discount"
@@ -30,8 +30,8 @@ def join_n_steps(
     n_step: int,
     gamma: float,
     most: int | None = None,
-) -> tuple[Joined | None, Tail | None]:
-    """The transitions that a chunk completes, and the stream's tail after it.
+) -> tuple[TransitionColumns | None, Tail | None]:
+    """Make the transitions that a chunk completes, and the stream's tail after it.
 
     Args:
         chunk: new rows of the stream.
@@ -40,7 +40,7 @@ def join_n_steps(
         specs: of the chunk's observation and action; the latter is None where no row has one.
         n_step: steps in a transition.
         gamma: discount of a step.
-        most: only the newest so many.
+        most: number of transitions, the newest, that are made at most.
     """
     observation = [leaf for _, leaf in flatten(chunk.observation)]
     action_spec = specs[1]
@@ -83,7 +83,7 @@ def join_n_steps(
         rew = np.zeros(len(s))
         for k in range(int(steps.max())):
             rew += np.where(k < steps, gamma**k * reward[np.minimum(s + 1 + k, total - 1)], 0.0)
-        made = Joined(
+        made = TransitionColumns(
             len(s),
             [[leaf.take(s, axis=0)] for leaf in observation],
             [leaf.take(s + 1, axis=0) for leaf in action],

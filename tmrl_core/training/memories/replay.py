@@ -1,4 +1,4 @@
-"""The project's own replay memory: columnar, preallocated, a batch is one gather per dtype.
+"""The columnar replay memory: preallocated, a batch is one gather per dtype.
 
 Theory of operation
 -------------------
@@ -8,12 +8,12 @@ sampling needs no rule at all: every stored row is a valid transition, and a uni
 valid transitions. Of each stream the last row is kept, so that an episode that came in several messages, between those
 of other streams, is joined; a reset, a missing message, another structure or another stream never is.
 
-A transition has an absolute index, counted from the first ever written. Where the rows lie is the business of `Rows`:
-rings in RAM (rows.py), or append-only files (disk_rows.py); the same seed draws the same transitions from both.
-Checkpoints of a memory in RAM write ranges of absolute indices; those of one on disk refer to its folder.
+A transition has an absolute index, counted from the first ever written. The same seed samples the same transitions from
+rows in RAM (rows.py) and on disk (disk_rows.py). Checkpoints of a memory in RAM contain ranges of absolute indices;
+those of one on disk refer to its folder.
 
-How samples become rows is said by insertion.py, how batches are drawn by sampler.py; this file holds what a memory is
-made of, and how it is kept for another process.
+A memory holds a store of rows, a builder that makes transitions of samples (transition_builder.py), a sampler that
+chooses rows (sampler.py) and a reader that makes batches of them (batch_reader.py). This file connects them.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.memories.batch_reader import Batch, BatchReader
 from tmrl_core.training.memories.disk_rows import DiskRows
-from tmrl_core.training.memories.insertion import Inserter
+from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.layout import Array, RowLayout
-from tmrl_core.training.memories.memory import whole_number
+from tmrl_core.training.memories.memory import compare_with_original, whole_number
 from tmrl_core.training.memories.prioritized import Prioritization, PrioritizedSampler
-from tmrl_core.training.memories.rows import RamRows, RowLease
+from tmrl_core.training.memories.rows import RamRows, RowLease, Rows
+from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.sampler import Sampler, UniformSampler
 from tmrl_core.training.memories.staleness import RecentSampler
-from tmrl_core.training.memories.transition_builder import Tail
+from tmrl_core.training.memories.transition_builder import TransitionBuilder
+from tmrl_core.training.memories.transitions import TransitionColumns
 
 logger = logging.getLogger(__name__)
 
 _OWN_VALUES = {"statistics", "steps"}
 
 
-class ReplayMemory(Inserter):
+class ReplayMemory(TrainingMemory):
     """Replay of the newest `memory_size` valid transitions, drawn uniformly or by priorities.
 
     Iterating yields `nb_steps` batches `(prev_obs, new_act, rew, new_obs, terminated, truncated)` of tensors
@@ -89,6 +92,9 @@ class ReplayMemory(Inserter):
 
     type_id = "replay"
     type_version = 1
+    transient: ClassVar[frozenset[str]] = frozenset({"deferred", "declared"})
+    declared: DeclaredSamples | None = None
+    """Expected structure of samples; None: unknown, the first samples define it."""
 
     def __init__(
         self,
@@ -112,18 +118,26 @@ class ReplayMemory(Inserter):
         prefetch: int | None = None,
         sampler: Sampler | None = None,
     ) -> None:
-        capacity, steps = whole_number(memory_size, "memory_size"), whole_number(n_step, "n_step")
+        super().__init__()
+        self.memory_size = whole_number(memory_size, "memory_size")
+        self.n_step = whole_number(n_step, "n_step")
         if not 0 <= gamma <= 1:
             raise ConfigError(f"gamma must be 0 to 1, got {gamma!r}")
         if seed is None:
             seed = int(torch.randint(2**62, ()).item())
-        super().__init__(capacity, steps, gamma, downcast_float64, crc_debug)
+        self.gamma = gamma
+        self.downcast_float64 = downcast_float64
+        self.crc_debug = crc_debug
         self.device = device
         self.nb_steps = whole_number(nb_steps, "nb_steps")
         self.batch_size = whole_number(batch_size, "batch_size")
         self.sample_preprocessor = sample_preprocessor
         self.dataset_path = dataset_path
-        self.sampler = _sampler_of(capacity, priority, max_drawn_lag, sampler)
+        self.deferred = False
+        self.sampler = _sampler_of(self.memory_size, priority, max_drawn_lag, sampler)
+        self._disk: DiskRows | None = None
+        self._ram: RamRows | None = None
+        self._rows: Rows
         if storage == "disk":
             if folder is None:
                 raise ConfigError("a memory with storage: disk needs a folder; set memory.folder")
@@ -131,8 +145,16 @@ class ReplayMemory(Inserter):
         else:
             self._rows = self._ram = RamRows(self.memory_size)
         try:
+            self._builder = self._make_builder(self._rows)
             self._reader = BatchReader(
-                self._rows, self.sampler, self._expanded, device, self.batch_size, sample_preprocessor, seed, prefetch
+                self._rows,
+                self.sampler,
+                self._builder.expanded,
+                device,
+                self.batch_size,
+                sample_preprocessor,
+                seed,
+                prefetch,
             )
             if self._disk is not None:
                 self._take_over(self._disk)
@@ -140,6 +162,135 @@ class ReplayMemory(Inserter):
             if self._disk is not None:
                 self._disk.close()
             raise
+
+    def _make_builder(self, rows: Rows) -> TransitionBuilder:
+        """Make the part that turns samples into rows."""
+        return TransitionBuilder(rows, self.n_step, self.gamma, self.downcast_float64)
+
+    # --- samples ------------------------------------------------------------------------------------------------------
+
+    def expect(self, schema: DeclaredSamples) -> None:
+        """Refuse samples that differ from what environment and policy declare."""
+        self.declared = schema
+
+    def append(self, buffer: Buffer) -> Refusals:
+        """Note the statistics and append all samples that fit; return the refused chunks with the reasons."""
+        self.note_statistics(buffer)
+        return self.append_buffer(buffer)
+
+    def append_buffer(self, buffer: Buffer) -> Refusals:
+        """Append all chunks that fit; return the refused ones with the reasons."""
+        refused = []
+        for chunk in buffer.chunks:
+            try:
+                self.append_chunk(chunk)
+            except SampleRefusedError as exc:
+                refused.append((chunk, exc))
+        return refused
+
+    def append_chunk(self, chunk: Chunk) -> int:
+        """Build and store the transitions that end in `chunk`; return their number.
+
+        Raises:
+            SampleRefusedError: structure, dtypes or shapes differ from those that the memory holds, or from the
+                declared ones; or a number is not finite, if samples are declared or stored on disk. Nothing was stored,
+                and the stream's open episode is not joined across the refused rows.
+            ValueError: with `crc_debug`, a transition differs from the worker's original.
+            StorageError: it cannot be written to the disk. Nothing was stored.
+        """
+        if chunk.rows:
+            try:
+                if self.declared is not None:
+                    self.declared.check(chunk)
+                if self.declared is not None or self._disk is not None:  # samples on disk outlive this process
+                    check_finite_samples(chunk, as_float32=self.downcast_float64)
+            except SampleRefusedError:
+                self._builder.forget(chunk.stream)
+                raise
+        self._reader.stop()
+        tail = self._builder.tails.get(chunk.stream)
+        try:
+            count = self._insert(chunk)
+            if self._disk is not None and not self.deferred:
+                self.commit()
+        except StorageError:
+            assert self._disk is not None
+            self._disk.discard()
+            self._builder.restore_tail(chunk.stream, tail)
+            raise
+        return count
+
+    def _insert(self, chunk: Chunk) -> int:
+        rows, count = self._rows, 0
+        for transitions in self._builder.build(chunk):
+            start = rows.written + transitions.skipped
+            rows.store(transitions)
+            if not rows.durable:
+                self._published(start)
+            if self.crc_debug and self.n_step == 1:
+                self._compare(chunk, transitions)
+            count += transitions.count
+        if not rows.durable:
+            self._remove_incomplete()
+        return count
+
+    def _published(self, start: int) -> None:
+        """Transitions from `start` on can be sampled."""
+        self.sampler.add(self._rows, start)
+        self._reader.discard_block()
+
+    def _remove_incomplete(self) -> None:
+        """Remove the oldest transitions that can no longer be restored."""
+        rows, stop = self._rows, self._rows.readable
+        first = stop - len(rows)
+        complete = self._builder.first_complete(first, stop)
+        if complete > first:
+            rows.oldest = complete
+            self._reader.discard_block()
+            self.sampler.remove(first, complete)
+
+    def _compare(self, chunk: Chunk, transitions: TransitionColumns) -> None:
+        first = self._rows.written - transitions.count
+        for offset, row in enumerate(transitions.rows.tolist()):
+            original = chunk.info.get(row, {}).get("crc_sample")
+            if original is not None:
+                rebuilt = self._reader.transition_at(first + offset)[:6]
+                compare_with_original(original, rebuilt, self.downcast_float64)
+
+    def forget_stream(self, stream: bytes) -> None:
+        """Drop a stream's last row: its open episode will not be continued."""
+        self._builder.forget(stream)
+
+    def commit(self, marks: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
+        """Write the samples appended since the last call to the disk, as one record. In RAM there is nothing to do.
+
+        Args:
+            marks: committed offsets of streams with these samples: next message and position.
+            values: counters and the like; see `recorded`.
+
+        Raises:
+            StorageFullError: there is no room. Nothing was written; call it again.
+            StorageError: it cannot be written for another reason; likewise.
+        """
+        if self._disk is None:
+            return
+        tails = self._builder.changed_tails()
+        if not (tails or marks or values or self._disk.staged):
+            return
+        self._reader.stop()
+        before, oldest = self._disk.readable, self._disk.oldest
+        statistics = self.statistics_state()
+        if statistics != self._disk.states.values.get("statistics"):  # the same NaN counts as equal in a list
+            values["statistics"] = statistics
+        if before == 0:
+            values["steps"] = [self.n_step, self.gamma]
+        self._disk.commit({"marks": dict(marks or {}), "tails": tails, "values": values})
+        self._builder.changed.clear()
+        if self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
+            self.sampler.remove(oldest, self._disk.oldest)  # damage was found
+        if self._disk.readable > before:
+            self._published(before)
+        self._remove_incomplete()
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +363,7 @@ class ReplayMemory(Inserter):
     @property
     def written(self) -> int:
         """Transitions ever stored; the newest has the absolute index `written - 1`."""
-        return self._written
+        return self._rows.written
 
     @property
     def layout(self) -> RowLayout | None:
@@ -261,34 +412,19 @@ class ReplayMemory(Inserter):
 
     def _take_over(self, disk: DiskRows) -> None:
         """What a process before this one has left on the disk."""
-        self._check_stacks(disk)
-        self._written = self._reader.unchecked = disk.readable
+        self._builder.check_folder(disk)
+        self._reader.unchecked = disk.readable
         if disk.readable:
             steps = disk.states.values.get("steps", [1, self.gamma])
             self._check_steps(steps, f"{disk.folder} holds", ConfigError, StorageError)
             self.sampler.add(disk, disk.readable - len(disk))
         try:
-            self._restore_tails(
-                [[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()]
-            )
+            self._builder.open(disk)
             if "statistics" in disk.states.values:
                 self.restore_statistics(disk.states.values["statistics"])
         except (ValueError, TypeError, LookupError, SampleRefusedError) as exc:
             raise StorageError(f"{disk.folder} says something impossible of its streams: {exc}") from exc
-
-    def _check_stacks(self, disk: DiskRows) -> None:
-        if disk.stacks is not None:
-            raise ConfigError(
-                f"{disk.folder} holds stacks of {disk.stacks.stack} frames, each frame once; keep memory.cls: "
-                "tmrl_core.training:FrameStackMemory, or begin anew with another run.name."
-            )
-
-    def _restore_tails(self, tails: Sequence[Sequence[Any]]) -> None:
-        found = {
-            stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
-            for stream, episode, step, tree in tails
-        }
-        self._tails = {stream: tail for stream, tail in found.items() if is_finite(tail.plain())}
+        self._remove_incomplete()
 
     def _check_steps(self, steps: Any, what: str, error: type[Exception], damaged: type[Exception]) -> None:
         """Transitions of other lengths, or of another discount, cannot be added to."""
@@ -333,7 +469,7 @@ class ReplayMemory(Inserter):
             "written": self._rows.readable,
             "oldest": self._rows.oldest,
             "statistics": self.statistics_state(),
-            "tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self._tails.items()],
+            **self._builder.state_dict(),
             "steps": [self.n_step, self.gamma],
             "priorities": self.sampler.state_dict(),
         }
@@ -349,6 +485,7 @@ class ReplayMemory(Inserter):
         Raises:
             ValueError: the rows do not fit the state, or the state another memory size.
         """
+        self._builder.check_state(state)
         if state["memory_size"] != self.memory_size:
             raise ValueError(
                 f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
@@ -372,9 +509,9 @@ class ReplayMemory(Inserter):
             self._ram.allocate(_layout_with_rows(state, rows))
             self._ram.load(written, list(rows))
             same = len(rows[0]) == _rows_saved(state)
-        self._written = self._ram.readable = written
+        self._ram.readable = written
         self._ram.oldest = int(state.get("oldest", 0)) if same else written - len(rows[0])
-        self._restore_tails(state["tails"])
+        self._builder.load_state_dict(state)
         self.restore_statistics(state["statistics"])
         return same
 
@@ -395,12 +532,14 @@ class ReplayMemory(Inserter):
             return disk.readable == written
         if disk.readable or not state["layout"]:
             return False
-        # A run that was begun in RAM goes on on disk.
-        disk.adopt(_layout_with_rows(state, rows), written, rows)
-        self._written = written
-        self._restore_tails(state["tails"])
+        # A run that began in RAM continues on disk.
+        layout = _layout_with_rows(state, rows)
+        if not self._builder.adopt(state, written - len(rows[0])):
+            return False
+        disk.adopt(layout, written, rows)
+        self._builder.load_state_dict(state)
         self.restore_statistics(state["statistics"])
-        self._touched |= self._tails.keys()
+        self._builder.changed |= self._builder.tails.keys()
         self.commit()
         return True
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.training.memories.frames import Frames, RamFrames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
+from tmrl_core.training.memories.transitions import TransitionColumns
 
 
 class RowLease:
@@ -79,17 +81,17 @@ class RowMemory(Protocol):
 class Rows(ABC):
     """The newest `capacity` rows that were written.
 
-    Writing is `prepare`, then `put` and `put_versions` for every column, then `publish`. What is not published is not
-    sampled.
-
     Args:
-        capacity: how many rows are kept.
+        capacity: number of rows that are kept.
 
     Attributes:
-        layout: where columns stand; None before the first row.
-        oldest: index before which no row can be read, also where there are fewer than `capacity`.
+        durable: True: rows are in files and can be read after a commit. False: rows are in RAM and can be read at once.
+        layout: of the columns; None before the first row.
+        oldest: index before which no row can be read, also if there are fewer than `capacity`.
         readable: index after the newest row that can be read.
     """
+
+    durable: ClassVar[bool] = False
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -100,6 +102,58 @@ class Rows(ABC):
     def __len__(self) -> int:
         """Rows that can be read."""
         return min(self.readable - self.oldest, self.capacity)
+
+    @property
+    @abstractmethod
+    def written(self) -> int:
+        """Index after the newest row that was stored, whether or not it can be read."""
+
+    def store(self, transitions: TransitionColumns) -> None:
+        """Store transitions behind the newest row."""
+        layout = self.layout
+        assert layout is not None
+        start = self.written + transitions.skipped
+        self.prepare(start, transitions.count)
+        for column, values in zip(layout.new_obs, transitions.new_obs, strict=True):
+            self._store_column(column, start, values)
+        for column, parts in zip(layout.prev_obs, transitions.prev_obs, strict=True):
+            at = start
+            for part in parts:
+                self._store_column(column, at, part)
+                at += len(part)
+        for column, values in zip(layout.act, transitions.act, strict=True):
+            self._store_column(column, start, values)
+        self._store_column(layout.rew, start, transitions.rew)
+        self._store_column(layout.terminated, start, transitions.terminated)
+        self._store_column(layout.truncated, start, transitions.truncated)
+        for name, column in layout.extras.items():
+            self._store_column(column, start, transitions.extras[name])
+        self.put_versions(start, transitions.version)
+        self.publish(start + transitions.count)
+
+    def _store_column(self, column: Column, start: int, values: Array) -> None:
+        if len(values):
+            self.put(column, start, values.reshape(len(values), column.stop - column.start))
+
+    @abstractmethod
+    def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
+        """Return a store of frames for each stack of an observation; the rows refer to frames by number.
+
+        Args:
+            stacks: the parts of an observation that are stacks.
+            tail_rows: see `tmrl_core.training.memories.frames.frames_held`.
+
+        Raises:
+            ConfigError: there is not enough RAM.
+        """
+
+    def stage_needs(self, runs: Sequence[Sequence[int]]) -> None:
+        """Note the frames that the stored rows refer to: runs of a number of rows and, per stack, a lowest number."""
+        return None
+
+    def describe(self) -> None:
+        """Take note that `layout.orders` has changed."""
+        return None
 
     @abstractmethod
     def allocate(self, layout: RowLayout) -> None:
@@ -199,6 +253,18 @@ class RamRows(Rows):
         self.groups, self._versions, self.layout = groups, versions, layout
         self._counters = versions[:, 1]
         self._tensors = [torch.from_numpy(group) for group in groups]
+
+    @property
+    def written(self) -> int:
+        """Index after the newest row."""
+        return self.readable
+
+    def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
+        """Make a ring for each stack."""
+        return [
+            RamFrames(self.capacity, stacks.stack, leaf.shape[1:], leaf.dtype, tail_rows)
+            for leaf in stacks.stacks.values()
+        ]
 
     def lease(self, start: int) -> RowLease:
         """Keep the rows from absolute index `start` (or the oldest there is) until the lease is released."""

@@ -1,172 +1,169 @@
-"""Which transitions a chunk makes: columns ready to be stored. This file knows pairs; `n_steps.py` longer ones.
-
-A chunk's rows are joined with the last rows of its stream, its *tail*, which a memory keeps between chunks.
-"""
+"""The builder of a memory: transitions out of chunks, and the tails of streams between chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from tmrl_core.actor.rollout.step_checks import is_finite
+from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Chunk
-from tmrl_core.training.memories.layout import Array, TreeSpec, tree_spec
-from tmrl_core.training.memories.memory import LastRow, last_row_of
-from tmrl_core.training.memories.trees import flatten, rebuild
+from tmrl_core.training.memories.disk_rows import DiskRows
+from tmrl_core.training.memories.layout import Array, Column, TreeSpec
+from tmrl_core.training.memories.memory import MAX_STREAMS, rows_that_follow
+from tmrl_core.training.memories.n_steps import join_n_steps
+from tmrl_core.training.memories.row_schema import RowSchema
+from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.transitions import Tail, TransitionColumns, join_pairs, tail_of_pairs
 
 
-@dataclass(frozen=True)
-class Tail(LastRow):
-    """The last rows of a stream, which ended nothing: what a next chunk may join.
+class TransitionBuilder:
+    """Builds the transitions of neighbouring rows, or over n steps.
 
     Args:
-        spec: of the observation.
-        observation: its leaves, [held, *shape]. Pairs need one row, n steps up to n.
-        action_spec: of the action; None: no row held has one, or pairs are made.
-        action: its leaves, [held, *shape]; for n steps only, as are:
-        reward: [held].
-        version: [held, 2].
+        rows: where the transitions will lie.
+        n_step: steps in a transition.
+        gamma: discount factor of a step.
+        downcast_float64: float64 columns are stored as float32.
+
+    Attributes:
+        schema: of the rows.
+        tails: of the streams whose episode is open.
+        changed: streams whose tails have changed since the last commit.
+        expanded: columns that are stored in place of larger ones, and the function that restores these.
     """
 
-    spec: TreeSpec
-    observation: list[Array]
-    action_spec: TreeSpec | None = None
-    action: list[Array] = field(default_factory=list)
-    reward: Array | None = None
-    version: Array | None = None
+    def __init__(self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool) -> None:
+        self.rows = rows
+        self.n_step = n_step
+        self.gamma = gamma
+        self.downcast_float64 = downcast_float64
+        self.schema = RowSchema(rows, downcast_float64)
+        self.tails: dict[bytes, Tail] = {}
+        self.changed: set[bytes] = set()
+        self.expanded: dict[Column, Callable[[Array], Array]] = {}
 
-    def fits(self, observation: TreeSpec, action: TreeSpec | None) -> bool:
-        """Whether a chunk of these may join it."""
-        same_action = action is None or self.action_spec is None or self.action_spec == action
-        return self.spec == observation and same_action
-
-    def plain(self) -> Any:
-        """All but episode and step, as a tree of arrays; `from_plain` undoes it."""
-        observation = rebuild(self.spec.shape, list(self.observation))
-        if self.reward is None:
-            return observation
-        action = () if self.action_spec is None else rebuild(self.action_spec.shape, list(self.action))
-        return {"observation": observation, "action": action, "reward": self.reward, "version": self.version}
-
-    @classmethod
-    def from_plain(cls, episode: int, step: int, tree: Any, n_step: int, downcast_float64: bool) -> Tail:
-        """The tail that `plain` described.
+    def build(self, chunk: Chunk) -> Iterator[TransitionColumns]:
+        """Yield the transitions that end in a chunk, in parts. Each is stored before the next one is built.
 
         Raises:
-            ValueError, TypeError, KeyError: it did not.
-            SampleRefusedError: a leaf is no numeric array.
+            SampleRefusedError: the chunk does not fit what the memory holds. Nothing was yielded, and the stream's open
+                episode will have a gap.
         """
-        observation = tree if n_step == 1 else tree["observation"]
-        spec = tree_spec(observation, "the observation", downcast_float64)
-        leaves = [leaf for _, leaf in flatten(observation)]
-        if n_step == 1:
-            return cls(episode, step, spec, leaves)
-        action = tree["action"]
-        present = not isinstance(action, tuple) or len(action) > 0
-        return cls(
-            episode,
-            step,
-            spec,
-            leaves,
-            tree_spec(action, "the action", downcast_float64) if present else None,
-            [leaf for _, leaf in flatten(action)] if present else [],
-            tree["reward"],
-            tree["version"],
-        )
+        columns = self.columns_of(chunk)
+        if columns is not None:
+            yield columns
+
+    def columns_of(self, chunk: Chunk) -> TransitionColumns | None:
+        """Return the transitions that end in a chunk, and replace its stream's tail."""
+        self.changed.add(chunk.stream)
+        tail = self.tails.pop(chunk.stream, None)
+        if chunk.rows == 0:
+            return None
+        observation, action = self.schema.observation(chunk), self.schema.action(chunk)
+        self.schema.check(chunk, observation, action)
+        self.schema.note_orders(chunk)
+        if tail is not None and not tail.fits(observation, action):
+            tail = None
+        columns, after = self._join(chunk, tail, observation, action)
+        if columns is not None:
+            actions = action or (tail.action_spec if tail is not None else None)
+            assert actions is not None
+            self.schema.allocate(observation, actions, list(columns.extras))
+        if after is not None:
+            self.tails[chunk.stream] = after
+            if len(self.tails) > MAX_STREAMS:
+                self.tails.pop(next(iter(self.tails)))
+        return columns
+
+    def _join(
+        self, chunk: Chunk, tail: Tail | None, observation: TreeSpec, action: TreeSpec | None
+    ) -> tuple[TransitionColumns | None, Tail | None]:
+        follows = rows_that_follow(chunk, tail)
+        # On disk, transitions beyond the capacity leave with their file.
+        most = None if self.rows.durable else self.rows.capacity
+        if self.n_step > 1:
+            return join_n_steps(chunk, follows, tail, (observation, action), self.n_step, self.gamma, most)
+        made = action is not None and follows.any()
+        return join_pairs(chunk, follows, tail, most) if made else None, tail_of_pairs(chunk, observation)
+
+    def forget(self, stream: bytes) -> None:
+        """Drop a stream's tail: its open episode will not be continued."""
+        self.changed.add(stream)
+        self.tails.pop(stream, None)
+
+    def restore_tail(self, stream: bytes, tail: Tail | None) -> None:
+        """Undo a change of a stream's tail."""
+        self.tails.pop(stream, None)
+        if tail is not None:
+            self.tails[stream] = tail
+
+    def changed_tails(self) -> dict[bytes, Any]:
+        """Return the tails that have changed since the last commit, as the store takes them; None: no tail is left."""
+        found = {stream: self.tails.get(stream) for stream in self.changed}
+        return {
+            stream: None if tail is None else [tail.episode, tail.step, tail.plain()] for stream, tail in found.items()
+        }
+
+    def first_complete(self, first: int, stop: int) -> int:
+        """Return the first of the rows [first, stop) from which on all rows can be restored."""
+        return first
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def check_folder(self, disk: DiskRows) -> None:
+        """Refuse a folder whose rows another builder has made.
+
+        Raises:
+            ConfigError: it is such a folder.
+        """
+        if disk.stacks is not None:
+            raise other_folder(
+                disk,
+                f"stacks of {disk.stacks.stack} frames, each frame once",
+                "keep memory.cls: tmrl_core.training:FrameStackMemory",
+            )
+
+    def open(self, disk: DiskRows) -> None:
+        """Take over the tails that a folder holds.
+
+        Raises:
+            ValueError, TypeError, LookupError, SampleRefusedError: they are invalid.
+        """
+        self.load_tails([[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()])
+
+    def load_tails(self, tails: Sequence[Sequence[Any]]) -> None:
+        """Take over tails; those with values that are not finite are dropped."""
+        found = {
+            stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
+            for stream, episode, step, tree in tails
+        }
+        self.tails = {stream: tail for stream, tail in found.items() if is_finite(tail.plain())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint."""
+        return {"tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self.tails.items()]}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse the state of another builder.
+
+        Raises:
+            ValueError: it is such a state.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the entries of a checkpoint, after the rows."""
+        self.load_tails(state["tails"])
+
+    def adopt(self, state: dict[str, Any], start: int) -> bool:
+        """Stage on disk what the rows of a checkpoint from RAM refer to, from absolute index `start` on.
+
+        Returns:
+            False: streams have already begun on disk.
+        """
+        return True
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Transitions as columns, in the order in which they are to be stored.
-
-    Args:
-        count: how many.
-        prev_obs: per leaf of an observation its values, in parts that follow each other, [part, *shape].
-        act: per leaf of an action [count, *shape].
-        rew, terminated, truncated: [count].
-        new_obs: per leaf of an observation [count, *shape].
-        version: [count, 2] of the policy that chose the action.
-        extras: further columns by name, [count].
-        rows: of each transition the row of the chunk that ends it; -1: one of an earlier chunk.
-        skipped: how many older ones were made and are not here, since they would be overwritten at once.
-    """
-
-    count: int
-    prev_obs: list[list[Array]]
-    act: list[Array]
-    rew: Array
-    new_obs: list[Array]
-    terminated: Array
-    truncated: Array
-    version: Array
-    rows: Array
-    skipped: int = 0
-    extras: dict[str, Array] = field(default_factory=dict)
-
-
-def join_pairs(chunk: Chunk, follows: Array, tail: Tail | None, most: int | None = None) -> Joined:
-    """The transitions of neighbouring rows.
-
-    Args:
-        chunk: whose rows end them.
-        follows: [rows] bool: which rows do; see `rows_that_follow`. At least one.
-        tail: what the first row follows, if it does.
-        most: only the newest so many.
-    """
-    new_rows = np.flatnonzero(follows)
-    skipped = max(0, len(new_rows) - most) if most is not None else 0
-    new_rows = new_rows[skipped:]
-    count = len(new_rows)
-    # Neighbouring rows are the rule: slices then spare a gather.
-    first, last = int(new_rows[0]), int(new_rows[-1])
-    rows: Any = slice(first, last + 1) if last - first + 1 == count else new_rows
-    from_tail = first == 0
-    previous: Any
-    if isinstance(rows, slice):
-        previous = slice(max(first - 1, 0), last)
-    else:
-        previous = (new_rows[1:] if from_tail else new_rows) - 1
-    observation = [leaf for _, leaf in flatten(chunk.observation)]
-    if from_tail:
-        assert tail is not None
-        prev_obs = [[before, taken(leaf, previous)] for before, leaf in zip(tail.observation, observation, strict=True)]
-    else:
-        prev_obs = [[taken(leaf, previous)] for leaf in observation]
-    versions = {segment.version for segment in chunk.segments}
-    if len(versions) == 1:
-        version = np.empty((count, 2), np.int64)
-        version[:] = versions.pop()
-    else:
-        version = taken(chunk.version, rows)
-    return Joined(
-        count,
-        prev_obs,
-        [taken(leaf, rows) for _, leaf in flatten(chunk.action)],
-        taken(chunk.reward, rows),
-        [taken(leaf, rows) for leaf in observation],
-        taken(chunk.terminated, rows),
-        taken(chunk.truncated, rows),
-        version,
-        new_rows,
-        skipped,
-    )
-
-
-def tail_of_pairs(chunk: Chunk, spec: TreeSpec) -> Tail | None:
-    """The last row of a chunk; None: it ended its episode."""
-    if chunk.terminated[-1] or chunk.truncated[-1]:
-        return None
-    last = last_row_of(chunk)
-    return Tail(last.episode, last.step, spec, [np.array(leaf[-1:]) for _, leaf in flatten(chunk.observation)])
-
-
-def taken(values: Array, rows: Any) -> Array:
-    """`values[rows]`; NumPy's `take` is several times faster than an index where rows are short."""
-    return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
-
-
-def joined_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Array]:
-    """Leaf by leaf the rows of both."""
-    return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+def other_folder(disk: DiskRows, found: str, keep: str) -> ConfigError:
+    """Return the refusal of a folder whose rows another builder has made."""
+    return ConfigError(f"{disk.folder} holds {found}; {keep}, or begin anew with another run.name.")

@@ -1,0 +1,209 @@
+"""The builder of a memory of frame stacks: it stores each frame once, and rows refer to frames by number."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.samples import Chunk
+from tmrl_core.samples.supported_values import DTYPES
+from tmrl_core.training.memories.disk_rows import DiskRows
+from tmrl_core.training.memories.frames import FrameStore, RamFrames, StackFormat
+from tmrl_core.training.memories.key_order import arranged, numbered
+from tmrl_core.training.memories.layout import Leaf, TreeSpec
+from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.transition_builder import TransitionBuilder, other_folder
+from tmrl_core.training.memories.transitions import Tail, TransitionColumns
+from tmrl_core.training.memories.trees import flatten
+
+
+class FrameStackBuilder(TransitionBuilder):
+    """Builds transitions whose observations, or parts of them, are stacks of frames.
+
+    Args:
+        rows, n_step, gamma, downcast_float64: see `TransitionBuilder`.
+        frame_stack: frames in an observation.
+    """
+
+    def __init__(self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool, frame_stack: int) -> None:
+        super().__init__(rows, n_step, gamma, downcast_float64)
+        self.frame_stack = frame_stack
+        self._observation: TreeSpec | None = None
+        """Spec of received observations; rows hold numbers of frames instead."""
+        self._stores: dict[int, FrameStore] = {}
+        """By the number of the leaf."""
+        self._floors: dict[int, int] = {}
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes that are allocated for frames in RAM."""
+        frames = [store.held for store in self._stores.values()]
+        return sum(held.ring.nbytes for held in frames if isinstance(held, RamFrames))
+
+    def build(self, chunk: Chunk) -> Iterator[TransitionColumns]:
+        """Store frames, and yield transitions that refer to them."""
+        if chunk.rows == 0:
+            yield from super().build(chunk)
+            return
+        try:
+            self._check_whole(chunk)
+        except SampleRefusedError:
+            self.forget(chunk.stream)
+            raise
+        at_once = min(store.at_once for store in self._stores.values())
+        for start in range(0, chunk.rows, at_once):
+            columns = self.columns_of(self._numbered(chunk.slice(start, min(start + at_once, chunk.rows))))
+            if columns is not None:
+                self._note(columns)
+                yield columns
+
+    def _note(self, columns: TransitionColumns) -> None:
+        self._expand()
+        start = self.rows.written + columns.skipped
+        for i, store in self._stores.items():
+            store.note(start, start + columns.count, self._floors[i])
+        self.rows.stage_needs([[columns.count, *self._floors.values()]])
+
+    def _check_whole(self, chunk: Chunk) -> None:
+        """Check a whole chunk, before the frames of its first part overwrite others.
+
+        Raises:
+            SampleRefusedError: it cannot be stored.
+        """
+        spec, action = self.schema.observation(chunk), self.schema.action(chunk)
+        if self._observation is None:
+            self._begin(spec)
+        if spec != self._observation:
+            raise SampleRefusedError(
+                f"the observation of {chunk.rows} samples is {spec}, but this memory holds {self._observation}. "
+                "Workers and trainer need the same environment, preprocessor and compressor."
+            )
+        # The observations in rows are numbers of frames; the received ones were compared above.
+        layout = self.rows.layout
+        self.schema.check(chunk, spec if layout is None else layout.observation, action)
+
+    def _begin(self, spec: TreeSpec) -> None:
+        stacks = StackFormat(self.frame_stack, spec)
+        if not stacks.stacks:
+            raise SampleRefusedError(
+                f"no part of the observation {spec} is a stack of memory.frame_stack = {self.frame_stack} frames "
+                "(first axis). Set it to the number of frames, or leave it out."
+            )
+        for i, held in zip(stacks.stacks, self.rows.allocate_frames(stacks, self.n_step), strict=True):
+            self._stores[i] = FrameStore(self.rows.capacity, self.frame_stack, held, self.n_step)
+        self._observation = spec
+
+    def _numbered(self, chunk: Chunk) -> Chunk:
+        """Return the chunk with numbers of frames for its stacks; the stream's tail is adapted."""
+        tail = self._usable_tail(chunk.stream)
+        continues = tail is not None and (tail.episode, tail.step + 1) == (
+            int(chunk.segments[0].episode),
+            int(chunk.segments[0].first_step),
+        )
+        leaves = [leaf for _, leaf in flatten(chunk.observation)]
+        for i, store in self._stores.items():
+            self._floors[i] = store.floor()
+            before = tail.observation[i][-1] if tail is not None and continues else None
+            leaves[i] = store.store(leaves[i].astype(store.held.dtype, copy=False), before)
+        return replace(chunk, observation=arranged(numbered(chunk.observation), leaves))
+
+    def _usable_tail(self, stream: bytes) -> Tail | None:
+        """Return the stream's tail. Old frames of it are stored again; a tail whose frames have gone is dropped."""
+        tail = self.tails.get(stream)
+        if tail is None or all(store.usable(tail.observation[i]) for i, store in self._stores.items()):
+            return tail
+        if any(tail.observation[i].min() < store.oldest for i, store in self._stores.items()):
+            del self.tails[stream]
+            return None
+        observation = list(tail.observation)
+        for i, store in self._stores.items():
+            observation[i] = store.store(store.frames(observation[i]), None)
+        self.tails[stream] = replace(tail, observation=observation)
+        return self.tails[stream]
+
+    def _expand(self) -> None:
+        layout = self.rows.layout
+        if layout is not None:
+            for i, store in self._stores.items():
+                self.expanded[layout.prev_obs[i]] = self.expanded[layout.new_obs[i]] = store.frames
+
+    def first_complete(self, first: int, stop: int) -> int:
+        """Return the first of the rows [first, stop) from which on all frames are there."""
+        return max((store.first_row(first, stop) for store in self._stores.values()), default=first)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def check_folder(self, disk: DiskRows) -> None:
+        """Refuse observations that are no stacks, or other ones."""
+        if disk.stacks is None and not disk.readable:
+            return
+        found = 0 if disk.stacks is None else disk.stacks.stack
+        if found != self.frame_stack:
+            what = f"stacks of {found} frames" if found else "observations as they came, without stacks of frames"
+            raise other_folder(disk, f"{what}, and memory.frame_stack is {self.frame_stack}", "keep what it was")
+
+    def open(self, disk: DiskRows) -> None:
+        """Take over frames, too."""
+        super().open(disk)
+        if disk.stacks is None:
+            return
+        self._begin(disk.stacks.observation)
+        for start, rows, floors in disk.found_needs:
+            for store, floor in zip(self._stores.values(), floors, strict=True):
+                store.note(start, start + rows, floor)
+        disk.found_needs.clear()
+        self._expand()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the frames of a memory in RAM, too."""
+        leaves = [] if self._observation is None else self._observation.leaves
+        return {
+            **super().state_dict(),
+            "frame_stack": self.frame_stack,
+            "shape": None if self._observation is None else self._observation.shape,
+            "leaves": [[leaf.path, leaf.dtype.str, list(leaf.shape)] for leaf in leaves],
+            "frames": [] if self.rows.durable else [[i, store.state_dict()] for i, store in self._stores.items()],
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse other stacks."""
+        if state.get("frame_stack") != self.frame_stack:
+            raise ValueError(f"it was saved with memory.frame_stack: {state.get('frame_stack')}; keep that setting")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over frames, too."""
+        if not self.rows.durable:
+            self._load_frames(state)
+        super().load_state_dict(state)
+        self._expand()
+
+    def adopt(self, state: dict[str, Any], start: int) -> bool:
+        """Stage frames."""
+        if self._stores:
+            return False
+        self._load_frames(state)
+        self.rows.stage_needs(self._needs(start, int(state["written"])))
+        return True
+
+    def _load_frames(self, state: dict[str, Any]) -> None:
+        if not state["leaves"]:
+            return
+        leaves = tuple(
+            Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
+            for path, dtype, shape in state["leaves"]
+        )
+        self._begin(TreeSpec(state["shape"], leaves))
+        for i, frames in state["frames"]:
+            self._stores[i].load_state_dict(frames)
+
+    def _needs(self, start: int, stop: int) -> list[list[int]]:
+        """Return the needs of the transitions [start, stop), in runs of equal ones."""
+        needs = np.stack([store.needs(start, stop) for store in self._stores.values()], axis=1)
+        changes = np.flatnonzero((needs[1:] != needs[:-1]).any(axis=1)) + 1
+        runs = np.split(needs, changes)
+        return [[len(run), *run[0].tolist()] for run in runs if len(run)]

@@ -1,0 +1,172 @@
+"""Transitions as columns, and those of neighbouring rows. `n_steps.py` makes longer ones.
+
+The rows of a chunk are joined with the last rows of their stream, its *tail*, which a memory keeps between chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.samples import Chunk
+from tmrl_core.training.memories.layout import Array, TreeSpec, tree_spec
+from tmrl_core.training.memories.memory import LastRow, last_row_of
+from tmrl_core.training.memories.trees import flatten, rebuild
+
+
+@dataclass(frozen=True)
+class Tail(LastRow):
+    """The last rows of a stream whose episode is open; the next chunk may join them.
+
+    Args:
+        spec: of the observation.
+        observation: its leaves, [held, *shape]. Pairs need one row, n steps up to n.
+        action_spec: of the action; None: no row held has one, or pairs are made.
+        action: its leaves, [held, *shape]; for n steps only, as are:
+        reward: [held].
+        version: [held, 2].
+    """
+
+    spec: TreeSpec
+    observation: list[Array]
+    action_spec: TreeSpec | None = None
+    action: list[Array] = field(default_factory=list)
+    reward: Array | None = None
+    version: Array | None = None
+
+    def fits(self, observation: TreeSpec, action: TreeSpec | None) -> bool:
+        """Return True if a chunk of these specs may join it."""
+        same_action = action is None or self.action_spec is None or self.action_spec == action
+        return self.spec == observation and same_action
+
+    def plain(self) -> Any:
+        """Return all but episode and step as a tree of arrays; `from_plain` undoes it."""
+        observation = rebuild(self.spec.shape, list(self.observation))
+        if self.reward is None:
+            return observation
+        action = () if self.action_spec is None else rebuild(self.action_spec.shape, list(self.action))
+        return {"observation": observation, "action": action, "reward": self.reward, "version": self.version}
+
+    @classmethod
+    def from_plain(cls, episode: int, step: int, tree: Any, n_step: int, downcast_float64: bool) -> Tail:
+        """Undo `plain`.
+
+        Raises:
+            ValueError, TypeError, KeyError: the tree is invalid.
+            SampleRefusedError: a leaf is not a numeric array.
+        """
+        observation = tree if n_step == 1 else tree["observation"]
+        spec = tree_spec(observation, "the observation", downcast_float64)
+        leaves = [leaf for _, leaf in flatten(observation)]
+        if n_step == 1:
+            return cls(episode, step, spec, leaves)
+        action = tree["action"]
+        present = not isinstance(action, tuple) or len(action) > 0
+        return cls(
+            episode,
+            step,
+            spec,
+            leaves,
+            tree_spec(action, "the action", downcast_float64) if present else None,
+            [leaf for _, leaf in flatten(action)] if present else [],
+            tree["reward"],
+            tree["version"],
+        )
+
+
+@dataclass(frozen=True)
+class TransitionColumns:
+    """Transitions as columns, in the order in which they are to be stored.
+
+    Args:
+        count: how many.
+        prev_obs: per leaf of an observation its values, in parts that follow each other, [part, *shape].
+        act: per leaf of an action [count, *shape].
+        rew, terminated, truncated: [count].
+        new_obs: per leaf of an observation [count, *shape].
+        version: [count, 2] of the policy that chose the action.
+        extras: further columns by name, [count].
+        rows: of each transition the row of the chunk that ends it; -1: one of an earlier chunk.
+        skipped: number of older transitions that are left out because they would be overwritten immediately.
+    """
+
+    count: int
+    prev_obs: list[list[Array]]
+    act: list[Array]
+    rew: Array
+    new_obs: list[Array]
+    terminated: Array
+    truncated: Array
+    version: Array
+    rows: Array
+    skipped: int = 0
+    extras: dict[str, Array] = field(default_factory=dict)
+
+
+def join_pairs(chunk: Chunk, follows: Array, tail: Tail | None, most: int | None = None) -> TransitionColumns:
+    """Make the transitions of neighbouring rows.
+
+    Args:
+        chunk: its rows end the transitions.
+        follows: [rows] bool: the rows that do; see `rows_that_follow`. At least one.
+        tail: of the stream; needed if the first row follows it.
+        most: number of transitions, the newest, that are made at most.
+    """
+    new_rows = np.flatnonzero(follows)
+    skipped = max(0, len(new_rows) - most) if most is not None else 0
+    new_rows = new_rows[skipped:]
+    count = len(new_rows)
+    # Neighbouring rows are the rule: slices then spare a gather.
+    first, last = int(new_rows[0]), int(new_rows[-1])
+    rows: Any = slice(first, last + 1) if last - first + 1 == count else new_rows
+    from_tail = first == 0
+    previous: Any
+    if isinstance(rows, slice):
+        previous = slice(max(first - 1, 0), last)
+    else:
+        previous = (new_rows[1:] if from_tail else new_rows) - 1
+    observation = [leaf for _, leaf in flatten(chunk.observation)]
+    if from_tail:
+        assert tail is not None
+        prev_obs = [[before, taken(leaf, previous)] for before, leaf in zip(tail.observation, observation, strict=True)]
+    else:
+        prev_obs = [[taken(leaf, previous)] for leaf in observation]
+    versions = {segment.version for segment in chunk.segments}
+    if len(versions) == 1:
+        version = np.empty((count, 2), np.int64)
+        version[:] = versions.pop()
+    else:
+        version = taken(chunk.version, rows)
+    return TransitionColumns(
+        count,
+        prev_obs,
+        [taken(leaf, rows) for _, leaf in flatten(chunk.action)],
+        taken(chunk.reward, rows),
+        [taken(leaf, rows) for leaf in observation],
+        taken(chunk.terminated, rows),
+        taken(chunk.truncated, rows),
+        version,
+        new_rows,
+        skipped,
+    )
+
+
+def tail_of_pairs(chunk: Chunk, spec: TreeSpec) -> Tail | None:
+    """Return the last row of a chunk; None: it ended its episode."""
+    if chunk.terminated[-1] or chunk.truncated[-1]:
+        return None
+    last = last_row_of(chunk)
+    return Tail(last.episode, last.step, spec, [np.array(leaf[-1:]) for _, leaf in flatten(chunk.observation)])
+
+
+def taken(values: Array, rows: Any) -> Array:
+    """Return `values[rows]`; NumPy's `take` is several times faster than an index where rows are short."""
+    return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
+
+
+def joined_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Array]:
+    """Concatenate the rows of both, leaf by leaf."""
+    return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
