@@ -31,7 +31,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from tmrl_core.training import SacAgent
-from tmrl_core.training.agents import sac
+from tmrl_core.training.agents import off_policy, sac
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.batches import transitions_of
 from tmrl_core.training.updates.rollback import all_sums_finite, floating, kept_tensors
 
@@ -78,13 +79,17 @@ def not_held(parameters: Any) -> Iterator[None]:
 
 def one_graph(hidden: int, batch: Any) -> Train:
     """An agent whose whole update, its check included, is one graph of torch.compile."""
-    # The methods of SacAgent, with other functions where they look names up.
-    names = {**vars(sac), "minimise": functional_step, "held": not_held}
-    methods = ("update", "_update_critics", "_update_policy", "_update_temperature")
-    rewritten = {name: FunctionType(vars(SacAgent)[name].__code__, names) for name in methods}
+    # The methods of the agent, with other functions where they look names up.
+    rewritten: dict[str, Any] = {}
+    for module, cls, methods in (
+        (sac, SacAgent, ("update", "_update_critics", "_update_policy", "_update_temperature")),
+        (off_policy, OffPolicyAgent, ("_step_critics",)),
+    ):
+        names = {**vars(module), "minimise": functional_step, "held": not_held}
+        rewritten |= {name: FunctionType(vars(cls)[name].__code__, names) for name in methods}
     agent = agent_of(hidden, False)
     agent.train(batch)  # optimizers make their state in their first step
-    agent._critic_parameters, agent._target_parameters, agent._source_parameters  # noqa: B018
+    agent._target_parameters, agent._source_parameters  # noqa: B018
     kept = kept_tensors(agent)
     agent.__class__ = type("Rewritten", (SacAgent,), rewritten)
 

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from tmrl_core.actor.policies.spaces import discrete_actions
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.training.agents.losses import (
-    critic_loss,
     discrete_policy_loss,
     soft_value,
-    td_error,
     td_target,
     temperature_loss,
 )
@@ -103,10 +101,10 @@ class DiscreteSacAgent(OffPolicyAgent):
         self.target_critics = slow_copy(self.critics)
         self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
-            optimizer_actor, list(self.model.actor.parameters()), lr_actor, betas_actor, l2_actor
+            optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
         )
         self.optimizer_critic = make_optimizer(
-            optimizer_critic, list(self.critics.parameters()), lr_critic, betas_critic, l2_critic
+            optimizer_critic, self.critics.parameters(), lr_critic, betas_critic, l2_critic
         )
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
 
@@ -141,11 +139,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         q_KBN = self.critics(t.obs)
         index_KB1 = index_B.expand(q_KBN.shape[0], -1).unsqueeze(-1)
         q_KB = q_KBN.gather(-1, index_KB1).squeeze(-1)
-        loss = critic_loss(q_KB, target_B, t.weight_B)
-        minimise(self.optimizer_critic, loss)
-        if t.weight_B is not None:
-            self.td_error_B = td_error(q_KB, target_B)
-        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
+        return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
 
     def _update_policy(self, obs: Any, log_prob_BN: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -99,7 +99,7 @@ class DQNAgent(OffPolicyAgent):
         self.max_grad_norm = max_grad_norm
         self.updates = 0
         self.target_network = slow_copy(self.model.actor)
-        self.optimizer = make_optimizer(optimizer, list(self.model.actor.parameters()), lr, betas, l2)
+        self.optimizer = make_optimizer(optimizer, self.model.actor.parameters(), lr, betas, l2)
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         """The target network."""

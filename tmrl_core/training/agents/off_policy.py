@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.agents.optimizers import follow
+from tmrl_core.training.agents.losses import critic_loss, td_error
+from tmrl_core.training.agents.optimizers import follow, minimise
 from tmrl_core.training.batches import Transitions, transitions_of
 from tmrl_core.training.updates.compiled import Compiler
 from tmrl_core.training.updates.rollback import FiniteUpdates
@@ -165,6 +166,16 @@ class OffPolicyAgent(TrainingAgent):
     @cached_property
     def _source_parameters(self) -> list[Tensor]:
         return [p for _, source in self.slow_copies() for p in source.parameters()]
+
+    def _step_critics(
+        self, optimizer: torch.optim.Optimizer, q_KB: Tensor, target_B: Tensor, weight_B: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Move the critics towards their targets; [K, B] values, [B] targets and importance weights."""
+        loss = critic_loss(q_KB, target_B, weight_B)
+        minimise(optimizer, loss)
+        if weight_B is not None:
+            self.td_error_B = td_error(q_KB, target_B)
+        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
 
     def _update_targets(self) -> None:
         follow(self._target_parameters, self._source_parameters, self.polyak)

@@ -14,7 +14,7 @@ from tmrl_core.errors import ConfigError
 
 def make_optimizer(
     name: str,
-    parameters: Sequence[Tensor],
+    parameters: Iterable[Tensor],
     lr: float,
     betas: Sequence[float] | None = None,
     l2: float | None = None,
@@ -33,7 +33,7 @@ def make_optimizer(
     Raises:
         ConfigError: the name is none of adam, adamw and sgd.
     """
-    kind = name.lower()
+    kind, parameters = name.lower(), list(parameters)
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=lr, weight_decay=l2 or 0.0)
     makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.training.agents.losses import critic_loss, critic_target, policy_loss, td_error, temperature_loss
+from tmrl_core.training.agents.losses import critic_target, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
 from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
@@ -103,17 +102,12 @@ class SacAgent(OffPolicyAgent):
         self.target_critics = slow_copy(self.critics)
         self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
-            optimizer_actor, list(self.model.actor.parameters()), lr_actor, betas_actor, l2_actor
+            optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
         )
         self.optimizer_critic = make_optimizer(
-            optimizer_critic, list(self.critics.parameters()), lr_critic, betas_critic, l2_critic
+            optimizer_critic, self.critics.parameters(), lr_critic, betas_critic, l2_critic
         )
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
-
-    # Kept out of checkpoints: the modules' own parameters, listed once.
-    @cached_property
-    def _critic_parameters(self) -> list[Tensor]:
-        return list(self.critics.parameters())
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         """The target critics."""
@@ -155,15 +149,11 @@ class SacAgent(OffPolicyAgent):
                 t.reward_B, t.terminated_B, next_q_B, next_log_prob_B, self.log_alpha.exp(), t.discount
             )
         q_KB = self.critics(t.obs, t.action)
-        loss = critic_loss(q_KB, target_B, t.weight_B)
-        minimise(self.optimizer_critic, loss)
-        if t.weight_B is not None:
-            self.td_error_B = td_error(q_KB, target_B)
-        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
+        return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
 
     def _update_policy(self, obs: Any, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
         # Gradients go through the critics to the action, not into them.
-        with held(self._critic_parameters):
+        with held(self.critics.parameters()):
             loss = policy_loss(self._value(self.critics(obs, action)), log_prob_B, self.log_alpha.detach().exp())
             minimise(self.optimizer_actor, loss)
         return {"loss_actor": loss.detach()}

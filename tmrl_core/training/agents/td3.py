@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor, nn
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.losses import (
-    critic_loss,
     deterministic_policy_loss,
     smoothed_action,
-    td_error,
     td_target,
 )
 from tmrl_core.training.agents.networks import DeterministicActorCritic, critics_of
@@ -106,16 +103,11 @@ class TD3Agent(OffPolicyAgent):
         self.target_actor = slow_copy(self.model.actor)
         self.target_critics = slow_copy(self.critics)
         self.optimizer_actor = make_optimizer(
-            optimizer_actor, list(self.model.actor.parameters()), lr_actor, betas_actor, l2_actor
+            optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
         )
         self.optimizer_critic = make_optimizer(
-            optimizer_critic, list(self.critics.parameters()), lr_critic, betas_critic, l2_critic
+            optimizer_critic, self.critics.parameters(), lr_critic, betas_critic, l2_critic
         )
-
-    # Kept out of checkpoints: the critics' own parameters, listed once.
-    @cached_property
-    def _critic_parameters(self) -> list[Tensor]:
-        return list(self.critics.parameters())
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         """The target policy and the target critics."""
@@ -154,15 +146,11 @@ class TD3Agent(OffPolicyAgent):
             next_q_B = self.target_critics(t.next_obs, next_action).amin(dim=0)
             target_B = td_target(t.reward_B, t.terminated_B, next_q_B, t.discount)
         q_KB = self.critics(t.obs, t.action)
-        loss = critic_loss(q_KB, target_B, t.weight_B)
-        minimise(self.optimizer_critic, loss)
-        if t.weight_B is not None:
-            self.td_error_B = td_error(q_KB, target_B)
-        return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
+        return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
 
     def _update_policy(self, obs: Any) -> dict[str, Tensor]:
         # Gradients go through the critic to the action, not into it.
-        with held(self._critic_parameters):
+        with held(self.critics.parameters()):
             loss = deterministic_policy_loss(self.critics(obs, self.model.actor(obs))[0])
             minimise(self.optimizer_actor, loss)
         return {"loss_actor": loss.detach()}
