@@ -30,7 +30,7 @@ MOST_PROBES_OF_OUR_PARTS = 43
 MOST_ANY_IN_TRAINING = 458
 """`Any` in annotations and aliases in `training/`, imports left out."""
 
-MOST_ODD_DOCSTRINGS = 0.103
+MOST_ODD_DOCSTRINGS = 0.01
 """Share of docstrings that do not begin with a verb or a noun."""
 
 # Source of a probe -> why no protocol or attribute can take its place.

@@ -120,7 +120,7 @@ class TrainingInterface(ABC):
         raise NotImplementedError(f"{type(self).__name__} asks no workers to collect, so it cannot serve lockstep")
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
-        """Whether this worker waits since it has collected that, and all of it was committed."""
+        """Tell whether this worker has collected its amount, all of it is committed, and the worker waits."""
         return False
 
     @contextlib.contextmanager

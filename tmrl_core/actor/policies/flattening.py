@@ -1,9 +1,9 @@
-"""How an observation of any supported space becomes one float32 vector, in the same order with NumPy and torch.
+"""Flattening of an observation of any supported space to one float32 vector, in one order with NumPy and torch.
 
 Order of the elements: a Dict's entries in the space's own order (Gymnasium sorts the keys of a plain dict), a Tuple's
 entries by index, each nested space in place; a Box in C order; a Discrete as a one-hot vector of its n values; a
 MultiDiscrete as one one-hot vector per entry; a MultiBinary as zeros and ones. Values are taken as they are, without
-scaling. Images (uint8 Boxes of two dimensions or more) are refused: a multi-layer perceptron is not made for them.
+scaling. Images (uint8 Boxes of two dimensions or more) are rejected: a multi-layer perceptron does not suit them.
 """
 
 from __future__ import annotations

@@ -29,16 +29,16 @@ class DiscreteActions:
 
 
 def is_box_of_floats(space: Any) -> bool:
-    """Whether a space is a Box of floats, of whatever bounds."""
+    """Tell whether a space is a Box of floats, with any bounds."""
     return isinstance(space, spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
 
 
 def refusal(owner: str, wanted: str, space: Any) -> ConfigError:
-    """That a policy does not act in the environment's action space, with who does.
+    """Return the error of a policy that does not support the environment's action space, with policies that do.
 
     Args:
         owner: name of the policy.
-        wanted: what it does, such as `acts in a Box of floats`.
+        wanted: its requirement, such as `acts in a Box of floats`.
         space: the environment's action space.
     """
     if isinstance(space, spaces.Discrete):

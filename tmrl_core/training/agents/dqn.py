@@ -117,7 +117,7 @@ class DQNAgent(OffPolicyAgent):
         return self.model.actor
 
     def update_kind(self) -> Hashable:
-        """Whether the next one moves the slow copy too."""
+        """Tell whether the next update moves the target network too."""
         return (self.updates + 1) % self.target_interval == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
-"""What the algorithms minimise, and the targets in it: pure functions of tensors.
+"""Losses and targets of the algorithms: pure functions of tensors.
 
-Shape suffixes: K critics, B batch, N discrete actions, A action elements. A *discount* is what multiplies the value of
-what follows: gamma, or gamma^n of each row where n rewards are summed up in `reward_B`. Termination takes that value
-away. Truncation does not: an episode that a limit cut, which the state does not show, ends in a state that has a value
-like any other (Pardo et al., arXiv:1712.00378), so no function here takes it.
+Shape suffixes: K critics, B batch, N discrete actions, A action elements. A *discount* multiplies the value of the next
+state: gamma, or gamma^n of each row where `reward_B` is the sum of n rewards. Termination removes that value.
+Truncation does not: a time limit is not part of the state, so the last state keeps its value (Pardo et al.,
+arXiv:1712.00378). No function here takes truncation.
 """
 
 from __future__ import annotations

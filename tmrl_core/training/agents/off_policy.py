@@ -1,4 +1,4 @@
-"""What agents share that learn from a replay memory: their model, their slow copies, batches by names."""
+"""Base of agents that learn from a replay memory: their model, target networks and named batches."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class OffPolicyAgent(TrainingAgent):
 
     @property
     def _compiles(self) -> bool:
-        """Whether the next update is to be a compiled one."""
+        """Tell whether the next update should be compiled."""
         wanted = self.compile is True or (self.compile == "auto" and self.updates_asked >= COMPILE_AFTER)
         # A subclass that computes something else has to say itself which kinds of updates it makes.
         return wanted and "update_kind" in vars(type(self))

@@ -76,7 +76,7 @@ class REDQSACAgent(SacAgent):
         )
 
     def update_kind(self) -> Hashable:
-        """Whether the next one moves the policy and the temperature too."""
+        """Tell whether the next update moves the policy and the temperature too."""
         return (self.updates + 1) % self.q_updates_per_policy_update == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:

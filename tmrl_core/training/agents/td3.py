@@ -120,7 +120,7 @@ class TD3Agent(OffPolicyAgent):
         return actor
 
     def update_kind(self) -> Hashable:
-        """Whether the next one moves the policy too."""
+        """Tell whether the next update moves the policy too."""
         return (self.updates + 1) % self.policy_delay == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def delivery_note(training: object) -> bytes:
-    """Where the streams of samples stood: goes into the files of rows too, so that these speak for themselves."""
+    """Return the streams' committed offsets; row files hold them too, so that each file can be read by itself."""
     marks = attributes_of(training).get("delivery", {}).get("marks", {})
     return encode_value({"marks": {stream: list(mark) for stream, mark in marks.items()}})
 

@@ -1,4 +1,4 @@
-"""What a run goes on from: its checkpoints, in the project's own format or in another one, and who may write them."""
+"""Checkpoints that a run resumes from, in the project's format or another one, and the lock on writing them."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Evaluator:
 
     @property
     def is_open(self) -> bool:
-        """Whether an evaluation is being played, or waits for a worker that can."""
+        """Tell whether an evaluation is running, or waiting for a worker that can run it."""
         return self._open is not None
 
     @property

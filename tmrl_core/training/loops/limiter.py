@@ -1,8 +1,8 @@
-"""How often what is stored is drawn, held within a band.
+"""Rate limiter that keeps the samples per insert within a band.
 
-With N samples stored, D transitions drawn and S samples per insert, D follows S * (N - min_size) from `min_size` on,
-within `error_buffer` either way. Drawing waits where D would go above the band; storing waits where D has fallen below
-it, if there is somebody who draws.
+With N samples stored, D transitions sampled and S samples per insert, D follows S * (N - min_size) from `min_size` on,
+within `error_buffer` either way. Sampling waits where D would rise above the band. Storing waits where D has fallen
+below the band, if a trainer is sampling.
 
 Source: Cassirer et al., Reverb, arXiv:2102.04736, section 3.3 (SampleToInsertRatio).
 """
@@ -78,12 +78,12 @@ class SamplesPerInsert:
 
     @property
     def samples_per_insert(self) -> float | None:
-        """What is held now; None: nothing."""
+        """Return the samples per insert that are kept now; None: no limit."""
         return None if self._band is None else self._band.samples_per_insert
 
     @property
     def error_buffer(self) -> float | None:
-        """How far off it may be now; None: nothing is held."""
+        """Return the allowed deviation; None: no limit."""
         return None if self._band is None else self._band.error_buffer
 
     def change(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, drawn: int) -> None:
@@ -95,24 +95,24 @@ class SamplesPerInsert:
         self._band = self._checked(samples_per_insert, error_buffer, max(0, stored - self.min_size), drawn)
 
     def _ahead(self, band: _Band, stored: int, drawn: int) -> float:
-        """How many more were drawn than the middle of the band says."""
+        """Return the number of transitions sampled beyond the middle of the band."""
         due = band.samples_per_insert * (stored - band.stored - self.min_size)
         return (drawn - band.drawn) - due
 
     def may_draw(self, stored: int, drawn: int) -> bool:
-        """Whether a batch may be drawn then."""
+        """Tell whether a batch may be sampled then."""
         band = self._band
         if band is None:
             return True
         return stored >= self.min_size and self._ahead(band, stored, drawn + self.batch_size) <= band.error_buffer
 
     def may_store(self, stored: int, drawn: int) -> bool:
-        """Whether more may be stored now."""
+        """Tell whether more samples may be stored now."""
         band = self._band
         return band is None or stored < self.min_size or self._ahead(band, stored, drawn) >= -band.error_buffer
 
     def lack(self, stored: int, drawn: int) -> str:
-        """What drawing waits for, in words; empty when it may go on."""
+        """Describe the shortfall that sampling waits for; empty where it may continue."""
         band = self._band
         self._seen = (stored, drawn)
         if band is None or self.may_draw(stored, drawn):

@@ -63,7 +63,7 @@ class LastRows:
 
 @dataclass
 class Share:
-    """What one worker's stream is asked for in a round.
+    """One worker stream's assignment in a round.
 
     Attributes:
         name: of the worker.
@@ -85,7 +85,7 @@ class Share:
 
     @property
     def lacking(self) -> int:
-        """How much is still to come."""
+        """Return the amount that is still missing."""
         return self.wanted - self.brought
 
 
@@ -154,17 +154,17 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was wanted has come."""
+        """Tell whether the round has everything that was requested."""
         return bool(self.shares) and self.brought == self.amount
 
     @property
     def brought(self) -> int:
-        """How much has come."""
+        """Return the amount that has been collected."""
         return sum(share.brought for share in self.shares.values())
 
     @property
     def pieces(self) -> list[Piece]:
-        """What counts, stream by stream in the order of the workers' names, not in that in which it came."""
+        """Return the round's segments, stream by stream in the order of the workers' names, not of their arrival."""
         ordered = sorted(self.shares.items(), key=lambda item: (item[1].name, item[0]))
         return [piece for _, share in ordered for piece in share.pieces]
 
@@ -234,7 +234,7 @@ class Round:
         return [(stream, self.collect_of(stream)) for stream in changed]
 
     def collect_of(self, stream: bytes) -> Collect:
-        """What a stream is asked for."""
+        """Return the collection request for a stream."""
         share = self.shares[stream]
         steps, episodes = (None, share.asked) if self.in_episodes else (share.asked, None)
         return Collect(self.number, self.version, steps, episodes, share.seed)
@@ -279,7 +279,7 @@ class Round:
         return [stream, *takers]
 
     def _takers(self, stragglers: Sequence[bytes], here: dict[bytes, str], now: float) -> list[bytes]:
-        """Who is to do it instead: who is done, else whoever is heard of, else who has joined since, else anybody."""
+        """Return the streams to reassign to: finished ones, else responsive ones, else newly joined ones, else all."""
         others = [other for other in self.shares if other in here and other not in stragglers]
         able = [other for other in others if other not in self._suspended]
         done = [other for other in able if not self.shares[other].lacking]

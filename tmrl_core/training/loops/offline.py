@@ -249,7 +249,7 @@ class TrainingOffline(TrainingLoop):
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done."""
+        """Tell whether all epochs are done."""
         return self.epoch >= self.epochs
 
     def run_epoch(self, interface: TrainingInterface) -> list[Row]:
@@ -476,13 +476,13 @@ class TrainingOffline(TrainingLoop):
         return True
 
     def _lack(self) -> str:
-        """What training waits for, in words; empty when it may go on."""
+        """Describe the shortfall that training waits for; empty where it may continue."""
         lack = self._lacking()
         why = self._unwritten.why
         return f"{lack}, and the replay memory cannot be written: {why}" if lack and why else lack
 
     def _may_not_draw(self, updates: int) -> bool:
-        """Whether training would have to wait after so many more updates with the samples that there are."""
+        """Tell whether training would have to wait after this many more updates, with the samples stored now."""
         total = self.total_updates + updates
         return total / self.total_samples > self.max_training_steps_per_env_step or not self.limiter.may_draw(
             self.total_samples, total * self.limiter.batch_size

@@ -1,4 +1,4 @@
-"""What a round of lockstep collection has brought, and the batch that it makes: each transition once, in order."""
+"""Samples of one round of lockstep collection, and their batch: each transition once, in order."""
 
 from __future__ import annotations
 

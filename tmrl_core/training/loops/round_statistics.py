@@ -1,4 +1,4 @@
-"""What a round of training has done, as the figures of its row of statistics."""
+"""Statistics of a round of training."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RoundStatistics:
             self._metrics.setdefault(name, []).append(value)
 
     def note_lag(self, lag: int, samples: int) -> None:
-        """So many received samples are of a policy that is `lag` versions behind."""
+        """Record the number of received samples from a policy that is `lag` versions behind."""
         self._lag_sum += lag * samples
         self._lag_samples += samples
         self.lag_max = max(self.lag_max, lag)

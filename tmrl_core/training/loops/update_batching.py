@@ -22,12 +22,12 @@ class UpdatesAtOnce:
         self._most = 1
 
     def note(self, updates: int, seconds: float) -> None:
-        """So many took so long."""
+        """Record the time that this many updates took."""
         self._most = max(1, min(MAX_AT_ONCE, int(AT_ONCE_S * updates / max(seconds, 1e-6))))
 
     def most(self, memory: TrainingMemory) -> int:
-        """How many to ask for, the next one's batch being drawn.
+        """Return the number of updates to run together, given the batches that are already sampled.
 
-        No more than have been drawn already: so what is drawn does not depend on how many are made at once.
+        It is never more than those batches, so that sampling does not depend on the number of updates run together.
         """
         return min(self._most, 1 + memory.drawn_ahead) if self._gains else 1

@@ -55,7 +55,7 @@ class DiskFrames(Frames):
 
     @property
     def staged(self) -> int:
-        """How many wait for the next commit."""
+        """Return the number of frames that wait for the next commit."""
         return sum(map(len, self._staged))
 
     @property
@@ -106,7 +106,7 @@ class DiskFrames(Frames):
     # --- for who writes and reads the files ---------------------------------------------------------------------------
 
     def payload(self) -> list[memoryview]:
-        """What is staged."""
+        """Return the uncommitted frames."""
         return [staged.data for staged in self._staged]
 
     def lies(self, number: int, offset: int, count: int) -> int:
@@ -134,7 +134,7 @@ class DiskFrames(Frames):
 
 
 class FramesNote:
-    """What a record's note says of frames.
+    """Frame part of a record's metadata.
 
     Attributes:
         put: of each leaf the number of the first frame in the record, and how many.

@@ -74,7 +74,7 @@ def _reach(capacity: int, stack: int, tail_rows: int) -> int:
 
 
 def frames_held(capacity: int, stack: int, tail_rows: int = 1) -> int:
-    """How many frames a memory of so many transitions holds.
+    """Return the number of frames that a memory of `capacity` transitions holds.
 
     Args:
         capacity: transitions.
@@ -86,7 +86,7 @@ def frames_held(capacity: int, stack: int, tail_rows: int = 1) -> int:
 
 
 class Frames(ABC):
-    """Where the newest frames of one leaf lie.
+    """Storage of the newest frames of one leaf.
 
     Args:
         size: how many are held.
@@ -222,7 +222,7 @@ class FrameStore:
         return self.held.take(numbers.reshape(-1)).reshape(*numbers.shape, *self.held.shape)
 
     def usable(self, numbers: Array) -> bool:
-        """Whether these may be referred to once more."""
+        """Tell whether new rows may refer to these frames again."""
         return bool(numbers.min() >= self.written - self.reach)
 
     def store(self, observations: Array, before: Array | None) -> Array:
@@ -295,7 +295,7 @@ class FrameStore:
         return first
 
     def needs(self, start: int, stop: int) -> Array:
-        """What was noted of the transitions [start, stop), which must be among the newest `capacity`."""
+        """Return the recorded needs of the transitions [start, stop), which must be among the newest `capacity`."""
         needs: Array = self._needs[np.arange(start, stop) % len(self._needs)]
         return needs
 

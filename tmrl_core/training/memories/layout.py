@@ -1,12 +1,12 @@
-"""How a transition's columns lie in the rows of a replay memory.
+"""Layout of a transition's columns in the rows of a replay memory.
 
-All leaves of one dtype stand beside each other in one row of one two-dimensional array, so that a batch costs one
-gather per dtype, however many leaves an observation has:
+All leaves of one dtype are adjacent in one row of one two-dimensional array. A batch therefore costs one gather per
+dtype, however many leaves an observation has:
 
     float32 group:  | prev_obs ... | act ... | rew | new_obs ... | terminated | truncated |
     uint8 group:    | prev_obs/image ... | new_obs/image ... |
 
-A column is a slice of its group's row, and a batch's columns are views of what was gathered.
+A column is a slice of its group's row, and a batch's columns are views of the gathered rows.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Column:
 
 
 class RowLayout:
-    """Where each column of a transition stands.
+    """Position of each column of a transition.
 
     Args:
         observation: spec of one observation.

@@ -25,7 +25,7 @@ def address(number: int, offset: int) -> int:
 
 
 class Segment:
-    """What is known of a file.
+    """Description of a file.
 
     Attributes:
         stop: index after its last row.

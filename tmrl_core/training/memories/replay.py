@@ -367,7 +367,7 @@ class ReplayMemory(TrainingMemory):
 
     @property
     def layout(self) -> RowLayout | None:
-        """Where columns stand; None before the first transition."""
+        """Return the layout of the columns; None before the first transition."""
         return self._rows.layout
 
     @property
@@ -411,7 +411,7 @@ class ReplayMemory(TrainingMemory):
         return marks, {name: value for name, value in states.values.items() if name not in _OWN_VALUES}
 
     def _take_over(self, disk: DiskRows) -> None:
-        """What a process before this one has left on the disk."""
+        """Take over the files that an earlier process has left on the disk."""
         self._builder.check_folder(disk)
         self._reader.unchecked = disk.readable
         if disk.readable:
@@ -516,7 +516,7 @@ class ReplayMemory(TrainingMemory):
         return same
 
     def _load_disk(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
-        """Whether what is here is what was here when the state was saved. What the disk says counts, if anything."""
+        """Load a state; tell whether the rows are those it was saved with. Rows on the disk take precedence."""
         disk = self._disk
         assert disk is not None
         written = int(state["written"])

@@ -63,7 +63,7 @@ class _Described(msgspec.Struct):
 
 @dataclass(frozen=True)
 class RowFormat:
-    """What one row is: per array its dtype and width."""
+    """Format of one row: the dtype and width of each array."""
 
     dtypes: tuple[str, ...]
     widths: tuple[int, ...]
@@ -103,7 +103,7 @@ class RowFormat:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where in a row each array's elements begin, in bytes: aligned for their dtype."""
+        """Return the offset of each array's elements in a row, in bytes: aligned for their dtype."""
         sizes = [np.dtype(d).itemsize for d in self.dtypes]
         offsets = [0] * len(sizes)
         at = 0
@@ -190,13 +190,13 @@ class Record:
 
 @dataclass
 class Segment:
-    """What a file holds.
+    """Content of a row file.
 
     Args:
-        row_format: what one row is.
-        records: the whole ones, in order; views of the file.
-        good_bytes: length of the file up to the end of the last whole record.
-        torn_bytes: bytes after that: a record that was cut short, or damage.
+        row_format: format of one row.
+        records: the complete records, in order; views of the file.
+        good_bytes: length of the file up to the end of the last complete record.
+        torn_bytes: bytes after that: a truncated record, or damage.
     """
 
     row_format: RowFormat

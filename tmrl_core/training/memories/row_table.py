@@ -8,7 +8,7 @@ from tmrl_core.training.memories.layout import Array
 
 
 class RowTable:
-    """Where the rows of each record begin: 16 bytes a record."""
+    """Table of the first row of each record: 16 bytes a record."""
 
     def __init__(self) -> None:
         self._arrays = np.zeros((2, 64), np.int64)
@@ -41,7 +41,7 @@ class RowTable:
         return self._arrays[0, self._start : self._stop]
 
     def addresses(self, index: Array, row_units: int) -> Array:
-        """Where the rows of these absolute indices lie; all must be there."""
+        """Return the addresses of the rows at these absolute indices, all of which must be stored."""
         record = np.searchsorted(self.first_rows, index, "right") - 1
         address: Array = self._arrays[1, self._start + record] + index * row_units
         return address

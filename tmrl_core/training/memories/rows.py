@@ -1,4 +1,4 @@
-"""Where a replay memory's rows lie: the seam between what a transition is and what holds it.
+"""Storage of a replay memory's rows: the seam between the format of a transition and its storage.
 
 `RamRows` holds rings in this process, `DiskRows` (`disk_rows.py`) append-only files. A row has an absolute index,
 counted from the first row ever written. Memories over both pass `tests/training/memories/test_replay.py`.
@@ -327,14 +327,14 @@ class RamRows(Rows):
 
     @property
     def _fewer(self) -> bool:
-        """Whether rows that are still in the rings can no longer be read."""
+        """Tell whether rows that are still in the rings can no longer be read."""
         return self.oldest > 0 and self.readable - self.oldest < self.capacity
 
     def _places(self, positions: Array) -> Array:
         return (self.oldest + positions) % self.capacity if self._fewer else positions
 
     def positions_of(self, indices: Array) -> Array:
-        """Where they lie."""
+        """Return the positions of these rows."""
         positions: Array = indices - self.oldest if self._fewer else indices % self.capacity
         return positions
 

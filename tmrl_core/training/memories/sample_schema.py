@@ -1,9 +1,9 @@
-"""What an environment declares of its samples, held against samples that have come from somewhere else.
+"""Sample schema that an environment declares, checked against received samples.
 
-The first samples in a memory decide what samples look like, and a network takes only what it was made for. Where
-nothing changes samples between the environment and the memory, its spaces say how they look before any has come.
-Workers hold their environment to the dtypes of its observations too (`tmrl_core.actor.rollout.step_checks`), and so
-does this. Actions are a policy's: the project's own act in the space's dtype, others may in any.
+The first samples in a memory fix the format of all later ones, and a network accepts only its own input format. Where
+nothing changes samples between the environment and the memory, the environment's spaces give the format before the
+first sample. Workers check the dtypes of their observations too (`tmrl_core.actor.rollout.step_checks`). Actions come
+from the policy: built-in policies act in the space's dtype, others may act in any.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def expect(memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Any,
 
 
 class DeclaredSamples:
-    """How samples have to look.
+    """Required format of samples.
 
     Args:
         observation_space, action_space: of the environment. Parts that are no Box, Discrete, MultiBinary or

@@ -1,4 +1,4 @@
-"""Where streams of samples stand: what a memory on disk writes beside rows."""
+"""Committed offsets and open episodes of sample streams, which a memory on disk writes beside rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Changes = dict[str, dict[Any, Any]]
 
 
 class StreamStates:
-    """What the log says beside rows: where streams of samples stand, and a few values.
+    """State that the log holds beside rows: committed offsets of sample streams, and a few values.
 
     Attributes:
         marks: per stream, its next message's number and position.

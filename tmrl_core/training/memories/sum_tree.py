@@ -30,7 +30,7 @@ _ONES = np.ones(FAN)
 
 
 class Exponent(Protocol):
-    """How an error becomes a priority."""
+    """Exponent that turns an error into a priority."""
 
     @property
     def alpha(self) -> float:
@@ -63,14 +63,14 @@ class _Descent:
         self._starts = np.arange(0, size * FAN, FAN)
 
     def __call__(self, block: Array, rest: Array) -> tuple[Array, Array, Array]:
-        """Where in the level the running sum of a block passes `rest`.
+        """Find the place in the level where the running sum of a block passes `rest`.
 
         Args:
             block: [size] int64, overwritten with the result.
             rest: [size].
 
         Returns:
-            Places [size] in the level, what stands there, and what is left of `rest` when all before is taken away.
+            Places [size] in the level, the sums stored there, and `rest` less the sums before each place.
         """
         # "clip" is the mode that writes to `out` without a copy; no block is outside.
         self._level.take(block, axis=0, out=self._sums, mode="clip")
@@ -209,7 +209,7 @@ class SumTree:
         return block, priorities
 
     def _mend(self, places: Array) -> Array:
-        """Where rounding has led to a place that is never drawn, take the next one that is; their priorities."""
+        """Replace places of priority 0, which rounding can lead to, by the next positive one; return priorities."""
         missed = self._leaf_values.take(places) <= 0
         possible = np.flatnonzero(self.leaves > 0)
         places[missed] = possible[np.minimum(possible.searchsorted(places[missed]), len(possible) - 1)]

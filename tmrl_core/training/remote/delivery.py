@@ -104,7 +104,7 @@ class LinkedTraining:
             self._link.close()
 
     def note_delivery(self, training: TrainingLoop, recorder: Recorder | None) -> None:
-        """What a checkpoint holds besides the training object's own state: where the streams of samples stand."""
+        """Return the checkpoint's state besides the training object's: the streams' committed offsets."""
         if self.interface is not None:
             self.commit(training)
             link = self.interface.link

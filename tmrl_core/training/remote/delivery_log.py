@@ -1,4 +1,4 @@
-"""What is written down with samples before they are acknowledged."""
+"""Delivery state that is stored with samples before they are acknowledged."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ POLICY = "policy"
 
 
 class RemoteInterface(TrainingInterface):
-    """What a Trainer's loop sees of the Server and of the workers behind it.
+    """Interface of a Trainer's loop to the Server and the workers behind it.
 
     Args:
         link: to the Server.
@@ -210,7 +210,7 @@ class RemoteInterface(TrainingInterface):
             )
 
     def _is_new(self, worker: str, text: str) -> bool:
-        """Whether to say this of a worker, once: one whose environment differs would fill the log otherwise."""
+        """Tell whether to log this about a worker: once, since a differing environment would fill the log otherwise."""
         said = (worker, text)
         if said in self._refusals_said or len(self._refusals_said) >= REFUSALS_SAID:
             return False
@@ -379,7 +379,7 @@ class RemoteInterface(TrainingInterface):
         return [member for member in self.link.members if member.live and member.stream not in self._unfit]
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
-        """Whether it says so; it does once all of it was acknowledged."""
+        """Tell whether the worker reports it; a worker does so once all of its samples are acknowledged."""
         return self.link.waits_of(stream) == what.done
 
     @contextlib.contextmanager
@@ -434,7 +434,7 @@ class RemoteInterface(TrainingInterface):
 
     @property
     def time_is_over(self) -> bool:
-        """Whether the time limit has passed."""
+        """Tell whether the time limit has passed."""
         return self._time_limit_s is not None and self._clock() - self._started >= self._time_limit_s
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ class RemoteInterface(TrainingInterface):
         return [member.stream for member in live]
 
     def _tick(self) -> None:
-        """What is looked at now and then: who is there, evaluations, the network's numbers."""
+        """Check from time to time the connected workers, evaluations and network statistics."""
         if self.on_let_in is not None and self.link.was_connected:
             let_in, self.on_let_in = self.on_let_in, None
             let_in()

@@ -28,7 +28,7 @@ QUIET_S = 2.0
 
 
 class Farewell:
-    """What is left to do with the workers when nothing is trained any more.
+    """Closing exchange with the workers at the end of training.
 
     Args:
         training: what was trained; it takes what still arrives.

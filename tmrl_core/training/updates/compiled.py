@@ -209,7 +209,7 @@ class Compiler:
         return _Update(*found, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
     def _replayed(self, updates: Sequence[_Update]) -> Replayed | None:
-        """What makes these updates with one call; None: they are made one by one."""
+        """Return the CUDA graph that runs these updates with one call; None: run them one by one."""
         assert self._record is not None
         graphs = [update.graph for update in updates]
         key = tuple(id(graph) for graph in graphs)

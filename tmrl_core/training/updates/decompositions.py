@@ -1,4 +1,4 @@
-"""What the compiler is given instead of some of torch's operations: such as it can join with their neighbours.
+"""Decompositions of some of torch's operations into ones that the compiler can fuse with their neighbours.
 
 Operations on many tensors become operations on each, and products with a short side become sums.
 """

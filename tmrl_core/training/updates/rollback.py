@@ -116,12 +116,12 @@ def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
 
 
 def all_finite(leaves: Iterable[Any]) -> bool:
-    """Whether all floating-point numbers in the tensors among `leaves` are finite; waits for the device."""
+    """Tell whether all floating-point numbers in the tensors among `leaves` are finite; waits for the device."""
     return all(bool(leaf.isfinite().all()) for leaf in floating(leaves))
 
 
 def kept_tensors(agent: Any) -> list[Tensor]:
-    """What an agent learns: tensors of its modules and optimizers, and those among its attributes; each once."""
+    """Return the agent's tensors: those of its modules and optimizers, and those among its attributes; each once."""
     found: dict[int, Tensor] = {}
     for value in saved_attributes(agent).values():
         tensors: list[Any] = []

@@ -1,4 +1,4 @@
-"""What becomes known of updates that were skipped: they are counted, described in files, and too many end training."""
+"""Skipped updates: each is counted and described in a file, and too many in a row end training."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _integers(agent: Any) -> dict[str, int]:
 
 
 def _steps(agent: Any) -> list[tuple[dict[str, Any], str]]:
-    """Where optimizers keep single numbers, as how many steps they have made."""
+    """Return the optimizers' scalar states, such as step counts, as pairs of a state and a name."""
     return [
         (state, name)
         for optimizer in optimizers_of(agent)

@@ -26,15 +26,15 @@ _NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
 
 
 def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[..., Any] | None:
-    """What makes the same policy without torch, or None where there is no such twin.
+    """Return a callable that makes the policy's NumPy backend, or None where it has none.
 
     Args:
         actor: the policy's class, a functools.partial of it, or its reference "package.module:Name".
-        kwargs: keyword arguments that the policy is made with, besides the two spaces.
+        kwargs: keyword arguments of the policy, the two spaces left out.
 
     Returns:
         A callable `(observation_space=, action_space=)`. None: a policy of the user's own (a subclass included), or a
-        keyword argument, such as another activation, that the twin does not know.
+        keyword argument, such as another activation, that the NumPy backend does not support.
     """
     twin, keywords = _twin_of(actor, kwargs)
     if twin is None or not (inspect.signature(twin).parameters.keys() - _NO_KEYWORDS).issuperset(keywords):
@@ -65,18 +65,18 @@ def _is_numpy(reference: str) -> bool:
 def choose_actor(
     actor: Any, kwargs: Mapping[str, Any] | None = None, *, device: Any = "cpu", backend: str = "auto"
 ) -> Callable[..., Any]:
-    """What makes the policy that a worker acts with.
+    """Return a callable that makes the worker's policy with the selected backend.
 
     Args:
         actor: as for `numpy_twin`.
         kwargs: as for `numpy_twin`.
-        device: where the policy is to run.
-        backend: `auto`: the twin without torch where there is one and the device is the CPU; `numpy`: the twin;
-            `torch`: the policy as it is.
+        device: device of the policy.
+        backend: `auto`: NumPy where the policy has a NumPy backend and the device is the CPU, else torch; `numpy`: the
+            NumPy backend; `torch`: the policy itself.
 
     Raises:
-        ConfigError: `numpy` is asked for where it cannot be; or the reference names nothing; or the twin's keyword
-            arguments are of another type than it names.
+        ConfigError: `numpy` is requested and not available; the reference cannot be resolved; or a keyword argument
+            has a wrong type.
     """
     if backend not in ("auto", "numpy", "torch"):
         raise ConfigError(f"worker.backend: found {backend!r}, allowed: auto, numpy, torch")

@@ -167,9 +167,9 @@ class NumpyMLPActor(ActorModule):
         """Change the flattened observation [size] in place before the first layer."""
 
     def _make_forward(self) -> Callable[[Any], np.ndarray]:
-        """What computes the heads' outputs [sum of their sizes] of one observation, into the same array each time.
+        """Return a function that computes the heads' outputs [sum of their sizes] of one observation.
 
-        Everything that it touches is in local variables.
+        It writes into the same array each time. It uses local variables only, which are faster than attributes.
         """
         dot = np.dot
         layout, vector, heads = self._layout, self._inputs[0][:-1], self._heads

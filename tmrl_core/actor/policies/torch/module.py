@@ -61,12 +61,12 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         self.device = device
 
     def act_(self, obs: Any, test: bool = False) -> Any:
-        """What a worker calls: collates the observation and turns gradients off around `act`."""
+        """Collate the observation and call `act` without gradients; workers call this."""
         with torch.no_grad():
             return self.act(collate_one(obs, self.device), test=test)
 
     def weights_metadata(self) -> dict[str, str]:
-        """What else must agree for weights to fit; travels with them and is compared when they are loaded."""
+        """Return settings that must agree with the weights; they are sent with these and compared on loading."""
         return {}
 
     def architecture(self) -> dict[str, Any]:
