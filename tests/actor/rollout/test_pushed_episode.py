@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,8 +44,8 @@ class Halving(ActorModule):
 class Gateway:
     """Answers a client's messages, as an HTTP server would: an observation in, an action out."""
 
-    def __init__(self, link: Any, limit: float) -> None:
-        self.recorder = StepRecorder(Buffer(None), name="client", max_samples_per_episode=limit)
+    def __init__(self, link: Any, limit: float, numbers: Iterator[int] | None = None) -> None:
+        self.recorder = StepRecorder(Buffer(None), name="client", max_samples_per_episode=limit, numbers=numbers)
         self.runner = PolicyRunner(Halving, OBS, ACT)
         self.uplink = Uplink(link, self.recorder, self.runner)
         self.check = StepCheck(OBS, strict=True)
@@ -117,8 +119,9 @@ def test_what_a_client_sends_is_checked_before_it_is_recorded(link: Any) -> None
     assert gateway.step(obs(2), 1.0, False) == {"action": [1.0]}
 
 
-def test_two_clients_have_recorders_of_their_own(link: Any) -> None:
-    gateways = [Gateway(link, limit=2), Gateway(link, limit=2)]
+def test_two_clients_have_recorders_of_their_own_and_share_the_ids_of_episodes(link: Any) -> None:
+    numbers = itertools.count()
+    gateways = [Gateway(link, limit=2, numbers=numbers) for _ in range(2)]
     for gateway in gateways:
         gateway.begin(obs(1))
     for gateway, number in zip(gateways * 2, (2, 4, 6, 8), strict=True):
@@ -127,3 +130,4 @@ def test_two_clients_have_recorders_of_their_own(link: Any) -> None:
         [0.0, 2.0, 6.0],
         [0.0, 4.0, 8.0],
     ]
+    assert [segment.episode for chunk in link.chunks for segment in chunk.segments] == [0, 1]

@@ -7,9 +7,10 @@ environment nor the policy. It records one episode at a time, for one thread at 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ class Episode:
     """The state of an episode that is being recorded.
 
     Attributes:
-        number: unique within the recorder.
+        number: its id.
         collect: its samples go to the Buffer.
         test: True: a deterministic episode; one step that explores makes it False.
         seed: of its reset, if it was chosen.
@@ -65,6 +66,7 @@ class StepRecorder:
         crc_debug: store the original transition in each sample's info.
         max_samples_per_episode: number of steps after the reset at which an episode is truncated; infinite: none is.
         info_metrics: keys of infos that become metrics of the episode; see `InfoMetrics`.
+        numbers: ids of episodes. Recorders that send over one uplink share it, so that no two episodes have one id.
 
     Raises:
         ValueError: `max_samples_per_episode` is below 1.
@@ -87,6 +89,7 @@ class StepRecorder:
         crc_debug: bool = False,
         max_samples_per_episode: float = math.inf,
         info_metrics: Sequence[str] = (),
+        numbers: Iterator[int] | None = None,
     ) -> None:
         if not max_samples_per_episode >= 1:
             raise ValueError(f"max_samples_per_episode must be at least 1, got {max_samples_per_episode}")
@@ -97,6 +100,7 @@ class StepRecorder:
         self.crc_debug = crc_debug
         self.episode: Episode | None = None
         self.episodes = 0
+        self._numbers = itertools.count() if numbers is None else numbers
         self.version: Version = (0, 0)
         self.steps_collected = 0
         self.samples_dropped = 0
@@ -144,7 +148,7 @@ class StepRecorder:
         """
         self.end()
         self._info_metrics.begin()
-        episode = self.episode = Episode(self.episodes, collect, not collect, seed)
+        episode = self.episode = Episode(next(self._numbers), collect, not collect, seed)
         episode.limit = self.max_samples_per_episode if limit is None else limit
         self.episodes += 1
         if self.crc_debug:
