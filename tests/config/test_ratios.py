@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from tmrl_core.config import Config, from_values, ratios_conflict, ratios_warning
-from tmrl_core.config.ratios import exact
+from tmrl_core.rate_limit import exact
 
 
 def synchronous(**keys: float | bool) -> Config:

@@ -284,7 +284,7 @@ def test_both_waiting_is_an_error_that_names_the_numbers(
     make: Any, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tmrl_core.actor.rollout import synchronous_schedule as synchronous
-    from tmrl_core.actor.rollout.rate_limiters import StarvationWatch
+    from tmrl_core.actor.rollout.starvation import StarvationWatch
 
     monkeypatch.setattr(synchronous, "StarvationWatch", lambda longest: StarvationWatch(0.0, least_s=0.05))
     worker = make(collection="synchronous", max_samples_per_episode=4)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.actor.rollout.composing import compose
 from tmrl_core.actor.rollout import synchronous_schedule as synchronous
-from tmrl_core.actor.rollout.rate_limiters import StarvationWatch
+from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.protocol.messages import Directive, Evaluation, Progress
@@ -62,6 +62,12 @@ def test_steps_are_taken_exactly_as_the_ratio_allows(maximum: float, make: Any, 
         total += 1
     assert trace.arrived == arrived
     assert len(link) == 23
+
+
+@pytest.mark.parametrize("maximum", [0.0, -1.0, math.nan])
+def test_an_impossible_ratio_is_refused(maximum: float, make: Any) -> None:
+    with pytest.raises(ValueError, match="max_steps_per_update must be above 0"):
+        make().run_synchronous(max_steps_per_update=maximum)
 
 
 def test_with_whole_episodes_the_ratio_holds_between_them(make: Any, link: Any) -> None:

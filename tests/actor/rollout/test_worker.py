@@ -9,7 +9,7 @@ import pytest
 
 from tests.actor.rollout.composing import compose
 from tmrl_core.actor.rollout import asynchronous_schedule as asynchronous
-from tmrl_core.actor.rollout.rate_limiters import StarvationWatch
+from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
 from tmrl_core.networking.protocol.messages import Directive, Evaluation, Progress

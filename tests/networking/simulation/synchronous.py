@@ -1,6 +1,6 @@
 """Synchronous collection under faults: it goes on, or both sides end with their error; it never stands still.
 
-The ratio, the worker's watch and the trainer's check are the real ones (`actor/rollout/rate_limiters.py`,
+The ratio, the worker's watch and the trainer's check are the real ones (`rate_limit.py`, `actor/rollout/starvation.py`,
 `training/remote/interface.py`); the loops around them, which wait for real time, are played here as events
 (`actor/rollout/synchronous_schedule.py`, `training/loops/offline.py`).
 """
@@ -13,12 +13,13 @@ from tests.networking.simulation.actors import Trainer, Worker
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Violation
 from tests.networking.simulation.scenario import Core, Scenario
-from tmrl_core.actor.rollout.rate_limiters import Ratio, StarvationWatch
+from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.peers import Member, TrainerConnection, WorkerConnection
 from tmrl_core.networking.protocol.delivery import Mark
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
+from tmrl_core.rate_limit import RateLimit
 from tmrl_core.training.remote.interface import RemoteInterface
 
 EVENTS = 1_000
@@ -85,7 +86,8 @@ class Pace:
     def __init__(self, scenario: SynchronousScenario, worker: Worker) -> None:
         self.scenario = scenario
         self.worker = worker
-        self.ratio = Ratio(scenario.max_steps_per_update)
+        self.limit = RateLimit(scenario.max_steps_per_update)
+        self.models = 0
         self.collected = 0
         self.waiting = 0
         """Steps in the buffer."""
@@ -100,17 +102,22 @@ class Pace:
         sender = self.worker.sender
         return self.collected - sender.samples_dropped - sender.samples_refused
 
+    @property
+    def allowed(self) -> bool:
+        """As `SynchronousSchedule`."""
+        return self.limit.allows(self.steps + 1, 1 + self.models)
+
     def turn(self) -> None:
         """Collect, or wait for models."""
-        worker, ratio, network = self.worker, self.ratio, self.scenario.network
+        worker, network = self.worker, self.scenario.network
         if not worker.alive:
             return
         network.note(5, worker.uid)
         delay = 0.05 + 0.1 * network.random.random()
-        if ratio.allows(self.steps):
+        if self.allowed:
             self._watch = None
             self._say("")
-            steps = int(min(ratio.room(self.steps), network.random.randint(1, 8)))
+            steps = int(min(self.limit.most(1 + self.models) - self.steps, network.random.randint(1, 8)))
             self.collected += steps
             self.waiting += steps
             if self.waiting >= 6:
@@ -122,14 +129,14 @@ class Pace:
             self._watch = StarvationWatch(1.0, clock=lambda: network.now)
         models = worker.state.versions_published - self.seen
         self.seen += models
-        ratio.models += models
+        self.models += models
         queued = worker.sender.held_samples + self.waiting
         if self._watch.starving(worker.state.progress, worker.state.versions_published, queued):
-            self.error = f"{self.steps} steps, {ratio.models} models"
+            self.error = f"{self.steps} steps, {self.models} models"
             worker.begin_to_end()
             worker.end_in_order()
             return
-        self._say("" if queued or models else f"{self.steps} steps, {ratio.models} models")
+        self._say("" if queued or models else f"{self.steps} steps, {self.models} models")
         network.at(delay, self.turn)
 
     def _send(self) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
+from collections.abc import Iterator
 
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.rate_limiters import RateLimiter, StarvationWatch, count_to
+from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import StarvedError
+from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.rate_limit import RateLimit
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,8 @@ class AsynchronousSchedule:
         collector: collects.
         send_every: send every so many steps also within an episode; 0: at episode ends.
         update_each_step: load new weights as soon as they have arrived; False: between episodes.
-        max_env_steps_per_update: limit of `RateLimiter`; None: never wait.
+        max_env_steps_per_update: limit on the environment steps of all workers together for each update, once training
+            has begun; None: never wait.
         send_pause_s: longest time between the ends of episodes that leave together, in seconds.
     """
 
@@ -47,7 +52,7 @@ class AsynchronousSchedule:
         self._uplink = collector.uplink
         self._send_every = send_every
         self._update_each_step = update_each_step
-        self._limiter = RateLimiter(max_env_steps_per_update)
+        self._limit = None if max_env_steps_per_update is None else RateLimit(max_env_steps_per_update)
         self._send_pause_s = send_pause_s
         self._sent_at = -math.inf
         self._endless_logged = False
@@ -119,18 +124,18 @@ class AsynchronousSchedule:
             StarvedError: the trainer waits too.
         """
         link = self._uplink.link
-        if link is None or self._limiter.limit is None:
+        if link is None or self._limit is None:
             return
         try:
-            self._wait_for_updates(link, expert)
+            self._wait_for_updates(link, self._limit, expert)
         finally:
             link.say_waits("")
 
-    def _wait_for_updates(self, link: RolloutLink, expert: bool) -> None:
+    def _wait_for_updates(self, link: RolloutLink, limit: RateLimit, expert: bool) -> None:
         collector, uplink = self._collector, self._uplink
         watch: StarvationWatch | None = None
         while (
-            self._limiter.holds(link.progress, link.counts.queued_samples + len(collector.recorder.buffer))
+            too_many(link.progress, limit, link.counts.queued_samples + len(collector.recorder.buffer))
             and not uplink.ending()
         ):
             uplink.send()
@@ -142,7 +147,7 @@ class AsynchronousSchedule:
             watch = watch or StarvationWatch(collector.loop.longest_episode_s)
             waits = (
                 f"{progress.samples} samples are above trainer.start_training = {progress.start_training} and "
-                f"worker.max_env_steps_per_update = {self._limiter.limit:g} for each of {progress.updates} + 1 updates"
+                f"worker.max_env_steps_per_update = {limit.ratio:g} for each of {progress.updates} + 1 updates"
             )
             if watch.starving(progress, link.versions_published, queued):
                 raise StarvedError(
@@ -153,3 +158,22 @@ class AsynchronousSchedule:
             # While training goes on, the limiter works as it should.
             link.say_waits(waits if progress.lack and not queued else "")
             link.wait_change(WAIT_S)
+
+
+def too_many(progress: Progress, limit: RateLimit, unacknowledged: int) -> bool:
+    """Return True if the trainer has more environment steps than its updates call for.
+
+    One update of slack: a trainer whose own limit is just met then makes one update more, never one less.
+
+    Args:
+        progress: the trainer's latest.
+        limit: environment steps for each update.
+        unacknowledged: number of this worker's samples that the trainer has not counted yet.
+    """
+    collected = progress.samples + unacknowledged - progress.start_training
+    return not limit.allows(collected, progress.updates + 1)
+
+
+def count_to(number: float) -> Iterator[int]:
+    """Count from 0 to below a number, which may be infinite."""
+    return itertools.count() if number == math.inf else iter(range(int(number)))

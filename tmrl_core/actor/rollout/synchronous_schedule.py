@@ -13,10 +13,11 @@ import time
 
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.rate_limiters import Ratio, StarvationWatch
+from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.uplink import WAIT_S
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.protocol.messages import turn_text
+from tmrl_core.rate_limit import RateLimit
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +34,22 @@ class SynchronousSchedule:
 
     Args:
         collector: collects.
-        ratio: the rule, and the count of models.
+        max_steps_per_update: the limit; infinite: none.
         initial_steps, nb_steps: number of steps before the ratio holds, and after that.
         end_episodes: wait between episodes only.
         send_every: send every so many steps also within an episode; 0: at episode ends.
         update_each_step: load new weights as soon as they have arrived.
         verbose: log waits at INFO.
+
+    Raises:
+        ValueError: `max_steps_per_update` is not above 0.
     """
 
     def __init__(
         self,
         collector: Collector,
-        ratio: Ratio,
         *,
+        max_steps_per_update: float,
         initial_steps: float,
         nb_steps: float,
         end_episodes: bool,
@@ -53,10 +57,13 @@ class SynchronousSchedule:
         update_each_step: bool,
         verbose: bool,
     ) -> None:
+        if not max_steps_per_update > 0:
+            raise ValueError(f"max_steps_per_update must be above 0, got {max_steps_per_update}")
         self._collector = collector
         self._uplink = collector.uplink
         self._recorder = collector.recorder
-        self._ratio = ratio
+        self._limit = RateLimit(max_steps_per_update)
+        self._models = 0
         self._initial_steps = initial_steps
         self._nb_steps = nb_steps
         self._end_episodes = end_episodes
@@ -64,7 +71,7 @@ class SynchronousSchedule:
         self._update_each_step = update_each_step
         self._verbose = verbose
         self._origin = self._uplink.steps_that_count()
-        self._turns = collector.seeded and self._uplink.link is not None and not math.isinf(ratio.maximum)
+        self._turns = collector.seeded and self._uplink.link is not None and not math.isinf(max_steps_per_update)
         self._begun = not self._turns
         self._turnless_since = math.inf
         self.counting = False
@@ -130,7 +137,11 @@ class SynchronousSchedule:
         elif not self._has_room() or not self._wait():
             return 0
         steps = self.steps
-        return int(min(longest, self._ratio.room(steps), math.ceil(max(0, min(self._nb_steps - steps, longest)))))
+        room = min(longest, self._limit.most(1 + self._models) - steps)
+        return int(min(room, math.ceil(max(0, min(self._nb_steps - steps, longest)))))
+
+    def _allowed(self) -> bool:
+        return self._limit.allows(self.steps + 1, 1 + self._models)
 
     def _has_room(self) -> bool:
         return self.steps < self._nb_steps
@@ -144,9 +155,8 @@ class SynchronousSchedule:
 
     def _wait(self) -> bool:
         """Wait for models until one more step is allowed; False: the run ends."""
-        ratio = self._ratio
-        if not self._recorder.recording or not ratio.allows(self.steps):
-            ratio.models += self._uplink.update_policy(verbose=self._verbose)
+        if not self._recorder.recording or not self._allowed():
+            self._models += self._uplink.update_policy(verbose=self._verbose)
         if not self._recorder.recording:
             self._collector.obey()
         try:
@@ -156,16 +166,15 @@ class SynchronousSchedule:
                 self._uplink.link.say_waits("")
 
     def _wait_for_models(self) -> bool:
-        ratio = self._ratio
         watch: StarvationWatch | None = None
-        while not (ratio.allows(self.steps) and self._has_turn()):
+        while not (self._allowed() and self._has_turn()):
             if self._uplink.ending():
                 return False
             link = self._uplink.link
             if link is None:
                 raise StarvedError(
-                    f"max_steps_per_update is {ratio.maximum:g} and there is no trainer to send models: the worker is "
-                    "standalone. Leave max_steps_per_update out."
+                    f"max_steps_per_update is {self._limit.ratio:g} and there is no trainer to send models: the worker "
+                    "is standalone. Leave max_steps_per_update out."
                 )
             self._uplink.send()
             if watch is None:
@@ -174,9 +183,9 @@ class SynchronousSchedule:
             if self._collector.evaluate_if_due():
                 continue
             models = self._uplink.update_policy(verbose=self._verbose)
-            ratio.models += models
+            self._models += models
             queued = link.counts.queued_samples
-            if ratio.allows(self.steps):
+            if self._allowed():
                 if not self._has_turn():
                     self._await_turn(link)
                 continue
@@ -217,14 +226,14 @@ class SynchronousSchedule:
                 "worker %s waits for a model: (%d steps + 1) / (1 + %d models received) is above %g",
                 self._recorder.name,
                 self.steps,
-                self._ratio.models,
-                self._ratio.maximum,
+                self._models,
+                self._limit.ratio,
             )
 
     def _waits(self) -> str:
         return (
-            f"({self.steps} steps + 1) / (1 + {self._ratio.models} models received) is above "
-            f"worker.max_steps_per_update = {self._ratio.maximum:g}"
+            f"({self.steps} steps + 1) / (1 + {self._models} models received) is above "
+            f"worker.max_steps_per_update = {self._limit.ratio:g}"
         )
 
     def _who_waits_for_whom(self) -> str:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout.asynchronous_schedule import SEND_PAUSE_S, AsynchronousSchedule
+from tmrl_core.actor.rollout.asynchronous_schedule import SEND_PAUSE_S, AsynchronousSchedule, count_to
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.environment import CheckedEnvironment, check_maker
 from tmrl_core.actor.rollout.link import CloseReport, RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
-from tmrl_core.actor.rollout.rate_limiters import Ratio, count_to
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
@@ -45,7 +44,7 @@ class Worker:
         collector: plays the episodes.
         send_every: send every so many steps also within an episode; 0: at episode ends.
         update_weights: `episode`: load new weights between episodes; `step`: as soon as they have arrived.
-        max_env_steps_per_update: of asynchronous collection, see `RateLimiter`; None: never wait.
+        max_env_steps_per_update: of asynchronous collection, see `AsynchronousSchedule`; None: never wait.
         send_pause_s: of asynchronous collection: episodes that end within so many seconds leave together.
 
     Attributes:
@@ -285,7 +284,7 @@ class Worker:
         """
         schedule = SynchronousSchedule(
             self.collector,
-            Ratio(max_steps_per_update),
+            max_steps_per_update=max_steps_per_update,
             initial_steps=initial_steps,
             nb_steps=nb_steps,
             end_episodes=end_episodes,

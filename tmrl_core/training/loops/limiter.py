@@ -1,8 +1,8 @@
-"""Rate limiter that keeps the samples per insert within a band.
+"""The trainer's rate limiter: a maximum of updates for each sample, and a band of samples per insert.
 
-With N samples stored, D transitions sampled and S samples per insert, D follows S * (N - min_size) from `min_size` on,
-within `error_buffer` either way. Sampling waits where D would rise above the band. Storing waits where D has fallen
-below the band, if a trainer is sampling.
+With N samples received, D transitions sampled and S samples per insert, D follows S * (N - min_size) from `min_size`
+on, within `error_buffer` either way. Training waits where D would leave the band at its upper end. Insertion waits
+where D has fallen below the lower end, which is the inverse limit.
 
 Source: Cassirer et al., Reverb, arXiv:2102.04736, section 3.3 (SampleToInsertRatio).
 """
@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tmrl_core.config.ratios import default_error, least_error
 from tmrl_core.errors import ConfigError
+from tmrl_core.rate_limit import RateLimit, default_error, least_error
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,22 @@ class _Band:
     error_buffer: float
     stored: int
     drawn: int
-    """What counts from then on: how much was stored and drawn when the band was set, and not accounted for."""
+    """Samples received and transitions sampled before the band was set, which it does not count."""
+    above: RateLimit
+    below: RateLimit
 
 
-class SamplesPerInsert:
-    """The band. It may be changed while training runs, from any thread: a change is one assignment.
+class RateLimiter:
+    """The limits of a training loop. The band may be changed from any thread: a change is one assignment.
 
     Args:
-        samples_per_insert: transitions drawn for each sample that is stored (updates * batch_size / samples); None: no
-            limit.
-        min_size: samples stored before the first is drawn.
-        error_buffer: transitions drawn that this may be off by, either way; None: a tenth of
-            `samples_per_insert * min_size`, at least two batches.
-        batch_size: transitions drawn at once.
+        samples_per_insert: transitions sampled for each sample received (updates * batch_size / samples); None: no
+            band.
+        min_size: samples received before the first update.
+        error_buffer: half the width of the band, in transitions; None: a tenth of `samples_per_insert * min_size`, at
+            least two batches.
+        batch_size: transitions of an update.
+        max_updates_per_sample: updates for each sample received; one more update passes.
 
     Raises:
         ConfigError: a number is not positive, or the band is narrower than a batch or than what one sample allows.
@@ -50,15 +53,18 @@ class SamplesPerInsert:
         min_size: int = 1,
         error_buffer: float | None = None,
         batch_size: int = 1,
+        *,
+        max_updates_per_sample: float = math.inf,
     ) -> None:
         if min_size < 1 or batch_size < 1:
             raise ConfigError(f"min_size and batch_size must be at least 1, got {min_size} and {batch_size}")
         self.min_size = min_size
         self.batch_size = batch_size
+        self._ratio = RateLimit(max_updates_per_sample)
         self._configured = (samples_per_insert, error_buffer)
         self._band = self._checked(samples_per_insert, error_buffer, 0, 0)
         self._seen = (0, 0)
-        """How much was stored and drawn when it was asked last."""
+        """Samples received and transitions sampled at the last call of `lack`."""
 
     def _checked(
         self, samples_per_insert: float | None, error_buffer: float | None, stored: int, drawn: int
@@ -74,51 +80,61 @@ class SamplesPerInsert:
             raise ConfigError(
                 f"error_buffer must be at least {least:g} (a batch, what one sample allows), got {error_buffer!r}"
             )
-        return _Band(float(samples_per_insert), float(error_buffer), stored, drawn)
+        above = RateLimit(float(samples_per_insert), float(error_buffer))
+        return _Band(float(samples_per_insert), float(error_buffer), stored, drawn, above, above.inverse)
 
     @property
     def samples_per_insert(self) -> float | None:
-        """Return the samples per insert that are kept now; None: no limit."""
+        """Return the middle of the band; None: no band."""
         return None if self._band is None else self._band.samples_per_insert
 
     @property
     def error_buffer(self) -> float | None:
-        """Return the allowed deviation; None: no limit."""
+        """Return half the width of the band; None: no band."""
         return None if self._band is None else self._band.error_buffer
 
-    def change(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, drawn: int) -> None:
-        """Another band from now on, or none; what was stored and drawn so far counts as even.
+    def change(self, samples_per_insert: float | None, error_buffer: float | None, samples: int, updates: int) -> None:
+        """Set another band from now on, or none; the counts so far are taken as its middle.
 
         Raises:
             ConfigError: as the constructor.
         """
+        self._set(samples_per_insert, error_buffer, samples, updates * self.batch_size)
+
+    def _set(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, drawn: int) -> None:
         self._band = self._checked(samples_per_insert, error_buffer, max(0, stored - self.min_size), drawn)
 
-    def _ahead(self, band: _Band, stored: int, drawn: int) -> float:
-        """Return the number of transitions sampled beyond the middle of the band."""
-        due = band.samples_per_insert * (stored - band.stored - self.min_size)
-        return (drawn - band.drawn) - due
+    def can_sample(self, samples: int, updates: int) -> bool:
+        """Return True if one more update may follow so many updates and received samples."""
+        return self._ratio.allows(updates, samples) and self._in_band(samples, updates)
 
-    def may_draw(self, stored: int, drawn: int) -> bool:
-        """Tell whether a batch may be sampled then."""
+    def _in_band(self, samples: int, updates: int) -> bool:
         band = self._band
         if band is None:
             return True
-        return stored >= self.min_size and self._ahead(band, stored, drawn + self.batch_size) <= band.error_buffer
+        drawn = (updates + 1) * self.batch_size - band.drawn
+        return samples >= self.min_size and band.above.allows(drawn, samples - band.stored - self.min_size)
 
-    def may_store(self, stored: int, drawn: int) -> bool:
-        """Tell whether more samples may be stored now."""
+    def can_insert(self, samples: int, updates: int) -> bool:
+        """Return True if further samples may be taken after so many updates and received samples."""
         band = self._band
-        return band is None or stored < self.min_size or self._ahead(band, stored, drawn) >= -band.error_buffer
+        if band is None or samples < self.min_size:
+            return True
+        return band.below.allows(samples - band.stored - self.min_size, updates * self.batch_size - band.drawn)
 
-    def lack(self, stored: int, drawn: int) -> str:
-        """Describe the shortfall that sampling waits for; empty where it may continue."""
-        band = self._band
-        self._seen = (stored, drawn)
-        if band is None or self.may_draw(stored, drawn):
+    def lack(self, samples: int, updates: int) -> str:
+        """Return in words which limit holds training; empty when it may go on."""
+        band, drawn = self._band, updates * self.batch_size
+        self._seen = (samples, drawn)
+        if not self._ratio.allows(updates, samples):
+            return (
+                f"{updates} updates / {samples} samples received is above trainer.max_training_steps_per_env_step = "
+                f"{self._ratio.ratio:g}"
+            )
+        if band is None or self._in_band(samples, updates):
             return ""
         return (
-            f"{drawn - band.drawn} transitions drawn of {stored - band.stored} samples is above "
+            f"{drawn - band.drawn} transitions drawn of {samples - band.stored} samples is above "
             f"{band.samples_per_insert:g} for each (trainer.limiter.samples_per_insert) after the first "
             f"{self.min_size}, and {band.error_buffer:g} over"
         )
@@ -126,7 +142,7 @@ class SamplesPerInsert:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the band, and what it was made with."""
+        """Return the band and its settings, for a checkpoint."""
         band = self._band
         held = None if band is None else [band.samples_per_insert, band.error_buffer, band.stored, band.drawn]
         return {"made": self._made, "band": held, "seen": list(self._seen)}
@@ -136,16 +152,16 @@ class SamplesPerInsert:
         return [*self._configured, self.min_size, self.batch_size]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the band of a checkpoint, also one that was changed.
+        """Continue with the band of a checkpoint, also with a changed one.
 
-        Where this one was made with other numbers, those hold from here on.
+        If the settings of this limiter are others than those of the checkpoint, they apply from here on.
 
         Raises:
-            ConfigError: it holds what cannot be.
+            ConfigError: the state is invalid.
         """
         stored, drawn = (int(count) for count in state["seen"])
         if state["made"] != self._made:
-            self.change(*self._configured, stored, drawn)
+            self._set(*self._configured, stored, drawn)
             return
         self._band = None
         if state["band"] is not None:

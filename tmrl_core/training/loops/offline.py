@@ -24,7 +24,7 @@ from tmrl_core.training.constructor_settings import constructed_settings
 from tmrl_core.training.contracts import AgentLike, MemoryLike, Row, TrainingLoop, TrainingMemory, as_agent, as_memory
 from tmrl_core.training.interface import Delivery, TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means
-from tmrl_core.training.loops.limiter import SamplesPerInsert
+from tmrl_core.training.loops.limiter import RateLimiter
 from tmrl_core.training.loops.round_statistics import RoundStatistics
 from tmrl_core.training.loops.stale_samples import without_stale
 from tmrl_core.training.loops.storage_failures import Unwritten
@@ -69,7 +69,7 @@ class TrainingOffline(TrainingLoop):
         bad_updates_folder: where the batches of such updates are described, for a look; None: nowhere.
         samples_per_insert: transitions that are drawn for each sample received, after the first `start_training`: while
             more were drawn, training waits, and while fewer were, arrived samples wait. None: no limit.
-        error_buffer: transitions drawn that this may be off by, either way; None: see `SamplesPerInsert`.
+        error_buffer: transitions drawn that this may be off by, either way; None: see `RateLimiter`.
         declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
             environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
             compressor changes. With "dtypes" those of actions and extras count too.
@@ -176,8 +176,12 @@ class TrainingOffline(TrainingLoop):
             self.memory = memory_cls(nb_steps=steps, device=device)
             self.agent = make_agent()
         self._agent, self._memory = as_agent(self.agent), as_memory(self.memory)
-        self.limiter = SamplesPerInsert(
-            samples_per_insert, max(1, start_training), error_buffer, self._memory.batch_size
+        self.limiter = RateLimiter(
+            samples_per_insert,
+            max(1, start_training),
+            error_buffer,
+            self._memory.batch_size,
+            max_updates_per_sample=max_training_steps_per_env_step,
         )
         expect(self._memory, self._agent, (observation_space, action_space), declared)
         self._at_once = UpdatesAtOnce(self._agent)
@@ -243,7 +247,7 @@ class TrainingOffline(TrainingLoop):
         Raises:
             ConfigError: they cannot be held; nothing was changed.
         """
-        self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.drawn)
+        self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.total_updates)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -387,7 +391,7 @@ class TrainingOffline(TrainingLoop):
             self.update_model_interval - self.total_updates % self.update_model_interval,
             self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
         )
-        while most > 1 and self._may_not_draw(most - 1):
+        while most > 1 and not self.limiter.can_sample(self.total_samples, self.total_updates + most - 1):
             most //= 2
         if most < 2:
             return []
@@ -424,7 +428,7 @@ class TrainingOffline(TrainingLoop):
 
     def _look_for_samples(self, interface: TrainingInterface) -> None:
         """Take what has arrived, unless training is so far behind that it has to wait."""
-        if self.limiter.may_store(self.total_samples, self.drawn):
+        if self.limiter.can_insert(self.total_samples, self.total_updates):
             self.update_buffer(interface)
         else:
             interface.wait(0.0)  # which does what else is due
@@ -481,13 +485,6 @@ class TrainingOffline(TrainingLoop):
         why = self._unwritten.why
         return f"{lack}, and the replay memory cannot be written: {why}" if lack and why else lack
 
-    def _may_not_draw(self, updates: int) -> bool:
-        """Tell whether training would have to wait after this many more updates, with the samples stored now."""
-        total = self.total_updates + updates
-        return total / self.total_samples > self.max_training_steps_per_env_step or not self.limiter.may_draw(
-            self.total_samples, total * self.limiter.batch_size
-        )
-
     def _lacking(self) -> str:
         if self.total_samples == 0:
             refused, reason = self._refused
@@ -503,12 +500,7 @@ class TrainingOffline(TrainingLoop):
                 f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks (where workers wait "
                 "for updates meanwhile, raise that or trainer.update_model_interval)"
             )
-        if self.total_updates / self.total_samples > self.max_training_steps_per_env_step:
-            return (
-                f"{self.total_updates} updates / {self.total_samples} samples received is above "
-                f"trainer.max_training_steps_per_env_step = {self.max_training_steps_per_env_step:g}"
-            )
-        return self.limiter.lack(self.total_samples, self.drawn)
+        return self.limiter.lack(self.total_samples, self.total_updates)
 
     def _hold_ratio(self, interface: TrainingInterface) -> bool:
         """Wait until training may go on. False: `interface.stopping`."""

@@ -1,0 +1,61 @@
+"""The arithmetic of the throttles, and that no two of them stop both sides."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+
+from tmrl_core.rate_limit import RateLimit, exact
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.3, 2.5, 1 / 3, 0.1, 7.7, 1e-3, Fraction(7, 3)])
+@pytest.mark.parametrize("paid", [0, 1, 2, 3, 10, 1000])
+@pytest.mark.parametrize("slack", [0, 1, 12.5, Fraction(1, 3)])
+def test_the_most_is_the_last_count_that_is_allowed(ratio: float, paid: int, slack: float) -> None:
+    limit = RateLimit(ratio, slack)
+    count = 0
+    while limit.allows(count + 1, paid):
+        count += 1
+    assert limit.most(paid) == count
+
+
+@pytest.mark.parametrize("hundredths", range(1, 100))
+def test_a_ratio_holds_as_it_is_written(hundredths: int) -> None:
+    limit = RateLimit(hundredths / 100)
+    assert limit.allows(hundredths, 100)
+    assert not limit.allows(hundredths + 1, 100)
+    assert limit.most(100) == hundredths
+
+
+@pytest.mark.parametrize(("ratio", "slack"), [(2.0, 16.0), (0.1, 1.0), (1 / 3, 0.7), (32.0, 256.0)])
+def test_the_inverse_limits_the_other_count(ratio: float, slack: float) -> None:
+    inverse = RateLimit(ratio, slack).inverse
+    for count in range(0, 200, 7):
+        most = inverse.most(count)
+        assert exact(ratio) * int(most) <= count + exact(slack) < exact(ratio) * int(most + 1)
+
+
+def test_an_infinite_ratio_is_no_limit() -> None:
+    limit = RateLimit(math.inf)
+    assert limit.most(1) == math.inf
+    assert limit.allows(10**9, 1)
+    assert limit.allows(0, 0)
+
+
+def test_slack_is_allowed_before_anything_is_paid() -> None:
+    assert RateLimit(2.0, 5).allows(5, 0)
+    assert not RateLimit(2.0, 5).allows(6, 0)
+
+
+@pytest.mark.parametrize("steps_per_update", [0.5, 1.0, 1.7, 10.0])
+@pytest.mark.parametrize("episode", [1, 7, 200])
+def test_a_trainer_whose_ratio_is_just_enough_always_frees_the_workers(steps_per_update: float, episode: int) -> None:
+    workers, trainer = RateLimit(steps_per_update), RateLimit(1 / steps_per_update)
+    samples, updates = 0, 0
+    for _ in range(50):
+        samples += episode
+        while not workers.allows(samples, updates + 1):
+            assert trainer.allows(updates, samples), "both wait"
+            updates += 1
