@@ -1,0 +1,54 @@
+"""The project's agents, and one that derives from nothing, hold to the promises of an agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from tests.training.test_contracts import Agent as OwnAgent
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.testing.agents import AgentSuite
+from tmrl_core.training.agents.ddpg import DDPGAgent
+from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
+from tmrl_core.training.agents.dqn import DQNAgent
+from tmrl_core.training.agents.redq import REDQSACAgent
+from tmrl_core.training.agents.sac import SacAgent
+from tmrl_core.training.agents.td3 import TD3Agent
+
+
+class TestContinuousAgents(AgentSuite):
+    @pytest.fixture(autouse=True, params=[DDPGAgent, REDQSACAgent, SacAgent, TD3Agent])
+    def choose(self, request: pytest.FixtureRequest) -> None:
+        self.cls = request.param
+
+    def make_agent(self) -> Any:
+        return self.cls(self.observation_space, self.action_space, "cpu", hidden_sizes=(8, 8), compile=False)
+
+
+class TestDiscreteAgents(TestContinuousAgents):
+    action_space = gym.spaces.Discrete(3)
+
+    @pytest.fixture(autouse=True, params=[DQNAgent, DiscreteSacAgent])
+    def choose(self, request: pytest.FixtureRequest) -> None:
+        self.cls = request.param
+
+
+class StillPolicy(ActorModule):
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return 0 * self.action_space.sample()
+
+    def to_bytes(self) -> bytes:
+        return b"still"
+
+
+class TestAnAgentOfOnesOwn(AgentSuite):
+    def make_agent(self) -> Any:
+        spaces = self.observation_space, self.action_space
+
+        class Agent(OwnAgent):
+            def get_actor(self) -> Any:
+                return StillPolicy(*spaces)
+
+        return Agent(*spaces, "cpu")

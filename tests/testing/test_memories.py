@@ -1,0 +1,42 @@
+"""The project's memories, and one that derives from nothing, hold to the promises of a memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.test_contracts import Rewards
+from tmrl_core.testing.memories import MemorySuite
+from tmrl_core.training import GenericTorchMemory, ReplayMemory
+
+KINDS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "prioritized": {"priority": {}},
+    "n_step": {"n_step": 3},
+    "recent": {"max_drawn_lag": 4},
+    "prefetched": {"prefetch": 2},
+    "disk": {"storage": "disk"},
+}
+
+
+class TestReplayMemory(MemorySuite):
+    @pytest.fixture(autouse=True, params=KINDS)
+    def choose(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.settings = KINDS[request.param]
+        if request.param == "disk":
+            self.settings = {**self.settings, "folder": tmp_path / "memory"}
+
+    def make_memory(self) -> ReplayMemory:
+        return ReplayMemory(memory_size=100, batch_size=4, seed=0, nb_steps=3, **self.settings)
+
+
+class TestGenericTorchMemory(MemorySuite):
+    def make_memory(self) -> GenericTorchMemory:
+        return GenericTorchMemory(memory_size=100, batch_size=4, nb_steps=3)
+
+
+class TestAMemoryOfOnesOwn(MemorySuite):
+    def make_memory(self) -> Rewards:
+        return Rewards(3, None)
