@@ -81,8 +81,8 @@ def test_the_schema_is_one_and_the_ready_files_fit_it(run: Run) -> None:
         ("server: {prot: 3}\n", "server.prot: unknown key. Did you mean port?"),
         ("server: {port: abc}\n", "server.port: found the text 'abc', allowed: a whole number from 0 to 65535"),
         ("memory: {capacity: 3}\n", "memory.capacity: 3 samples hold no batch"),
-        ("server: {port: [\n", "broken YAML"),
-        ("network: {token: hunter2}\n", "secrets do not live in the configuration"),
+        ("server: {port: [\n", "invalid YAML"),
+        ("network: {token: hunter2}\n", "secrets are not allowed in the configuration"),
         (None, "my.yaml: no such file"),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_second_ctrl_c_ends_at_once(start: Callable[..., subprocess.Popen[str]
     assert process.stderr is not None
     read_until(process.stderr, "cannot reach")
     process.send_signal(signal.SIGINT)
-    read_until(process.stderr, "once more ends at once")
+    read_until(process.stderr, "a second signal ends immediately")
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
 
@@ -338,7 +338,7 @@ def test_credentials_from_the_ca_to_another_machine(run: Run, tmp_path: Path) ->
     assert newer != token
     unknown = run("--credentials", "revoke", "robot8")
     assert unknown.returncode == 1
-    assert "no certificate was handed out to 'robot8'" in unknown.stderr
+    assert "no certificate was issued to 'robot8'" in unknown.stderr
     for done in (made, bundled, installed, shown, renewed, revoked, listed, rotated):
         assert token not in done.stdout + done.stderr
         assert newer not in done.stdout + done.stderr

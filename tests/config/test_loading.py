@@ -61,7 +61,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"run": {"name": "a/b"}}, ["run.name", "'a/b'"]),
         ({"run": {"name": ".."}}, ["run.name"]),
         ({"worker": {"name": 7}}, ["worker.name", "the number 7", "write it in quotes"]),
-        ({"network": {"token": "hunter2"}}, ["network.token", "secrets do not live", "TMRL_CORE_TOKEN"]),
+        ({"network": {"token": "hunter2"}}, ["network.token", "secrets are not allowed", "TMRL_CORE_TOKEN"]),
         ({"password": "hunter2"}, ["password", "TMRL_CORE_TOKEN"]),
         ({"metrics": {"wandb_key": "hunter2"}}, ["metrics.wandb_key", "WANDB_API_KEY"]),
         (
@@ -201,7 +201,7 @@ def test_unknown_variables_are_warned_about_without_their_value(caplog: pytest.L
         ("server.prot=3", "--set server.prot: server.prot: unknown key"),
         ("server.port=abc", "--set server.port: server.port: found the text 'abc'"),
         ("server.port.x=3", "server.port.x"),
-        ("network.token=hunter2", "secrets do not live"),
+        ("network.token=hunter2", "secrets are not allowed"),
     ],
 )
 def test_a_wrong_override_is_named(override: str, said: str) -> None:
@@ -300,7 +300,7 @@ def test_a_token_file_without_a_token_is_refused(
 @pytest.mark.parametrize("text", ["\udcff\udcfe", "x" * 5_000])
 def test_what_can_be_no_token_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TMRL_CORE_TOKEN", text)
-    with pytest.raises(ConfigError, match="TMRL_CORE_TOKEN: this is no token") as raised:
+    with pytest.raises(ConfigError, match="TMRL_CORE_TOKEN: this is not a token") as raised:
         assert Config().network.token
     assert text not in str(raised.value)
 

@@ -31,11 +31,11 @@ def test_keyword_arguments_are_bound() -> None:
 @pytest.mark.parametrize(
     ("reference", "parts"),
     [
-        ("collections.deque", ["is no reference", "package.module:Name"]),
-        ("collections:", ["is no reference"]),
-        (":deque", ["is no reference"]),
-        ("colections:deque", ["no module 'colections'"]),
-        ("collections.nothing:deque", ["no module 'collections.nothing'"]),
+        ("collections.deque", ["is not a reference", "package.module:Name"]),
+        ("collections:", ["is not a reference"]),
+        (":deque", ["is not a reference"]),
+        ("colections:deque", ["module 'colections' was not found"]),
+        ("collections.nothing:deque", ["module 'collections.nothing' was not found"]),
         ("collections:dequeue", ["has no 'dequeue'", "Did you mean deque"]),
         ("collections:OrderedDict.fromkey", ["has no 'fromkey'", "fromkeys"]),
     ],
@@ -94,6 +94,6 @@ def test_what_an_environment_s_own_module_lacks_keeps_its_traceback(
 def test_what_is_no_environment_is_refused_with_what_it_lacks() -> None:
     make = environment_maker("types:SimpleNamespace", {"reset": 1, "step": 2, "close": 3})
     with pytest.raises(
-        ConfigError, match="SimpleNamespace, which is no environment: it lacks action_space, observation_space"
+        ConfigError, match="SimpleNamespace, which is not an environment: it lacks action_space, observation_space"
     ):
         make()

@@ -131,7 +131,7 @@ def test_it_takes_nobodys_place_and_disturbs_nobody(
         assert main(arguments(server, keys)) == 0
         out = capsys.readouterr().out
         assert "        -> use the same run.name" in out
-        assert "Everything is all right" not in out
+        assert "All checks passed" not in out
         assert server.relay.trainer is peer
         assert server.relay.incarnation == 1
         assert not server.relay.workers
@@ -354,7 +354,7 @@ def test_a_server_of_another_ca(server: Server, tmp_path: Path) -> None:
 
 def test_a_hostname_that_is_none(server: Server, robot: Path) -> None:
     steps = look(configured(server.port, robot, hostname="robot..lab"))
-    assert "network.hostname: 'robot..lab' is no host name" in only_failed(steps, "configuration").found
+    assert "network.hostname: 'robot..lab' is not a host name" in only_failed(steps, "configuration").found
 
 
 def test_a_certificate_says_what_it_likes(robot: Path, tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_the_command_line_says_that_all_is_well(
     assert main([*arguments(server, robot), "-c", str(file)]) == 0
     out = capsys.readouterr().out
     assert f"configuration: {file}: run 'mine'" in out
-    assert out.endswith("Everything is all right.\n")
+    assert out.endswith("All checks passed.\n")
 
 
 def test_the_command_line_says_what_to_do(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -465,7 +465,7 @@ def test_the_command_line_says_what_to_do(server: Server, tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert "FAILED  credentials: " in out
     assert "        -> Create credentials with " in out
-    assert out.endswith("Not all right: credentials.\n")
+    assert out.endswith("Failed: credentials.\n")
 
 
 def test_the_command_line_speaks_json(server: Server, robot: Path, capsys: pytest.CaptureFixture[str]) -> None:

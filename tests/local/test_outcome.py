@@ -55,7 +55,7 @@ def test_without_samples_the_reason_is_that() -> None:
 
 
 def test_a_run_that_was_finished_before_says_how_to_go_on() -> None:
-    assert "finished before. To train on, raise trainer.epochs" in Outcome(None).sentence()
+    assert "finished before. To continue, raise trainer.epochs" in Outcome(None).sentence()
 
 
 def test_what_the_trainer_lacks_is_known_until_it_trains_again() -> None:

@@ -95,7 +95,7 @@ def test_a_run_that_ends_before_its_first_checkpoint_promises_none(tmp_path: Pat
     (tmp_path / "runs" / "x" / "checkpoint" / "lock").touch()
     assert "there is no checkpoint" in local.ended(config)
     (tmp_path / "runs" / "x" / "checkpoint" / "1").mkdir()
-    assert "goes on from the checkpoint" in local.ended(config)
+    assert "resumes from the checkpoint" in local.ended(config)
 
 
 class Gone(io.StringIO):

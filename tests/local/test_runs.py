@@ -126,7 +126,7 @@ def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, 
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
-    assert "goes on from the checkpoint" in out
+    assert "resumes from the checkpoint" in out
     assert roles_running(tmp_path) == []
     run = tmp_path / "runs" / "small"
     for name in ("worker-1", "worker-2"):
@@ -183,7 +183,7 @@ def test_sigusr1_writes_a_checkpoint_and_sighup_ends_in_order(start: Start, tmp_
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     assert "SIGHUP: ending in order" in out
-    assert out.rstrip().endswith("the same command goes on from the checkpoint.")
+    assert out.rstrip().endswith("the same command resumes from the checkpoint.")
     trainer = (tmp_path / "runs" / "small" / "logs" / "trainer.log").read_text()
     assert "the control pipe: a checkpoint is asked for" in trainer
     assert not roles_running(tmp_path)

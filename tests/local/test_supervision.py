@@ -119,7 +119,7 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
         processes.look(listener)
     assert worker.restarts == supervision.RESTARTS
     assert len(listener.said) == supervision.RESTARTS
-    assert all("exit status 1 and is started again: TypeError: divmod expected 2" in line for line in listener.said)
+    assert all("exit status 1 and is restarted: TypeError: divmod expected 2" in line for line in listener.said)
     assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
 
 
@@ -211,11 +211,11 @@ def test_a_full_disk_is_said_where_somebody_sees_it(processes: Processes, monkey
     monkeypatch.setattr(supervision, "DISK_S", 0.0)
     processes._disk_due = 0.0
     processes._look_at_disk(listener)
-    assert [line.startswith("There is no room left on the disk of runs") for line in listener.said] == [True]
+    assert [line.startswith("No space is left on the disk of runs") for line in listener.said] == [True]
     processes._disk_due = 0.0
     monkeypatch.setattr(processes, "_logs", Path("gone"))
     processes._look_at_disk(listener)
-    assert "cannot be looked at" in listener.said[-1]
+    assert "cannot be checked" in listener.said[-1]
 
 
 def test_a_trainer_that_fails_at_its_end_is_no_success(processes: Processes) -> None:

@@ -275,8 +275,8 @@ def test_what_is_not_tls_is_closed_counted_and_said_once(
         (HEADER.pack(0xFFFF_FFFF, Kind.DATA, FIRST, 0, 0), "4294967295 bytes was announced"),
         (HEADER.pack(4, 77, 0, 0, 0) + b"what", "unknown kind of frame: 77"),
         (HEADER.pack(4, Kind.CONTROL, 0, 0, 0) + b"what", "could not be decoded"),
-        (HEADER.pack(1, Kind.DATA, FIRST | LAST, 0, 0) + b"x", "data before it said who it is"),
-        (HEADER.pack(1, Kind.WEIGHTS, FIRST | LAST, 0, 0) + b"x", "data before it said who it is"),
+        (HEADER.pack(1, Kind.DATA, FIRST | LAST, 0, 0) + b"x", "data before it identified itself"),
+        (HEADER.pack(1, Kind.WEIGHTS, FIRST | LAST, 0, 0) + b"x", "data before it identified itself"),
         (control_frame(Want(0, 0, 1)), "Want is not allowed in state 'greeting'"),
         (control_frame(Resume(1, 0)), "Resume is not allowed in state 'greeting'"),
         (control_frame(Hello((1,), "worker", "", "run", "", b"short")), "a peer's id has 16 bytes"),
@@ -461,13 +461,13 @@ def an_unreal_floor(wolf: Stranger, resume: Resume) -> None:
         (a_report, "Report is not allowed in state 'worker'"),
         (a_trainers_credit, "Credit is not allowed in state 'worker'"),
         (half_a_head, "too short for its head"),
-        (no_beginning, "went on that had not begun"),
+        (no_beginning, "was continued without a beginning"),
         (too_few_bytes, "different lengths"),
         (too_many_bytes, "different lengths"),
         (crumbs, "only a message's last frame is not full"),
-        (an_unreal_number, "no stream comes to"),
-        (an_unreal_position, "no stream comes to"),
-        (an_unreal_floor, "no stream comes to"),
+        (an_unreal_number, "out of range"),
+        (an_unreal_position, "out of range"),
+        (an_unreal_floor, "out of range"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -605,7 +605,7 @@ def test_a_worker_cannot_have_the_trainer_publish_again_and_again(place: Place, 
     before = place.relay.incarnation
     wolf = place.stranger(certified)
     wolf.greet(token="", incarnation=before + 1)
-    wolf.refused("misuse", "again and again")
+    wolf.refused("misuse", "repeatedly")
     assert place.relay.incarnation == before
     other = place.stranger()
     other.greet(peer=b"o" * 16, incarnation=before + 1)
@@ -622,7 +622,7 @@ def test_the_links_of_one_certificate_are_limited(
         wolf.greet(token="", peer=bytes([i]) * 16)
         assert isinstance(wolf.hear(Welcome), Welcome)
     wolves[2].greet(token="", peer=b"2" * 16)
-    wolves[2].refused("full", "2 workers with this certificate are here")
+    wolves[2].refused("full", "2 workers with this certificate are connected")
     with_token = place.stranger()
     with_token.greet(peer=b"3" * 16)
     assert isinstance(with_token.hear(Welcome), Welcome)
@@ -802,13 +802,13 @@ def a_confirmation(wolf: Stranger) -> None:
     [
         (data, "a trainer sends no frames of kind DATA"),
         (a_huge_policy, "a policy of 1099511627776 bytes; at most"),
-        (a_policy_of_the_last_version, "no run comes to that"),
+        (a_policy_of_the_last_version, "is out of range"),
         (half_a_policy_head, "too short for its head"),
-        (a_policy_without_a_beginning, "went on that had not begun"),
+        (a_policy_without_a_beginning, "was continued without a beginning"),
         (a_policy_that_lies, "different lengths"),
         (a_policy_in_crumbs, "only a policy's last frame is not full"),
-        (no_policy, "published as a policy update are none"),
-        (no_policy_in_many_frames, "published as a policy update are none"),
+        (no_policy, "published bytes are not a policy update"),
+        (no_policy_in_many_frames, "published bytes are not a policy update"),
         (a_stream, "OpenStream is not allowed in state 'trainer'"),
         (a_want, "Want is not allowed in state 'trainer'"),
         (a_confirmation, "Have is not allowed in state 'trainer'"),

@@ -94,7 +94,7 @@ def test_who_has_shaken_hands_must_say_who_it_is_by_the_same_deadline(
         assert ended(place.stranger(folder).sock)
         assert time.monotonic() - begun < 5.0
     until(lambda: place.server.refusals.count == 2)
-    assert any("it did not say who it is within 0.3 s" in line for line in caplog.messages)
+    assert any("it did not identify itself within 0.3 s" in line for line in caplog.messages)
     until(lambda: place.admission.waiting == 0)
 
 
@@ -235,7 +235,7 @@ def test_a_second_greeting_while_the_refusal_is_held_back_is_misuse(
     stranger = place.stranger()
     stranger.greet(token="guess")
     stranger.greet()  # the right one
-    stranger.refused("misuse", "has said who it is already")
+    stranger.refused("misuse", "has identified itself already")
     assert place.relay.workers == {}
 
 

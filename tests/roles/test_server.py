@@ -55,7 +55,7 @@ def test_a_port_in_use_is_raised_and_leaves_no_thread() -> None:
 
 def test_an_address_of_another_machine_is_refused_with_the_key_to_change() -> None:
     network = {"security": None, "allow_insecure_remote": True}
-    with pytest.raises(NetworkError, match=r"cannot listen on .* no address of this machine: set server\.bind"):
+    with pytest.raises(NetworkError, match=r"cannot listen on .* not an address of this machine: set server\.bind"):
         Server(config=config(server={"port": 0, "bind": "203.0.113.7"}, network=network))
 
 

@@ -305,7 +305,10 @@ def test_the_end_of_a_run_waits_for_room_on_a_full_disk(
     with caplog.at_level(logging.ERROR):
         trainer.run()
     assert len(failures) == 4
-    assert sum("Make room, or mend it: it is tried again" in message for message in caplog.messages) == 1
+    assert (
+        sum("Free disk space or fix the problem: the trainer tries again" in message for message in caplog.messages)
+        == 1
+    )
     monkeypatch.undo()
     assert (tmp_path / "tests" / "policy.tmod").exists()
     training, is_new = Trainer(server_port=server.port, config=config)._checkpoints.make_or_load()

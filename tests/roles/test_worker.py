@@ -374,7 +374,7 @@ def test_the_backend_chooses_between_the_twins(backend: str, actor: Any, kind: t
         ({"backend": "jax"}, "allowed: auto, numpy, torch"),
         ({"backend": "numpy", "actor_module_cls": functools.partial(policy, activation="ELU")}, "no NumPy twin"),
         ({"backend": "numpy", "device": "cuda"}, "numpy runs on the CPU"),
-        ({"actor_module_cls": "nowhere:Nothing"}, "no module 'nowhere'"),
+        ({"actor_module_cls": "nowhere:Nothing"}, "module 'nowhere' was not found"),
     ],
 )
 def test_an_impossible_backend_is_refused(kwargs: dict[str, Any], message: str, make: Any) -> None:

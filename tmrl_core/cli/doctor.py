@@ -73,9 +73,9 @@ def run_doctor(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps({"ok": not failed, "steps": msgspec.to_builtins(steps)}, indent=2))
     elif failed:
-        print(f"Not all right: {', '.join(failed)}.")
+        print(f"Failed: {', '.join(failed)}.")
     elif any(step.todo for step in steps):
         print("This machine can connect; see the lines that begin with ->.")
     else:
-        print("Everything is all right.")
+        print("All checks passed.")
     return 1 if failed else 0

@@ -43,7 +43,7 @@ def _checked(values: Any, source: str) -> Any:
             try:
                 value.encode()
             except UnicodeEncodeError as exc:
-                raise ConfigError(f"{source}: {value!r} is no text that can be stored: half a character") from exc
+                raise ConfigError(f"{source}: {value!r} is not valid text: it has a lone surrogate") from exc
         if left < 0 or len(waiting) > _MOST_VALUES:
             raise ConfigError(f"{source}: more than {_MOST_VALUES} values; a configuration has a few dozen")
     return values
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is not a text; put it in quotes", key_node.start_mark
+                    None, None, f"the key {key!r} is not text; put it in quotes", key_node.start_mark
                 )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -78,7 +78,7 @@ def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
 
 def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
     raise yaml.constructor.ConstructorError(
-        None, None, f"{node.tag.rsplit(':')[-1]} is no kind of value that a configuration has", node.start_mark
+        None, None, f"{node.tag.rsplit(':')[-1]} is not allowed as a value in a configuration", node.start_mark
     )
 
 
@@ -132,7 +132,7 @@ def parse_yaml(text: str, source: str) -> Any:
         source: what the text is called in error messages.
 
     Raises:
-        ConfigError: with line and column: broken YAML, a duplicate key, a tag that is no plain value.
+        ConfigError: with line and column: invalid YAML, a duplicate key, a tag that is no plain value.
     """
     loader = None
     try:
@@ -142,9 +142,9 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = exc.problem_mark or exc.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         context = f" ({exc.context})" if exc.context else ""
-        raise ConfigError(f"{source}: {where}broken YAML: {exc.problem}{context}") from exc
+        raise ConfigError(f"{source}: {where}invalid YAML: {exc.problem}{context}") from exc
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{source}: broken YAML: {exc}") from exc
+        raise ConfigError(f"{source}: invalid YAML: {exc}") from exc
     finally:
         if loader is not None:
             loader.dispose()
@@ -154,7 +154,7 @@ def parse_json(text: str, source: str) -> Any:
     """Plain values from JSON text.
 
     Raises:
-        ConfigError: with line and column: broken JSON; or a duplicate key.
+        ConfigError: with line and column: invalid JSON; or a duplicate key.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -171,9 +171,9 @@ def parse_json(text: str, source: str) -> Any:
     try:
         return _checked(json.loads(text, object_pairs_hook=unique, parse_constant=no_constant), source)
     except json.JSONDecodeError as exc:
-        raise ConfigError(f"{source}: line {exc.lineno}, column {exc.colno}: broken JSON: {exc.msg}") from exc
+        raise ConfigError(f"{source}: line {exc.lineno}, column {exc.colno}: invalid JSON: {exc.msg}") from exc
     except RecursionError as exc:
-        raise ConfigError(f"{source}: broken JSON: nested too deeply") from exc
+        raise ConfigError(f"{source}: invalid JSON: nested too deeply") from exc
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from tmrl_core.errors import ConfigError
 SECRET_WORDS = ("token", "password", "secret", "wandb_key", "api_key")
 
 SECRET_ADVICE = (
-    "secrets do not live in the configuration. Give the token in the environment (TMRL_CORE_TOKEN, or the name of a "
-    "file that holds it in TMRL_CORE_TOKEN_FILE), or leave it in the credentials folder, where "
+    "secrets are not allowed in the configuration. Set the token in the environment (TMRL_CORE_TOKEN, or the name of "
+    "a file that holds it in TMRL_CORE_TOKEN_FILE), or leave it in the credentials folder, where "
     "`python -m tmrl_core --credentials create` puts it; wandb reads WANDB_API_KEY."
 )
 

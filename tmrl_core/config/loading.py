@@ -119,9 +119,10 @@ def token_from_environment(environ: Mapping[str, str]) -> str | None:
 
 
 def _as_token(text: str, source: str) -> str:
-    # Bytes that are no text come out of the environment as halves of characters, which cannot be sent.
+    # Invalid bytes in the environment are decoded as lone surrogates, which cannot be sent.
     if len(text) > MAX_TOKEN_CHARACTERS or any("\ud800" <= one <= "\udfff" for one in text):
-        raise ConfigError(f"{source}: this is no token, which is one line of text of at most {MAX_TOKEN_CHARACTERS}")
+        most = MAX_TOKEN_CHARACTERS
+        raise ConfigError(f"{source}: this is not a token: a token is one line of text of at most {most} characters")
     return text
 
 
@@ -237,7 +238,7 @@ def merge_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Non
             continue
         if name not in ENVIRONMENT_KEYS:
             known = ", ".join(sorted([*ENVIRONMENT_KEYS, *OTHER_VARIABLES]))
-            logger.warning("The environment variable %s means nothing here and is ignored. Known: %s.", name, known)
+            logger.warning("The environment variable %s is unknown and is ignored. Known: %s.", name, known)
             continue
         if not environ[name]:
             continue
@@ -252,7 +253,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     """`section.key=value` as path and value; the value is YAML.
 
     Raises:
-        ConfigError: there is no `=`, an empty part, or broken YAML.
+        ConfigError: there is no `=`, an empty part, or invalid YAML.
     """
     path, equals, text = override.partition("=")
     path = path.strip()

@@ -49,7 +49,7 @@ def resolve(reference: str, key: str = "") -> Any:
             "here. Install it."
         ) from exc
     except SyntaxError as exc:
-        raise ConfigError(f"{label}: {exc.filename}, line {exc.lineno}, is no Python: {exc.msg}.") from exc
+        raise ConfigError(f"{label}: {exc.filename}, line {exc.lineno}, is not valid Python: {exc.msg}.") from exc
     found: Any = module
     for part in name.split("."):
         try:
@@ -62,7 +62,7 @@ def resolve(reference: str, key: str = "") -> Any:
 
 
 _NO_MODULE = (
-    "{label}: there is no module {name!r}. Install it, or run where Python finds it (the current folder and the "
+    "{label}: module {name!r} was not found. Install it, or run where Python finds it (the current folder and the "
     "configuration file's folder are searched)."
 )
 
@@ -73,7 +73,7 @@ def _parts(reference: str, key: str) -> tuple[str, str, str]:
     module_name, colon, name = reference.partition(":")
     if not colon or not all(module_name.split(".")) or not name:
         raise ConfigError(
-            f"{label} is no reference; write package.module:Name, for example tmrl_core.envs:GenericGymEnv"
+            f"{label} is not a reference; write package.module:Name, for example tmrl_core.envs:GenericGymEnv"
         )
     return label, module_name, name
 
@@ -206,8 +206,8 @@ def as_environment(made: Any, maker: str) -> Any:
     ]
     if lacking:
         raise ConfigError(
-            f"{maker} made a {type(made).__name__}, which is no environment: it lacks "
-            f"{', '.join(lacking)}. Allowed: what makes a gymnasium.Env, or has all of these as one has."
+            f"{maker} made a {type(made).__name__}, which is not an environment: it lacks "
+            f"{', '.join(lacking)}. Allowed: a callable that makes a gymnasium.Env, or an object with these attributes."
         )
     return made
 

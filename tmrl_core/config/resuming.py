@@ -19,14 +19,14 @@ COMPARED = ("run.seed", "environment", "actor", "worker.collection", "memory", "
 """Keys that are compared. Others concern this process only."""
 
 FIXED: dict[str, str] = {
-    r"memory\.(n_step|capacity)": "the stored transitions are of the earlier value",
+    r"memory\.(n_step|capacity)": "the stored transitions have the earlier value",
     r"(actor|agent)\.kwargs\.activation": "the networks were trained with the earlier one",
 }
 """Keys, as regular expressions, that may not change, and why."""
 
 FIRST: dict[str, str] = {
-    r"run\.seed": "random generators go on from the checkpoint",
-    r"(actor|agent)\.kwargs\.(alpha|log_std)": "only a new run begins with it",
+    r"run\.seed": "random generators continue from the checkpoint",
+    r"(actor|agent)\.kwargs\.(alpha|log_std)": "it applies to new runs only",
 }
 """Keys of which only the value that the run began with matters, and why."""
 

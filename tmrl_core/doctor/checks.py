@@ -110,7 +110,7 @@ def examine(
             proven = False
             yield Step("credentials", "failed", exc.found, exc.todo)
     elif security is None:
-        yield Step("credentials", "skipped", "network.security is null: nobody proves who he is")
+        yield Step("credentials", "skipped", "network.security is null: no side proves its identity")
     else:
         try:
             yield Step("credentials", "ok", machine.proof(folder, role, token).words)
@@ -205,7 +205,7 @@ class _Examiner:
             return
         except FailedStepError as exc:
             if name == "accepted" and exc.found.startswith("refused (protocol)"):
-                self.why_not = "no version of the protocol is spoken on both sides"
+                self.why_not = "the two sides have no protocol version in common"
                 name = "protocol version"
             yield Step(name, "failed", exc.found, exc.todo)
 
@@ -299,7 +299,7 @@ class _Examiner:
         return diagnosis
 
     def _accepted(self, diagnosis: Diagnosis) -> str:
-        words = f"the Server lets this {self.role} in"
+        words = f"the Server accepts this {self.role}"
         if diagnosis.no_place:
             words += f"; but not now: {plain(diagnosis.no_place)}"
         elif self.role == "worker" and not diagnosis.trainer:
@@ -362,14 +362,14 @@ class _Examiner:
                 name,
                 "failed",
                 words,
-                "Something on the way is overloaded: see who else uses this link. Acknowledgements and weights come as "
-                f"late, and after {self.config.network.silent_s:g} s of silence a link counts as dead.",
+                "A part of the network path is overloaded: check for other traffic on this link. Acknowledgements and "
+                f"weights are delayed too. After {self.config.network.silent_s:g} s of silence a link counts as dead.",
                 figures=figures,
             )
         # One direction takes half at most, so that the small messages the other way are paid for too.
         most = allowance // 2
         if most < 1 << 16:
-            return Step(name, "skipped", "others have measured a moment ago; the Server allows no more for now")
+            return Step(name, "skipped", "the Server allows no measurement now, because others have just measured")
         rate, spent = way.rate(
             self._conversation, up=name == "upload", most_bytes=min(most, 1 << 21), most_s=self.measure_s
         )

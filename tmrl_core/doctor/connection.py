@@ -128,7 +128,7 @@ def secure(sock: socket.socket, context: ssl.SSLContext, hostname: str, host: st
     except TimeoutError as exc:
         raise FailedStepError(
             f"{host} took the connection and did not answer the TLS handshake within {timeout_s:g} s",
-            "Another program listens there, the Server hangs, or something on the way swallows packets (MTU?).",
+            "Another program listens there, the Server hangs, or a device on the network path drops packets (MTU?).",
         ) from exc
     except OSError as exc:
         text = explain(exc, host=host, hostname=hostname)
@@ -259,7 +259,7 @@ class SocketConversation(Conversation):
                 n = self._sock.recv_into(self._reader.get_buffer())
                 if n == 0:
                     raise FailedStepError(
-                        f"{self._host} closed the connection without a word",
+                        f"{self._host} closed the connection without a message",
                         "Look at the Server's log; with network.security null here, the Server may expect TLS.",
                     )
                 self._reader.received(n)

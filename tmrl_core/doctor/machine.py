@@ -67,7 +67,7 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
     except TmrlError as exc:
         raise from_text(str(exc), "Correct that key of the configuration.") from exc
     found = ", ".join(reference for reference, _, _ in named)
-    return f"{found}{f', {actor.cls}' if own_policy else ''} are there; none but tmrl_core's own was imported"
+    return f"{found}{f', {actor.cls}' if own_policy else ''} exist; only tmrl_core's own was imported"
 
 
 class Proof(NamedTuple):

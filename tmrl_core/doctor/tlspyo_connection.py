@@ -73,7 +73,7 @@ class LinkConversation(Conversation):
             changed.clear()
 
     def _broken(self) -> FailedStepError:
-        reason = self._connection.reason or NetworkError(f"{self._host} closed the connection without a word")
+        reason = self._connection.reason or NetworkError(f"{self._host} closed the connection without a message")
         return from_text(str(reason), "Look at the Server's log: it says why.")
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ from tmrl_core.metrics.text import return_text
 from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS
 
 FINISHED_BEFORE = (
-    "Nothing was trained: this run was finished before. To train on, raise trainer.epochs; to begin anew, choose "
+    "Nothing was trained: this run was finished before. To continue, raise trainer.epochs; to start again, choose "
     "another run.name."
 )
 NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates is 0)"
@@ -117,10 +117,10 @@ FILES = (
     ("learning_curve.png", "the learning curve"),
     ("policy.tmod", "the final weights"),
     ("checkpoint", "to go on from"),
-    ("metrics.jsonl", "every number that was measured"),
+    ("metrics.jsonl", "all metrics"),
     ("tensorboard", "the same for TensorBoard: tensorboard --logdir"),
     ("config.yaml", "the configuration in force, every key"),
-    ("logs", "what each role said"),
+    ("logs", "log of each role"),
 )
 
 

@@ -122,8 +122,8 @@ def tell(config: Config, view: View, ending: Ending, *, quickstart: bool) -> int
 def ended(config: Config) -> str:
     """Return what the same command does after a run that was asked to end."""
     if has_checkpoint(config.checkpoint_path):
-        return "Ended because it was asked to; the same command goes on from the checkpoint."
-    return "Ended because it was asked to; there is no checkpoint, so the same command begins anew."
+        return "Ended on request; the same command resumes from the checkpoint."
+    return "Ended on request; there is no checkpoint, so the same command starts again."
 
 
 # --- the configuration of one machine ---------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ class Child:
 
     def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
         """Return the last lines of its log as a `kind` of error, or as a ConfigError if its exit status says so."""
-        said = "\n".join(f"    {line}" for line in self.last_lines(LAST_LINES)) or "    (it said nothing)"
+        said = "\n".join(f"    {line}" for line in self.last_lines(LAST_LINES)) or "    (no output)"
         text = f"{self.title} ended with exit status {self.status}; the last lines of {self.log}:\n{said}"
         return ConfigError(text) if self.status == WRONG_CONFIGURATION else kind(text)
 
@@ -237,7 +237,7 @@ class Processes(Group):
             except queue.Empty:
                 view.refresh()
                 if time.monotonic() > deadline:
-                    raise NetworkError(f"the server said nothing for {SERVER_START_S:g} s") from None
+                    raise NetworkError(f"the server printed nothing for {SERVER_START_S:g} s") from None
                 continue
             if not line:
                 process.wait()
@@ -267,12 +267,12 @@ class Processes(Group):
         try:
             free = shutil.disk_usage(self._logs).free
         except OSError as exc:
-            view.say(f"The disk of {self._config.run_folder} cannot be looked at: {exc}")
+            view.say(f"The disk of {self._config.run_folder} cannot be checked: {exc}")
             return
         if free < MIN_FREE_BYTES:
             view.say(
-                f"There is no room left on the disk of {self._config.run_folder}: make some, or what is learned from "
-                "here on cannot be kept"
+                f"No space is left on the disk of {self._config.run_folder}: free some, or results from here on "
+                "cannot be saved"
             )
 
     def _care(self, child: Child, view: Watcher) -> None:
@@ -285,7 +285,7 @@ class Processes(Group):
                 raise child.failure()
             child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
             cause = "".join(child.last_lines(1))[:CAUSE_LENGTH] or "it said nothing"
-            view.say(f"{child.title} ended with exit status {status} and is started again: {cause} (see {child.log})")
+            view.say(f"{child.title} ended with exit status {status} and is restarted: {cause} (see {child.log})")
         elif time.monotonic() >= child.resting_until:
             child.release()
             child.restarts += 1

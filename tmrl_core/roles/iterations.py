@@ -56,7 +56,7 @@ class Iterations:
         with interface.whole_round():  # whoever calls this says when it is enough
             row = training.run_iteration(interface)
         if row is None:
-            raise LinkClosedError("the trainer was stopped within the iteration; its samples are not trained on")
+            raise LinkClosedError("the trainer was stopped within the round; the round's samples are not trained on")
         return {**_episode_statistics(self._episodes), **row, "iteration": training.iterations}
 
     def _note(self, record: EpisodeRecord) -> None:

@@ -83,9 +83,9 @@ class Ending:
     def ask_for_checkpoint(self, why: str) -> None:
         """Call what writes a checkpoint; the role continues."""
         if not self._checkpoint_calls:
-            logger.info("%s is ignored: it asks for a checkpoint, and this process writes none", why)
+            logger.info("%s is ignored: it requests a checkpoint, and this process writes none", why)
         for write in list(self._checkpoint_calls):
-            logger.info("%s: a checkpoint is asked for", why)
+            logger.info("%s: a checkpoint is requested", why)
             write()
 
     def ask(self, why: str) -> None:
@@ -101,7 +101,7 @@ class Ending:
         # Before anybody hears of it: who waits for it may be gone before the next line.
         # Through sys.stderr, which a panel on the terminal takes the place of.
         with contextlib.suppress(OSError, ValueError):
-            print(f"{why}: ending in order; once more ends at once", file=sys.stderr, flush=True)
+            print(f"{why}: ending in order; a second signal ends immediately", file=sys.stderr, flush=True)
         self._asked.set()
         for stop in list(self._calls):
             stop()

@@ -259,7 +259,7 @@ class Trainer:
         """
         actor = actor_of(self._iterations.training)
         if actor is None:
-            raise ConfigError("this training object has no agent that could act")
+            raise ConfigError("this training object has no agent that can act")
         return actor.act_(obs, test=test)
 
     def finish(self) -> None:
@@ -378,8 +378,8 @@ class Trainer:
         training = as_loop(self.training)
         if training.epoch >= training.epochs:
             logger.info(
-                "the checkpoint is of a finished run: %d of %d epochs. To train on, raise trainer.epochs; to begin "
-                "anew, choose another run.name",
+                "the checkpoint is of a finished run: %d of %d epochs. To continue, raise trainer.epochs; to start "
+                "again, choose another run.name",
                 training.epoch,
                 training.epochs,
             )
@@ -389,7 +389,7 @@ class Trainer:
         if problem:
             raise StorageError(
                 f"the current weights cannot be written to {self._model.path} (trainer.model_path): {problem}. Name a "
-                "file in a folder that can be written to, with room on its disk."
+                "file in a folder that can be written to, with free space on its disk."
             )
         with contextlib.ExitStack() as closing:
             recorder = self.open_recorder(training, closing, wandb)
@@ -449,14 +449,14 @@ class Trainer:
             if interface.asked_to_stop or time.monotonic() >= deadline:
                 raise StorageError(
                     f"the end of this run cannot be written to {self._config.run_folder}: {problem}. What was written "
-                    "before is as it was; mend that (make room) and start the trainer again, which goes on from its "
-                    "latest checkpoint."
+                    "before is unchanged. Free disk space or fix the problem, and start the trainer again: it resumes "
+                    "from its latest checkpoint."
                 )
             if not told:
                 told = True
                 logger.error(
-                    "the end of this run cannot be written to %s: %s. Make room, or mend it: it is tried again for "
-                    "%g s, or until this trainer is stopped.",
+                    "the end of this run cannot be written to %s: %s. Free disk space or fix the problem: the trainer "
+                    "tries again for %g s, or until it is stopped.",
                     self._config.run_folder,
                     problem,
                     ROOM_S,
@@ -486,13 +486,13 @@ class Trainer:
             try:
                 while not interface.asked_to_stop and time.monotonic() < deadline:
                     if interface.link.wait_connected(0.1):
-                        logger.info("workers that wait for this run are told that it is over")
+                        logger.info("workers that wait for this run are notified of its end")
                         Farewell(training, interface).send_home(just_come=True)
                         break
                 else:
-                    logger.info("no Server was told: none let this trainer in within %g s", FINISHED_S)
+                    logger.info("no Server was notified: none accepted this trainer within %g s", FINISHED_S)
             except NetworkError as exc:
-                logger.warning("workers that wait for this trainer are not told that the run is over: %s", exc)
+                logger.warning("workers that wait for this trainer are not notified of the run's end: %s", exc)
             if training.total_samples != samples:
                 self._checkpoint(training, recorder, wait=True)
 

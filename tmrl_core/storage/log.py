@@ -130,7 +130,7 @@ class RecordLog:
             self.torn_bytes += self._file.torn_bytes
             if self._file.torn_bytes:
                 logger.warning(
-                    "%s: the last %d bytes, after byte %d, are no whole record (a process or machine died while "
+                    "%s: the last %d bytes, after byte %d, are not a complete record (a process or machine died while "
                     "writing) and were cut off",
                     path,
                     self._file.torn_bytes,

@@ -70,7 +70,7 @@ def test_it_is_made_again_after_a_failed_reset_only(counting_env: Any) -> None:
 def test_what_makes_no_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="env_cls: found 3 of type int; wanted: what makes one"):
         CheckedEnvironment(3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="made a dict, which is no environment"):
+    with pytest.raises(ConfigError, match="made a dict, which is not an environment"):
         CheckedEnvironment(dict)
 
 

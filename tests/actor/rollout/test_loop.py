@@ -405,8 +405,8 @@ class NoActor:
     [
         (Duck(), None, r"env_cls: found <.*Duck object .* of type Duck; wanted: what makes one when it is called"),
         ("Pendulum-v1", None, "env_cls: found 'Pendulum-v1' of type str"),
-        (lambda: None, None, "made a NoneType, which is no environment: it lacks action_space, close"),
-        (gymnasium.Env, None, "made a Env, which is no environment: it lacks action_space, observation_space"),
+        (lambda: None, None, "made a NoneType, which is not an environment: it lacks action_space, close"),
+        (gymnasium.Env, None, "made a Env, which is not an environment: it lacks action_space, observation_space"),
         (Duck, "policy", "actor_module_cls: found 'policy' of type str"),
         (Duck, NoActor, r"actor_module_cls made a NoActor; wanted: .*tmrl_core\.actor\.ActorModule"),
     ],

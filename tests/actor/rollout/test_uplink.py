@@ -239,7 +239,7 @@ def test_without_room_it_tries_again_until_there_is_some(make: Any, link: Any) -
     def full_at_first(chunks: Any, records: Any, timeout_s: Any) -> None:
         tries.append(timeout_s)
         if len(tries) < 3:
-            raise LinkClosedError("no room came in time")
+            raise LinkClosedError("no space became free in time")
         type(link).send(link, chunks, records, timeout_s)
 
     link.send = full_at_first
@@ -254,7 +254,7 @@ def test_stopped_without_room_samples_go_back_and_are_sent_at_the_end(make: Any,
 
     def full(chunks: Any, records: Any, timeout_s: Any) -> None:
         worker.stop()
-        raise LinkClosedError("no room came in time")
+        raise LinkClosedError("no space became free in time")
 
     link.send = full
     worker.send_and_clear_buffer()
@@ -285,7 +285,7 @@ def test_what_found_no_room_at_the_end_is_counted_as_lost(make: Any, link: Any) 
     worker.collect_train_episode()
 
     def full(chunks: Any, records: Any, timeout_s: Any) -> None:
-        raise LinkClosedError("no room came in time")
+        raise LinkClosedError("no space became free in time")
 
     link.send = full
     assert worker.close() == CloseReport(0, 0, 4)

@@ -186,7 +186,7 @@ def test_without_a_server_nobody_lacks_anything(place: Place) -> None:
 def test_what_no_worker_could_read_is_not_published(policies: Any) -> None:
     state = TrainerState(run="run", name="hpc", peer=b"t" * 16, inbox_bytes=1 << 20)
     state.publish(PolicyUpdate((0, 0), {"policy": Blob("x", b"good")}))
-    with pytest.raises(LocalProtocolError, match="no worker could read it"):
+    with pytest.raises(LocalProtocolError, match="workers could not decode it"):
         state.publish(PolicyUpdate((0, 0), policies))
     assert state.counter == state.published == 1
     assert state.policy is not None

@@ -195,7 +195,7 @@ def test_who_says_nothing_within_the_greeting_time_is_cut_off(talker: Talker) ->
     assert not is_closing(talker)
     talker.tick(7.0)
     assert is_closing(talker)
-    assert "did not say who it is within 7 s" in str(talker.reason)
+    assert "did not identify itself within 7 s" in str(talker.reason)
 
 
 def test_bytes_that_greet_nobody_do_not_move_the_greeting_deadline(talker: Talker) -> None:
@@ -213,7 +213,7 @@ def test_silence_is_noticed_on_time_and_a_single_byte_is_a_sign_of_life(opened: 
     assert not is_closing(opened)
     opened.tick(19.5)
     assert is_closing(opened)
-    assert "nothing was heard from the other side for 10 s" in str(opened.reason)
+    assert "no data came from the other side for 10 s" in str(opened.reason)
 
 
 def test_heartbeats_are_sent_when_nothing_else_was(opened: Talker) -> None:
@@ -374,7 +374,7 @@ def test_losing_an_open_transport_keeps_its_reason(opened: Talker) -> None:
 @pytest.mark.parametrize("kind", [Kind.DATA, Kind.WEIGHTS])
 def test_data_before_the_greeting_is_misuse(talker: Talker, kind: Kind) -> None:
     say(talker, HEADER.pack(1, kind, FIRST | LAST, 0, 0) + b"x")
-    assert said(talker) == [Refused("misuse", "it sent data before it said who it is")]
+    assert said(talker) == [Refused("misuse", "it sent data before it identified itself")]
 
 
 @given(st.lists(st.binary(max_size=60), max_size=5))
@@ -759,6 +759,6 @@ def test_streams_opened_faster_than_anybody_reads_of_them_end_that_workers_link(
     (refused,) = said(wolf)
     assert isinstance(refused, Refused)
     assert refused.code == "misuse"
-    assert "faster than they are read of" in refused.reason
+    assert "faster than their announcements are read" in refused.reason
     assert not is_closing(ends.workers[0])
     assert not is_closing(ends.trainer)

@@ -179,7 +179,7 @@ def test_standing_credit_is_kept() -> None:
     sender = sender_of(40)
     sender.resume(channel=0, epoch=1, next_number=0, credit=5_000)
     assert numbers_sent(sender) == [0]
-    assert sender.unused() is None, "it was not asked for"
+    assert sender.unused() is None, "it was not requested"
 
 
 def test_what_finds_no_room_beside_the_message_on_its_way_is_dropped_itself_and_counted() -> None:
@@ -346,7 +346,7 @@ def test_a_message_half_received_is_void_when_the_stream_comes_back() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0, bytes(100_000))[:1])
     assert receiver.attach() == 0
-    with pytest.raises(RemoteProtocolError, match="went on that had not begun"):
+    with pytest.raises(RemoteProtocolError, match="was continued without a beginning"):
         give(receiver, frames_of(0, bytes(100_000))[1:])
     received, _ = give(receiver, frames_of(0, b"whole"))
     assert received is not None
@@ -361,13 +361,13 @@ def data_frame(flags: int, payload: bytes) -> Frame:
     ("frames", "words"),
     [
         ([data_frame(FIRST | LAST, b"short")], "too short for its head"),
-        ([data_frame(LAST, b"x")], "went on that had not begun"),
+        ([data_frame(LAST, b"x")], "was continued without a beginning"),
         ([data_frame(FIRST, SAMPLES_HEAD.pack(0, 0, 0, 1, LIMIT + 1))], "at most 1048576 are allowed"),
-        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack((1 << 64) - 1, 0, 0, 1, 1) + b"x")], "no stream comes to that"),
-        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack(0, 0, 1 << 63, 1, 1) + b"x")], "no stream comes to that"),
-        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack(1, 1 << 62, 0, 1, 1) + b"x")], "no stream comes to that"),
-        ([data_frame(FIRST, SAMPLES_HEAD.pack(0, 0, 0, 1, 3) + b"four")], "said that it had 3 bytes and has more"),
-        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack(0, 0, 0, 1, 3) + b"2.")], "said that it had 3 bytes and has 2"),
+        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack((1 << 64) - 1, 0, 0, 1, 1) + b"x")], "is out of range"),
+        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack(0, 0, 1 << 63, 1, 1) + b"x")], "is out of range"),
+        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack(1, 1 << 62, 0, 1, 1) + b"x")], "is out of range"),
+        ([data_frame(FIRST, SAMPLES_HEAD.pack(0, 0, 0, 1, 3) + b"four")], "announced 3 bytes and has more"),
+        ([data_frame(FIRST | LAST, SAMPLES_HEAD.pack(0, 0, 0, 1, 3) + b"2.")], "announced 3 bytes and has 2"),
     ],
     ids=["head", "beginning", "limit", "number", "position", "floor", "more", "fewer"],
 )

@@ -47,9 +47,7 @@ def test_why_a_link_was_lost_is_said() -> None:
     house = House()
     trainer = house.let_in("hpc", "trainer", certificate=None)
     trainer.tick(NOW + 11)
-    assert house.said[-1] == (
-        "trainer hpc (192.0.2.7:1234) left after 11 s: nothing was heard from the other side for 10 s"
-    )
+    assert house.said[-1] == ("trainer hpc (192.0.2.7:1234) left after 11 s: no data came from the other side for 10 s")
     house.let_in(peer=b"q" * 16).lost(NetworkError("the cable broke."), NOW)
     assert house.said[-1].endswith("left after 0 s: the cable broke")
     older = house.let_in(peer=b"r" * 16)
@@ -94,7 +92,7 @@ def test_who_comes_and_goes_without_end_fills_no_log() -> None:
     connection.connected(Identity("192.0.2.8:1"), NOW + 5)
     hear(connection, Hello((1,), "worker", "", "pendulum", "late", b"r" * 16), NOW + 5)
     assert len(house.said) == LINES_AT_ONCE + 1
-    assert f"{19 * LINES_AT_ONCE} that came or left and were not said" in house.said[-1]
+    assert f"{19 * LINES_AT_ONCE} that joined or left and were not logged" in house.said[-1]
 
 
 def test_who_hands_over_without_end_fills_no_log_either() -> None:

@@ -210,7 +210,7 @@ def test_no_more_is_measured_with_than_allowed(up: bool) -> None:
     feed(connection, control_frame(echo))
     said = heard(connection)[-1]
     assert isinstance(said, Refused)
-    assert said.reason == "more was measured with than was allowed"
+    assert said.reason == "the probe exceeded its allowance"
 
 
 def test_who_does_not_read_the_answers_cannot_pile_them_up() -> None:

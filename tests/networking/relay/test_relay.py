@@ -744,7 +744,7 @@ def test_a_peer_that_never_says_who_it_is_is_cut_off(network: Network) -> None:
             connection.received(1, float(now))
         connection.tick(float(now))
     assert connection.closing
-    assert "did not say who it is" in str(connection.reason)
+    assert "did not identify itself" in str(connection.reason)
 
 
 @pytest.mark.parametrize(

@@ -257,17 +257,17 @@ def test_a_run_that_begins_leaves_nothing_of_another() -> None:
 @pytest.mark.parametrize(
     ("frames", "complaint"),
     [
-        ([frame(b"x")], "had not begun"),
+        ([frame(b"x")], "without a beginning"),
         ([frame(b"x", FIRST)], "too short for its head"),
         ([frame(POLICY_HEAD.pack(1, 1, 1 << 30), FIRST)], "a policy of 1073741824 bytes; at most 1048576 are relayed"),
-        ([frame(POLICY_HEAD.pack(1, 1 << 62, 1), FIRST)], "no run comes to that"),
+        ([frame(POLICY_HEAD.pack(1, 1 << 62, 1), FIRST)], "is out of range"),
         ([frame(POLICY_HEAD.pack(1, 1, 9), FIRST | LAST)], "different lengths"),
         ([frame(POLICY_HEAD.pack(1, 1, 1) + b"xx", FIRST | LAST)], "different lengths"),
         ([frame(POLICY_HEAD.pack(1, 1, 1) + b"x", FIRST)], "different lengths"),
         ([frame(POLICY_HEAD.pack(1, 1, 9) + b"x", FIRST)], "only a policy's last frame is not full"),
         ([begin((1, 1), 2), frame(FULL)], "different lengths"),
-        ([begin((1, 1), 2), frame(FULL, LAST), frame(FULL)], "had not begun"),
-        ([begin((1, 1)), begin((1, 1 << 62))], "no run comes to that"),
+        ([begin((1, 1), 2), frame(FULL, LAST), frame(FULL)], "without a beginning"),
+        ([begin((1, 1)), begin((1, 1 << 62))], "is out of range"),
     ],
 )
 def test_frames_that_contradict_their_head_are_refused(frames: list[Frame], complaint: str) -> None:

@@ -560,12 +560,12 @@ OPEN = OpenStream(0, b"s" * 16, "w")
 WRONG: list[tuple[str, list[Control | bytes], str]] = [
     ("a channel that is not open", [HandOver(3)], "channel 3 is not open"),
     ("more than its credit", [HandOver(0), message(0, 100_000)], "more were sent than credit"),
-    ("a number again", [HandOver(0), message(4, 10), message(4, 10)], "where message 5 was asked for"),
-    ("an older number", [HandOver(0), message(4, 10), message(2, 10)], "where message 5 was asked for"),
-    ("a message held back", [HandOver(0), message(0, 10), message(5, 10, floor=4)], "where message 1 was asked for"),
+    ("a number again", [HandOver(0), message(4, 10), message(4, 10)], "instead of message 5"),
+    ("an older number", [HandOver(0), message(4, 10), message(2, 10)], "instead of message 5"),
+    ("a message held back", [HandOver(0), message(0, 10), message(5, 10, floor=4)], "instead of message 1"),
     ("a closed channel", [HandOver(0), CloseStream(0), HandOver(0)], "channel 0 is not open"),
     ("a closed channel's samples", [HandOver(0), CloseStream(0), message(0, 10)], "channel 0 is not open"),
-    ("a number out of the world", [HandOver(0), message(1 << 62, 10)], "no stream comes to that"),
+    ("a number out of the world", [HandOver(0), message(1 << 62, 10)], "is out of range"),
 ]
 
 

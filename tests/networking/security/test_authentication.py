@@ -299,7 +299,7 @@ def test_a_damaged_list_keeps_the_last_good_one_and_a_server_does_not_start_with
     caplog.clear()
     for damage in ("half", "gone"):
         file.write_text(text[: len(text) // 2]) if damage == "half" else file.unlink()
-        until(lambda: any("the list of revoked certificates as it was" in line for line in caplog.messages))
+        until(lambda: any("the previous list of revoked certificates" in line for line in caplog.messages))
         caplog.clear()
         stolen = place.stranger(bundle)
         stolen.greet(token="", peer=b"7" * 16)
@@ -376,7 +376,7 @@ def test_a_token_that_was_rotated_ends_the_links_that_it_opened(place: Place) ->
     certified = place.stranger(machine(place.keys, "worker", "robot8"))
     enter(certified, peer=b"8" * 16)
     renewal.rotate_token(place.keys, "worker")
-    stranger.refused("token", "counts no more")
+    stranger.refused("token", "is no longer valid")
     again = place.stranger()
     again.tokens["worker"] = stranger.tokens["worker"]
     again.greet()
@@ -406,7 +406,7 @@ def test_a_renewed_server_certificate_is_shown_to_those_who_come(place: Place) -
 
 def test_a_certificate_without_its_key_keeps_the_old_one(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     (place.keys / "server.key").write_bytes((place.keys / "ca.key").read_bytes())
-    until(lambda: any("as they were before go on to count" in line for line in caplog.messages))
+    until(lambda: any("the previous certificate and tokens stay in use" in line for line in caplog.messages))
     assert isinstance(place.stranger().sock.version(), str)
     renewal.renew(place.keys)
     place.goes_on()

@@ -21,7 +21,7 @@ def test_a_host_s_reason_is_said_at_once_and_then_once_a_minute(caplog: pytest.L
     ]
     now_s = 61.0
     refusals("10.0.0.1:5", "no token")
-    assert caplog.messages[-1].endswith("10.0.0.1:5: no token (and 299 more from there since this was last said)")
+    assert caplog.messages[-1].endswith("10.0.0.1:5: no token (and 299 more from there since the last message)")
     assert refusals.count == 303
 
 
@@ -68,7 +68,7 @@ def test_many_hosts_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> Non
     assert len(caplog.records) == LINES_AT_ONCE
     now_s[0] = 10.0
     refusals("192.0.2.1:1", "no token")
-    assert caplog.messages[-1].endswith(f"(and {10_000 - LINES_AT_ONCE} of other hosts that were not said)")
+    assert caplog.messages[-1].endswith(f"(and {10_000 - LINES_AT_ONCE} of other hosts that were not logged)")
     assert refusals.count == 10_001
 
 

@@ -243,9 +243,9 @@ def test_which_hosts_are_this_machine(host: str, own: bool) -> None:
 
 @pytest.mark.parametrize("name", ["robot..lab", "a" * 64 + ".lab", ".lab"])
 def test_a_name_that_is_none_is_named_with_its_key(keys: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"server\.host: .* is no host name"):
+    with pytest.raises(ConfigError, match=r"server\.host: .* is not a host name"):
         client_transport(LinkSettings(host=name, credentials_dir=str(keys)), "worker")
-    with pytest.raises(ConfigError, match=r"network\.hostname: .* is no host name"):
+    with pytest.raises(ConfigError, match=r"network\.hostname: .* is not a host name"):
         client_transport(LinkSettings(hostname=name, credentials_dir=str(keys)), "worker")
 
 

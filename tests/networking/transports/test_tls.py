@@ -254,7 +254,7 @@ def test_plaintext_towards_a_port_that_hangs_up_names_the_setting_and_tries_agai
     until(lambda: door.calls >= 3)
     link.close(drain=False)
     (said,) = warnings(caplog)
-    assert "closed the connection without a word. network.security is null here" in said
+    assert "closed the connection without a message. network.security is null here" in said
 
 
 # -- what may pass: tried again, said once -----------------------------------------------------------------------------

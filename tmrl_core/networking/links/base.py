@@ -188,7 +188,7 @@ class Link:
             self._connection.wake()
 
     def _make_connection(self) -> Connection:
-        raise TypeError("a subclass says which connection")
+        raise TypeError("a subclass implements this")
 
     def _run(self, transport: Transport, started: threading.Event) -> None:
         loop = new_event_loop()

@@ -165,7 +165,7 @@ class WorkerLink(Link):
                 or self._has_room(size)
                 or self._wait(partial(self._has_room, max(size, self._queue_bytes // 8)), timeout_s)
             ):
-                raise LinkClosedError("the link was closed, or no room came in time, while samples waited for it")
+                raise LinkClosedError("samples were not queued: the link was closed, or no space became free in time")
             with self._changed:
                 self._handed.append(item)
                 self._handed_bytes += size
@@ -292,7 +292,7 @@ class WorkerLink(Link):
                 self._halts_said.add(worker.halt_reason)
             self._taken = False
         elif worker.halted and self._taken is not False and not worker.ending:
-            logger.info("there is no trainer of run %r: samples wait here until there is one", worker.run)
+            logger.info("no trainer of run %r is connected: samples wait here until one connects", worker.run)
             self._taken = False
 
     def take_policy(self) -> PolicyUpdate | None:
@@ -391,7 +391,7 @@ class WorkerLink(Link):
         report = DrainReport(counts.samples_acked, stored, left)
         if left and self._worker.hand_over_refusal:
             logger.warning("%d samples were not handed over: %s", left, self._worker.hand_over_refusal)
-        logger.debug("samples acknowledged: %d, handed over: %d, neither: %d", *report)
+        logger.debug("samples acknowledged: %d, handed over: %d, lost: %d", *report)
         return report
 
     def _drained(self) -> bool:

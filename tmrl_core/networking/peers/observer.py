@@ -78,7 +78,7 @@ class ObserverConnection(Connection):
 
     def _seen(self, message: Seen) -> None:
         if not self._asking or message.page != len(self._pages) or message.page >= message.pages:
-            raise RemoteProtocolError(f"page {message.page} of {message.pages} was not asked for")
+            raise RemoteProtocolError(f"page {message.page} of {message.pages} was not requested")
         self._size += len(message.body)
         if self._size > MAX_STATUS_BYTES:
             raise RemoteProtocolError(f"a status of more than {MAX_STATUS_BYTES} bytes")

@@ -32,7 +32,7 @@ class ProbeConnection(Connection):
         self.on_change()
 
     def _on_frame(self, frame: Frame) -> None:
-        raise RemoteProtocolError("who only asks takes neither samples nor policies")
+        raise RemoteProtocolError("a probe takes neither samples nor policies")
 
     def _on_closed(self) -> None:
         self.on_change()

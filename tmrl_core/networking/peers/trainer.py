@@ -138,7 +138,9 @@ class TrainerState(ClientState):
         try:
             decode_body(body, PolicyUpdate)
         except RemoteProtocolError as exc:
-            raise LocalProtocolError(f"this is not published, since no worker could read it: {exc}") from exc
+            raise LocalProtocolError(
+                f"the policy update was not published: workers could not decode it: {exc}"
+            ) from exc
         self.counter += 1
         self.published += 1
         self.policy = (self.counter, body)  # in one step: a link's thread may be looking

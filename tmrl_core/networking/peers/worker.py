@@ -59,10 +59,10 @@ class PolicyReceiver:
         payload = frame.payload
         if frame.flags & FIRST:
             if len(payload) < POLICY_HEAD.size:
-                raise RemoteProtocolError("a policy update began with a frame too short for its head")
+                raise RemoteProtocolError("the first frame of a policy update is too short for its header")
             incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
             if max(incarnation, counter) >= MAX_NUMBER:
-                raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy: no run comes to that")
+                raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy is out of range")
             if length > self.max_bytes:
                 raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are allowed")
             self._version = (incarnation, counter)
@@ -70,10 +70,10 @@ class PolicyReceiver:
             self._filled = 0
             payload = payload[POLICY_HEAD.size :]
         if self._body is None:
-            raise RemoteProtocolError("a policy update went on that had not begun")
+            raise RemoteProtocolError("a policy update was continued without a beginning")
         end = self._filled + len(payload)
         if end > len(self._body) or (frame.flags & LAST and end != len(self._body)):
-            raise RemoteProtocolError(f"a policy update said that it had {len(self._body)} bytes and has others")
+            raise RemoteProtocolError(f"a policy update announced {len(self._body)} bytes and has others")
         self._body[self._filled : end] = payload
         self._filled = end
         if not frame.flags & LAST:

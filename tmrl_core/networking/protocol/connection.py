@@ -112,7 +112,7 @@ class Connection:
                     self._control_frame(frame)
                 elif frame.kind != Kind.PING:
                     if self.state == "greeting":
-                        raise RemoteProtocolError("it sent data before it said who it is")
+                        raise RemoteProtocolError("it sent data before it identified itself")
                     self._on_frame(frame)
                 if self._closing_now():
                     return
@@ -162,9 +162,9 @@ class Connection:
         if self.closing or not self.started:
             return
         if self.state == "greeting" and now - self._connected_at >= self.greeting_s:
-            self._fail(NetworkError(f"the other side did not say who it is within {self.greeting_s:g} s"))
+            self._fail(NetworkError(f"the other side did not identify itself within {self.greeting_s:g} s"))
         elif now - self._last_in >= self.silent_s:
-            self._fail(NetworkError(f"nothing was heard from the other side for {self.silent_s:g} s"))
+            self._fail(NetworkError(f"no data came from the other side for {self.silent_s:g} s"))
         elif now - self._last_out >= self.heartbeat_s and self.state != "greeting":
             # Said now, even if the transport takes nothing: it would be due again at once, and gather without end.
             self._last_out = now

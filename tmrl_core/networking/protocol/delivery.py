@@ -477,11 +477,11 @@ class StreamReceiver:
             self._size = 0
             payload = payload[SAMPLES_HEAD.size :]
         elif not self._in_message:
-            raise RemoteProtocolError("a message went on that had not begun")
+            raise RemoteProtocolError("a message was continued without a beginning")
         number, _, position, samples, length = self._head
         end = self._filled + len(payload)
         if end > length:
-            raise RemoteProtocolError(f"a message said that it had {length} bytes and has more")
+            raise RemoteProtocolError(f"a message announced {length} bytes and has more")
         if self._body is not None:
             self._body[self._filled : end] = payload
         self._filled = end
@@ -489,7 +489,7 @@ class StreamReceiver:
         if not frame.flags & LAST:
             return None, False
         if end != length:
-            raise RemoteProtocolError(f"a message said that it had {length} bytes and has {end}")
+            raise RemoteProtocolError(f"a message announced {length} bytes and has {end}")
         self._in_message = False
         body, self._body = self._body, None
         if body is None:

@@ -254,10 +254,10 @@ def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
         RemoteProtocolError: it is too short, or no stream comes to such numbers.
     """
     if len(payload) < SAMPLES_HEAD.size:
-        raise RemoteProtocolError("a message began with a frame too short for its head")
+        raise RemoteProtocolError("the first frame of a message is too short for its header")
     head = number, floor, position, _, _ = SAMPLES_HEAD.unpack_from(payload)
     if max(number, floor, position) >= MAX_NUMBER:
-        raise RemoteProtocolError(f"message {number} (floor {floor}) at sample {position}: no stream comes to that")
+        raise RemoteProtocolError(f"message {number} (floor {floor}) at sample {position} is out of range")
     return head
 
 

@@ -559,7 +559,7 @@ def check_update_head(begin: bytes | bytearray | memoryview) -> None:
     start = bytes(begin[: 1 + len(_UPDATE_BEGINS)])
     # A map of two fields or more, of which the version is the first.
     if not start or not 0x82 <= start[0] <= 0x8F or start[1:] != _UPDATE_BEGINS:
-        raise RemoteProtocolError("the bytes that were published as a policy update are none")
+        raise RemoteProtocolError("the published bytes are not a policy update")
 
 
 _UPDATE_BEGINS = b"\xa7version\x92"

@@ -115,7 +115,7 @@ class RelayConnection(Connection):
         relay = self.relay
         match message:
             case Hello() | Probe() if self._held is not None:
-                raise RemoteProtocolError("it has said who it is already")
+                raise RemoteProtocolError("it has identified itself already")
             case Hello():
                 relay.greet(self, message)
                 self._let_in()
@@ -164,7 +164,7 @@ class RelayConnection(Connection):
     def _show(self, page: int) -> None:
         """Tell an observer one page, so that what waits for one that does not read is small."""
         if self.unread_bytes > MAX_BODY_BYTES:
-            raise RemoteProtocolError("pages are asked for faster than they are read")
+            raise RemoteProtocolError("status pages are requested faster than they are read")
         if page == 0:
             self._snapshot = self.relay.snapshots.take(self._now)
         pages = -(-len(self._snapshot) // MAX_BODY_BYTES)
@@ -234,7 +234,7 @@ class RelayConnection(Connection):
         if self._held is not None and not self.closing and now >= self._held[0]:
             self.refuse(*self._held[1:])
         if self.state == "probe" and not self.closing and now - self._connected_at >= PROBE_S:
-            self.refuse("misuse", f"whoever only asks does so within {PROBE_S:g} s")
+            self.refuse("misuse", f"a probe must end within {PROBE_S:g} s")
         if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
             self._noticed = now
             self.relay.notice()

@@ -157,7 +157,7 @@ class Relay:
         if hello.role == "worker" and self.trainer is not None and hello.incarnation > self.incarnation:
             self._raises[connection.principal] += not connection.anew
             if self._raises[connection.principal] > _MOST_RAISES and identity.role is not None:
-                raise RemoteProtocolError("it knows of a higher incarnation again and again")
+                raise RemoteProtocolError("it repeatedly reports a higher incarnation")
             # A token is of many workers: what one of them has used up keeps no other out.
             connection.anew |= self._raises[connection.principal] > _MOST_RAISES
         if connection.anew:
@@ -183,7 +183,7 @@ class Relay:
             self._greet_observer(connection)
 
     def refuse_versions(self, connection: RelayConnection, versions: tuple[int, ...]) -> None:
-        """Tell a peer that no version of the protocol is spoken on both sides."""
+        """Tell a peer that the two sides have no protocol version in common."""
         theirs = ", ".join(map(str, versions[:20])) or "none"
         ours = ", ".join(map(str, self.versions))
         older = "the peer's" if not versions or max(versions) < max(self.versions) else "the Server's"
@@ -240,7 +240,9 @@ class Relay:
             return
         if older is None and self._too_many_links(connection):
             self.refuse_peer(
-                connection, "full", f"{LINKS_OF_ONE} workers with this certificate are here; make bundles for others"
+                connection,
+                "full",
+                f"{LINKS_OF_ONE} workers with this certificate are connected already; make bundles for others",
             )
             return
         if older is not None:
@@ -308,7 +310,7 @@ class Relay:
     def _greet_observer(self, connection: RelayConnection) -> None:
         """One who only looks: it takes nobody's place, and nobody is told of it."""
         if len(self.observers) >= MAX_OBSERVERS:
-            self.refuse_peer(connection, "full", f"{MAX_OBSERVERS} others look at this Server already; try again later")
+            self.refuse_peer(connection, "full", f"{MAX_OBSERVERS} observers are connected already; try again later")
             return
         self.observers.add(connection)
         connection.state = "observer"
@@ -352,7 +354,7 @@ class Relay:
             raise RemoteProtocolError(f"a link carries at most {_MAX_STREAMS_PER_LINK} streams")
         told = (connection,) if self.trainer is None else (connection, self.trainer)
         if any(end.unread_bytes > _MAX_UNREAD_BYTES for end in told):
-            raise RemoteProtocolError("streams are opened faster than they are read of")
+            raise RemoteProtocolError("streams are opened faster than their announcements are read")
         older = self.streams.get(message.stream)
         link = older.worker if older is not None else None
         taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
@@ -373,7 +375,7 @@ class Relay:
             self._detach(older)
             self._forget(older)
         if no_room := self._room.take(stream.id, connection.principal, len(message.signature)):
-            self.refuse_peer(connection, "full", f"{no_room}; it tries again")
+            self.refuse_peer(connection, "full", f"{no_room}; the worker tries again")
             return
         stream.worker = connection
         stream.channel = message.channel

@@ -149,7 +149,7 @@ class Flow:
             stream.partial_length = message_bytes(SAMPLES_HEAD, length)
             stream.partial_bytes = 0
         elif not stream.partial:
-            raise RemoteProtocolError("a message went on that had not begun")
+            raise RemoteProtocolError("a message was continued without a beginning")
         stream.partial.append(frame.buffer)
         stream.partial_bytes += size
         frame.readdress(frame.epoch, stream.trainer_channel)

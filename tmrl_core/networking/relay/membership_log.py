@@ -32,7 +32,7 @@ class Lines:
             self._unsaid += 1
             return
         if self._unsaid:
-            line += f" (and {self._unsaid} {self._what} and were not said)"
+            line += f" (and {self._unsaid} {self._what} and were not logged)"
             self._unsaid = 0
         self._say(line)
 
@@ -45,7 +45,7 @@ class Register:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._line = Lines(say, "that came or left")
+        self._line = Lines(say, "that joined or left")
 
     def came(self, connection: RelayConnection, now: float) -> None:
         """A peer was let in."""

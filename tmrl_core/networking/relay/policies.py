@@ -90,7 +90,7 @@ class Policies:
             self.arriving = self._begin(frame, incarnation)
         policy = self.arriving
         if policy is None:
-            raise RemoteProtocolError("a policy update went on that had not begun")
+            raise RemoteProtocolError("a policy update was continued without a beginning")
         if policy.version[0] != incarnation:
             policy.abandoned = True  # it counts as older than what others have told the relay of meanwhile
         received = policy.received + len(frame.buffer)
@@ -114,11 +114,11 @@ class Policies:
     def _begin(self, frame: Frame, incarnation: int) -> Policy:
         payload = frame.payload
         if len(payload) < POLICY_HEAD.size:
-            raise RemoteProtocolError("a policy update began with a frame too short for its head")
+            raise RemoteProtocolError("the first frame of a policy update is too short for its header")
         *version, length = POLICY_HEAD.unpack_from(payload)
         if max(version) >= MAX_NUMBER:
             # Workers could not confirm it; kept, it would end each of their links as soon as it stands.
-            raise RemoteProtocolError(f"version {version[0]}.{version[1]} of the policy: no run comes to that")
+            raise RemoteProtocolError(f"version {version[0]}.{version[1]} of the policy is out of range")
         if length > self.max_bytes:
             raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are relayed")
         begun = (version[0], version[1])

@@ -52,9 +52,9 @@ class Echoes:
         self.up_bytes -= ECHO_BYTES + len(echo.filler)
         self.down_bytes -= ECHO_BYTES + echo.size
         if self.up_bytes < 0 or self.down_bytes < 0:
-            raise RemoteProtocolError("more was measured with than was allowed")
+            raise RemoteProtocolError("the probe exceeded its allowance")
         if len(self._waiting) >= _MAX_WAITING:
-            raise RemoteProtocolError(f"at most {_MAX_WAITING} echoes may be asked for at once")
+            raise RemoteProtocolError(f"at most {_MAX_WAITING} echoes may be requested at a time")
         self._waiting.append((echo.number, echo.size))
 
     def next_frame(self) -> bytes | None:
@@ -86,7 +86,7 @@ class Probes:
             relay.refuse_peer(connection, *verdict)
             return
         if self.count >= MAX_PROBES:
-            relay.refuse_peer(connection, "full", f"{MAX_PROBES} others are checking their way now; try again")
+            relay.refuse_peer(connection, "full", f"{MAX_PROBES} other checks are in progress; try again later")
             return
         self.count += 1
         connection.version = version

@@ -96,9 +96,7 @@ class HandOvers:
         kept = self.kept(stream)
         expected = kept.next_number if kept is not None else 0
         if number < expected or floor > expected:
-            raise RemoteProtocolError(
-                f"message {number} (floor {floor}) was handed over where message {expected} was asked for"
-            )
+            raise RemoteProtocolError(f"message {number} (floor {floor}) was handed over instead of message {expected}")
         body = [memoryview(frame)[HEADER_BYTES:] for frame in frames]
         body[0] = body[0][SAMPLES_HEAD.size :]
         about = About(stream.id, stream.run, stream.name, stream.signature)

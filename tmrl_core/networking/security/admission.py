@@ -118,16 +118,16 @@ class Admission:
         known = self._is_known(network, now)
         bucket = self._bucket_of(network)
         if bucket.available(now) < 1.0:
-            return self._turn_away("too many connections came from that address in a short time")
+            return self._turn_away("too many connections from that address in a short time")
         if not known and self._unknown.available(now) < 1.0:
-            return self._turn_away("too many connections came from addresses where nobody has been let in of late")
+            return self._turn_away("too many connections from unknown addresses in a short time")
         settings = self.settings
         full = len(self._visits) >= settings.max_unauthenticated
         if self._of_network.get(network, 0) >= settings.most_of_one_address:
             if not self._make_room(now, network):
-                return self._turn_away("too many connections of that address wait to be let in")
+                return self._turn_away("too many unauthenticated connections from that address")
         elif full and not self._make_room(now, None):
-            return self._turn_away("too many connections wait to be let in")
+            return self._turn_away("too many unauthenticated connections")
         bucket.spend()
         if not known:
             self._unknown.spend()
@@ -192,7 +192,7 @@ class Admission:
         victim = max(candidates, key=lambda visit: (not visit.certified, self._of_network[visit.network]))
         self._remove(victim)
         self.crowded_out += 1
-        victim.close("it waited for longest when too many connections waited to be let in")
+        victim.close("it was the oldest of too many unauthenticated connections")
         return True
 
     def _remove(self, visit: Visit) -> bool:

@@ -166,7 +166,7 @@ class ServerAccess:
         try:
             context, verifier = server_context(self._directory)
         except (CredentialsError, OSError) as exc:
-            unread.append(f"the certificate and tokens as they were before go on to count: {exc}")
+            unread.append(f"the previous certificate and tokens stay in use: {exc}")
         else:
             self.context, self.verifier = context, verifier
             self._authorities = _authorities(context)
@@ -177,14 +177,14 @@ class ServerAccess:
                 raise CredentialsError(f"{revoked_file(self._directory)} is gone")
             revoked = read_revoked(self._directory)
         except (CredentialsError, OSError) as exc:
-            unread.append(f"the list of revoked certificates as it was before goes on to count: {exc}")
+            unread.append(f"the previous list of revoked certificates stays in use: {exc}")
         else:
             changed |= revoked != self._revoked
             self._had_list, self._revoked = has_list, revoked
         if not unread:
             self._files.accept()
             self._expiry.again()
-            logger.info("credentials were read again; certificates that are revoked: %d", len(self._revoked))
+            logger.info("credentials were reloaded; revoked certificates: %d", len(self._revoked))
         elif self._files.failed():
             for line in unread:
                 logger.error("%s", line)
@@ -196,7 +196,7 @@ class ServerAccess:
             return revoked
         login = self._tokens.get(connection)
         if login is not None and not any(self.verifier.holds(role, login[1]) for role in login[0]):
-            return "token", f"the token that it showed counts no more. {_NEW_TOKEN}"
+            return "token", f"its token is no longer valid. {_NEW_TOKEN}"
         return None
 
     def revoked(self, identity: Identity) -> tuple[str, str] | None:
@@ -287,12 +287,12 @@ class ClientAccess:
                 self._load()
             except (CredentialsError, OSError) as exc:
                 if self._files.failed():
-                    logger.error("the credentials as they were before are used: %s", exc)
+                    logger.error("the previous credentials stay in use: %s", exc)
             else:
                 self._files.accept()
                 self._expiry.again()
                 changed = True
-                logger.info("credentials were read again")
+                logger.info("credentials were reloaded")
         self._expiry.look(self._certificates)
         return changed
 

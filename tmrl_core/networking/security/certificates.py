@@ -71,7 +71,7 @@ def clean_serial(serial: str) -> str:
     """
     text = serial.replace(":", "")
     if not _SERIAL.fullmatch(text):
-        raise CredentialsError(f"{serial!r} is no serial number of a certificate: use its hexadecimal digits")
+        raise CredentialsError(f"{serial!r} is not a serial number of a certificate: use its hexadecimal digits")
     return text.lower().lstrip("0") or "0"
 
 
@@ -83,7 +83,7 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise CredentialsError(
-            f"the name {name!r} does not fit a certificate: use 1 to 64 letters, digits, '.', '_' or '-', "
+            f"the name {name!r} is not allowed in a certificate: use 1 to 64 letters, digits, '.', '_' or '-', "
             "beginning with a letter or a digit."
         )
     return name
@@ -271,7 +271,7 @@ def _element(der: bytes, at: int) -> tuple[int, int]:
         length = int.from_bytes(der[start : start + size], "big")
         start += size
     if start + length > len(der):
-        raise ValueError("an element ends behind the last byte")
+        raise ValueError("an element ends after the last byte")
     return start, start + length
 
 

@@ -165,7 +165,7 @@ def create(
         overwrite: make a new CA and new tokens although there are some; all bundles of the old one stop working.
 
     Raises:
-        CredentialsError: a host is no host name, the folder holds an installed bundle, or it cannot be written.
+        CredentialsError: a host is not a host name, the folder holds an installed bundle, or it cannot be written.
     """
     folder = Path(directory).expanduser()
     if folder.is_file():
@@ -271,7 +271,7 @@ def bundle(
     """
     folder = Path(directory).expanduser()
     if role not in ("worker", "trainer", "server"):
-        raise CredentialsError(f"{role!r} is no role. Choose worker, trainer or server.")
+        raise CredentialsError(f"{role!r} is not a role. Choose worker, trainer or server.")
     if role != "server" and not name:
         raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
     name = check_name(name or "server")
@@ -349,7 +349,7 @@ def install(
 
 def _check_bundle(content: Bundle, file: Path) -> None:
     """Refuse a bundle whose parts do not belong together: any of them can be written by anybody."""
-    made = f"Make it anew where the CA is: `{BUNDLE} {content.role} --name {content.name}`."
+    made = f"Make a new one on the machine that holds the CA: `{BUNDLE} {content.role} --name {content.name}`."
     try:
         check_issued(Signed(content.certificate, content.key), content.ca)
         names = read_facts(content.certificate).names
@@ -376,7 +376,7 @@ def _check_replaceable(folder: Path, overwrite: bool) -> None:
     if not (folder / "ca.key").exists():
         if not overwrite:
             raise CredentialsError(
-                f"{folder} holds credentials of another CA. {elsewhere}, or say `--overwrite`, which moves them aside."
+                f"{folder} holds credentials of another CA. {elsewhere}, or pass `--overwrite`, which moves them aside."
             )
     elif (folder / ISSUED_FILE).exists():
         count = len(read_list(folder / ISSUED_FILE))

@@ -71,7 +71,7 @@ def explain(exc: ssl.SSLError | OSError, *, host: str, hostname: str | None = No
         return f"{host} does not answer: it is off or unreachable, or a firewall drops the packets."
     if isinstance(exc, ConnectionResetError | BrokenPipeError):
         # Also of a link that has stood for hours: nothing tells from the error how far it had come.
-        return f"{host}, or something on the way there, cut the connection without a word."
+        return f"{host}, or something on the way there, cut the connection without a message."
     return f"the connection to {host} failed: {exc.strerror or exc}."
 
 

@@ -65,8 +65,8 @@ class Refusals:
         self._said.move_to_end(key)
         if len(self._said) > MOST_REMEMBERED:
             self._said.popitem(last=False)
-        more = f" (and {since} more from there since this was last said)" if since else ""
+        more = f" (and {since} more from there since the last message)" if since else ""
         if self._unsaid:
-            more += f" (and {self._unsaid} of other hosts that were not said)"
+            more += f" (and {self._unsaid} of other hosts that were not logged)"
             self._unsaid = 0
         logger.warning("refused a connection from %s: %s%s", address, reason, more)

@@ -56,7 +56,7 @@ def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None
         if not found:
             names = sorted({one.name for one in read_list(folder / ISSUED_FILE)})
             raise CredentialsError(
-                f"no certificate was handed out to {name!r} from {folder}"
+                f"no certificate was issued to {name!r} from {folder}"
                 + (f", but to {', '.join(names)}" if names else "")
                 + ". Run this where the bundle was made, or name the bundle or certificate file itself."
             )
@@ -113,7 +113,7 @@ def renew(
         found = sorted({one.role for one in issued(folder, name) if one.serial not in taken_back})
         if not found:
             raise CredentialsError(
-                f"{name!r} has no certificate to renew: none was handed out from {folder}, or all were revoked. Make a "
+                f"{name!r} has no certificate to renew: none was issued from {folder}, or all were revoked. Make a "
                 f"bundle: `{BUNDLE} ROLE --name {name}`."
             )
         roles += [(name, role) for role in CLIENT_ROLES if role in found]

@@ -56,11 +56,10 @@ def read_list(file: Path) -> tuple[Listed, ...]:
             raise CredentialsError("it has another format")
         listed = content.certificates
         if any(one.serial != clean_serial(one.serial) or one.not_after.tzinfo is None for one in listed):
-            raise CredentialsError("a serial number or a date is none")
+            raise CredentialsError("a serial number or a date is invalid")
     except (msgspec.DecodeError, CredentialsError) as exc:
         raise CredentialsError(
-            f"{file} is damaged ({exc}). Restore it from a copy; without it, certificates that were revoked would "
-            "count again."
+            f"{file} is damaged ({exc}). Restore it from a copy; without it, revoked certificates would be valid again."
         ) from exc
     return listed
 

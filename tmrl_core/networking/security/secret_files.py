@@ -51,7 +51,7 @@ def read_file(file: Path, *, private: bool = False) -> str:
     """
     try:
         if file.stat().st_size > _MAX_FILE_BYTES:
-            raise CredentialsError(f"{file} is longer than any credentials are")
+            raise CredentialsError(f"{file} is too large for a file of credentials")
         if private:
             warn_if_readable(file)
         return file.read_text(encoding="utf-8")
@@ -77,8 +77,8 @@ def warn_if_writable(folder: Path) -> None:
         return  # said where its files are read
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid not in (0, os.getuid()):
         logger.warning(
-            "%s can be written by other users of this machine, who decide then whom it trusts. Make it yours alone "
-            "(`chmod 700 %s`), or set network.credentials_dir.",
+            "%s can be written by other users of this machine, who could change whom it trusts. Restrict it to "
+            "yourself (`chmod 700 %s`), or set network.credentials_dir.",
             folder,
             folder,
         )

@@ -215,7 +215,7 @@ _OTHER_ROLE = (
 )
 _NOT_FOR_WORKERS = (
     "{folder} has a worker's credentials only. Only the Server's own machine and the trainer's may ask for its status: "
-    "a stolen worker shall not learn who else there is. Run this there, or point network.credentials_dir at theirs."
+    "a stolen worker must not learn of the other machines. Run this there, or point network.credentials_dir at theirs."
 )
 
 
@@ -281,7 +281,7 @@ def folder_hashes(folder: Path) -> dict[str, str]:
         try:
             hashes = msgspec.json.decode(read_file(file, private=True), type=dict[str, str])
         except msgspec.DecodeError as exc:
-            raise CredentialsError(f"{file} is damaged. Make it anew with `{CREATE} --overwrite`.") from exc
+            raise CredentialsError(f"{file} is damaged. Create it again with `{CREATE} --overwrite`.") from exc
     else:
         hashes = {role: token_hash(token) for role in CLIENT_ROLES if (token := token_for(folder, role))}
     return hashes
@@ -329,8 +329,8 @@ def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path | None, so
         context.load_cert_chain(certificate, key, password=refuse_password)
     except ssl.SSLError as exc:
         raise CredentialsError(
-            f"{source} and its key do not fit together, or are not PEM ({exc.reason or 'unreadable'}). "
-            f"Make them anew with `{CREATE}` or `{BUNDLE}`."
+            f"{source} and its key do not match, or are not PEM ({exc.reason or 'unreadable'}). "
+            f"Create them again with `{CREATE}` or `{BUNDLE}`."
         ) from exc
     except OSError as exc:
         raise CredentialsError(f"{source} or its key cannot be read: {exc.strerror}") from exc

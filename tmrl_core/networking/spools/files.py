@@ -113,7 +113,7 @@ class DiskSpool(Spool):
             about = _about(reader.format_name, reader.description, path)
         except StorageError as exc:
             aside = path.with_name(path.name + ".damaged")
-            logger.warning("%s: it is left as %s and not used", str(exc).rstrip("."), aside.name)
+            logger.warning("%s: it was renamed to %s and is not used", str(exc).rstrip("."), aside.name)
             with suppress(OSError):
                 path.replace(aside)
             return
@@ -133,8 +133,8 @@ class DiskSpool(Spool):
         if torn:
             self.torn_bytes += torn
             logger.warning(
-                "%s: the last %d bytes are no whole record (a process or machine died while writing) and were cut off; "
-                "no worker was told that they were stored",
+                "%s: the last %d bytes are not a complete record (a process or machine died while writing) and were "
+                "cut off; no worker was told that they were stored",
                 path,
                 torn,
             )
@@ -211,7 +211,7 @@ class DiskSpool(Spool):
             try:
                 job()
             except Exception:
-                logger.exception("the spool's writing thread goes on after an error")
+                logger.exception("the spool's writing thread continues after an error")
 
     def _path(self, stream: bytes) -> Path:
         return self.folder / f"{stream.hex()}{SUFFIX}"
@@ -286,7 +286,7 @@ def _warn_if_open(folder: Path) -> None:
     about = folder.stat()
     if sys.platform != "win32" and (stat.S_IMODE(about.st_mode) & 0o077 or about.st_uid != os.getuid()):
         logger.warning(
-            "%s (server.spool_dir) is open to other users of this machine. Its files are not, but make it yours alone: "
+            "%s (server.spool_dir) is open to other users of this machine. Its files are not, but restrict it too: "
             "`chmod 700 %s`.",
             folder,
             folder,
@@ -326,4 +326,4 @@ def _about(format_name: str, description: Any, path: Path) -> About:
             raise ValueError("too long")
         return about
     except (TypeError, KeyError, ValueError) as exc:
-        raise StorageError(f"{path}: its head does not say whose messages these are") from exc
+        raise StorageError(f"{path}: its header does not identify the stream of its messages") from exc

@@ -136,7 +136,7 @@ class Spool(ABC):
         if self.used_bytes + need > self.limit_bytes:
             return (
                 f"the Server's spool is full: {self.used_bytes} of {self.limit_bytes} bytes (server.spool_bytes) are "
-                "in use, until a trainer comes for them"
+                "in use, until a trainer takes them"
             )
         if kept is None:
             self.streams[about.stream] = stream

@@ -86,7 +86,7 @@ class Driver(ABC):
             self._move()
         except Exception:
             # A defect of ours: a link that stood still for ever would hide it, and a new one starts clean.
-            logger.exception("a link failed and is closed; its client makes a new one")
+            logger.exception("a link failed and is closed; its client connects again")
             self.abort()
 
     def _move(self) -> None:

@@ -104,14 +104,14 @@ def check_host(host: str, key: str) -> None:
     """
     if re.search(r"[\s/@]", host) or (":" in host and not _is_address(host)):
         raise ConfigError(
-            f"{key}: {host!r} is no host name. Give a name or an address alone, without 'https://', and the port as "
+            f"{key}: {host!r} is not a host name. Give a name or an address alone, without 'https://', and the port as "
             "server.port."
         )
     try:
         host.encode("idna")
     except UnicodeError:
         raise ConfigError(
-            f"{key}: {host!r} is no host name: its parts, between dots, have 1 to 63 characters. Give a name or an "
+            f"{key}: {host!r} is not a host name: its parts, between dots, have 1 to 63 characters. Give a name or an "
             "address."
         ) from None
 
@@ -143,8 +143,8 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
         security = None if is_loopback(settings.host) and plain_server(settings.port) else "TLS"
     if security is None and not is_loopback(settings.host) and not settings.allow_insecure_remote:
         raise ConfigError(
-            f"network.security is null and the Server is {settings.host}: everybody on the way could read and "
-            "send, the token too. Use TLS, or insist with network.allow_insecure_remote: true."
+            f"network.security is null and the Server is {settings.host}: everybody on the network path could read and "
+            "send data, and read the token. Use TLS, or allow this with network.allow_insecure_remote: true."
         )
     if settings.transport == "tlspyo":
         from tmrl_core.networking.transports.tlspyo.selection import tlspyo_transport
@@ -209,7 +209,8 @@ def server_transport(
     if security is None and not is_loopback(host) and not insecure:
         raise ConfigError(
             f"network.security is null and the Server would listen on {host or 'every interface'}: everybody there "
-            "could read and send. Use TLS, listen on 127.0.0.1, or insist with network.allow_insecure_remote: true."
+            "could read and send data. Use TLS, listen on 127.0.0.1, or allow this with "
+            "network.allow_insecure_remote: true."
         )
     if transport == "tlspyo":
         from tmrl_core.networking.transports.tlspyo.selection import tlspyo_transport

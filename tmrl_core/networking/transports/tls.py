@@ -55,9 +55,9 @@ _WHICH_SECURITY = (
 def _what_to_do(exc: OSError) -> str:
     """Return the next step for a port that cannot be listened on."""
     if exc.errno == errno.EADDRNOTAVAIL or isinstance(exc, socket.gaierror):
-        return "That is no address of this machine: set server.bind to one that is, or null."
+        return "That is not an address of this machine: set server.bind to one of its addresses, or to null."
     if exc.errno == errno.EACCES:
-        return "This user may not: set a server.port of 1024 or more."
+        return "This user may not use that port: set a server.port of 1024 or more."
     return "Is another Server running there? Stop it, or set another server.port."
 
 
@@ -290,7 +290,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._visit is not None:
             self._visit_bytes += nbytes
             if self._visit_bytes > _GREETING_BYTES:
-                self._give_up(NetworkError(f"it sent more than {_GREETING_BYTES} bytes before it said who it is"))
+                self._give_up(NetworkError(f"it sent more than {_GREETING_BYTES} bytes before it identified itself"))
                 return
         if self._tls is None:
             if len(self._first) < 3 and self._is_tls(nbytes):
@@ -314,7 +314,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             elif self._tls is None and not self._server_side and not self._first:
                 self._give_up(
                     NetworkError(
-                        f"the Server at {self._address} closed the connection without a word. {_WHICH_SECURITY}"
+                        f"the Server at {self._address} closed the connection without a message. {_WHICH_SECURITY}"
                     )
                 )
             else:
@@ -381,7 +381,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._server_side and self._tls.session_reused:
             # Its certificate was not looked at again. `server_context` grants no tickets, but of TLS 1.2 OpenSSL keeps
             # sessions all the same, and `ssl` cannot tell it not to.
-            self._give_up(NetworkError("it resumed an earlier TLS session: who it is has to be proved anew"))
+            self._give_up(NetworkError("it resumed an earlier TLS session, which does not prove its identity"))
             return
         self._connected(self._tls.getpeercert() if self._server_side else None)
 
@@ -401,7 +401,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._finishing:
             return
         what = (
-            "it did not say who it is"
+            "it did not identify itself"
             if self._handshaken or self._tls is None
             else "the TLS handshake was not finished"
         )
@@ -454,7 +454,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
                 while filled < size:
                     n: int = read(size - filled, view[filled:])  # type: ignore[assignment]  # it returns a count
                     if n == 0:
-                        raise ssl.SSLZeroReturnError("the other side has ended TLS")
+                        raise ssl.SSLZeroReturnError("the other side has closed the TLS session")
                     filled += n
                 connection.received(filled, now)
                 filled = 0

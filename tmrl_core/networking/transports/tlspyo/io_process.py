@@ -469,7 +469,7 @@ class _PeerProtocol(ClientProtocol):  # type: ignore[misc]
     def process_header(self) -> tuple[int, int]:
         start, end = super().process_header()
         if end - start > MAX_MESSAGE_BYTES + self._header_size:
-            raise ValueError("a message is longer than the Server's are")
+            raise ValueError("a message is longer than the Server's messages")
         return start, end
 
     def dataReceived(self, data: bytes) -> None:

@@ -125,7 +125,7 @@ class LinkPieces:
             RemoteProtocolError: a gap in the numbers, or no piece of a link at all.
         """
         if len(message) < _HEAD.size:
-            raise RemoteProtocolError(f"a message of {len(message)} bytes holds no piece of a link")
+            raise RemoteProtocolError(f"a message of {len(message)} bytes is not a piece of a link")
         number, kind = _HEAD.unpack_from(message)
         if kind not in _KINDS:
             raise RemoteProtocolError(f"unknown kind of piece: {kind}")

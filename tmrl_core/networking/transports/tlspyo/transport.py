@@ -262,10 +262,10 @@ class _LinkDriver(Driver):
             self._lost(self._broken or reason)
 
     def _opened(self) -> None:
-        raise TypeError("a subclass says what follows")
+        raise TypeError("a subclass implements this")
 
     def _refused(self, text: str) -> None:
-        raise TypeError("a subclass says what follows")
+        raise TypeError("a subclass implements this")
 
     @abstractmethod
     def _full(self) -> bool:
@@ -314,7 +314,7 @@ class _PeerDriver(_LinkDriver):
 
     def _refused(self, text: str) -> None:
         code, _, reason = text.partition("\n")
-        advice = " Set TMRL_CORE_TOKEN, or copy the Server's credentials anew." if code == "password" else ""
+        advice = " Set TMRL_CORE_TOKEN, or copy the Server's credentials again." if code == "password" else ""
         about: Literal["password"] | None = "password" if code == "password" else None
         self._give_up(HandshakeError(f"{self._where} refuses this connection: {plain(reason)}.{advice}", about))
 
