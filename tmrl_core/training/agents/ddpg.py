@@ -18,8 +18,8 @@ one_critic = partial(DeterministicActorCritic, n=1)
 class DDPGAgent(TD3Agent):
     """A deterministic policy and one critic, both updated each time: TD3 without its three additions.
 
-    Until the first update the published policy draws uniformly from the action space (`exploration`). Take TD3 for
-    new work; DDPG is there to compare with.
+    Until the first update, the published policy samples uniformly from the action space (`exploration`). Use TD3 for
+    new work; DDPG is a baseline.
 
     Args:
         observation_space: of the environment.
@@ -27,7 +27,7 @@ class DDPGAgent(TD3Agent):
         device: device of the networks; None: cuda where there is one.
         model_cls: makes the policy and its critic, see `DeterministicActorCritic`.
         gamma: discount factor per step.
-        polyak: share of the target networks that stays at each update.
+        polyak: coefficient of the Polyak update of the target networks.
         lr_actor: learning rate of the policy.
         lr_critic: learning rate of the critic.
         exploration_noise: standard deviation of the workers' exploration noise, for actions scaled to [-1, 1].
@@ -44,7 +44,7 @@ class DDPGAgent(TD3Agent):
         precision: float32 or bfloat16, see there.
 
     Raises:
-        ConfigError: an optimizer's name is unknown, or a space does not fit.
+        ConfigError: an optimizer's name is unknown, or a space is unsupported.
 
     Source: Lillicrap et al., arXiv:1509.02971, algorithm 1, with Gaussian exploration noise.
     """

@@ -24,36 +24,36 @@ from tmrl_core.training.batches import Transitions
 
 
 class DiscreteSacAgent(OffPolicyAgent):
-    """Soft actor-critic whose expectations over actions are exact sums.
+    """Soft actor-critic for discrete actions, with expectations over actions as exact sums.
 
     Args:
         observation_space: of the environment.
         action_space: Discrete.
-        device: where it computes; None: cuda where there is one.
+        device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics, see `CategoricalActorCritic`.
         gamma: discount per step.
-        polyak: share of the target critics that stays at each update.
-        alpha: temperature, or its first value when it is learned.
+        polyak: coefficient of the Polyak update of the target critics.
+        alpha: temperature, or its initial value when it is learned.
         lr_actor: learning rate of the policy.
         lr_critic: learning rate of the critics.
         lr_entropy: learning rate of the temperature.
         learn_entropy_coef: learn the temperature.
-        target_entropy_share: what the temperature is learned towards, as a share of log N, the entropy of a uniform
-            choice among N actions.
+        target_entropy_share: target entropy of the temperature, as a share of log N, the entropy of a uniform choice
+            among N actions.
         optimizer_actor: adam, adamw or sgd.
         optimizer_critic: adam, adamw or sgd.
         betas_actor: Adam's; None: torch's default.
         betas_critic: Adam's; None: torch's default.
         l2_actor: weight decay; None: the optimizer's default.
         l2_critic: weight decay; None: the optimizer's default.
-        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
-        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
+        activation: of the hidden layers, passed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
         compile: true, false or auto, see `OffPolicyAgent.compute_with`.
         precision: float32 or bfloat16, see there.
 
     Raises:
-        ConfigError: an optimizer's name is unknown, or a space does not fit.
+        ConfigError: an optimizer's name is unknown, or a space is unsupported.
 
     Source: Christodoulou, arXiv:1910.07207 (whose target entropy is 0.98 log N).
     """
@@ -109,7 +109,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        """The target critics."""
+        """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
 
     def _log_probs(self, obs: Any) -> Tensor:
@@ -117,11 +117,11 @@ class DiscreteSacAgent(OffPolicyAgent):
         return log_prob_BN
 
     def update_kind(self) -> Hashable:
-        """All updates are alike."""
+        """Return the same kind for every update."""
         return ""
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
-        """One update of critics, policy and temperature."""
+        """Update critics, policy and temperature."""
         metrics = self._update_critics(transitions)
         log_prob_BN = self._log_probs(transitions.obs)
         metrics |= self._update_policy(transitions.obs, log_prob_BN)

@@ -17,36 +17,36 @@ from tmrl_core.training.batches import Transitions
 
 
 class DQNAgent(OffPolicyAgent):
-    """Learns what each action is worth; the policy takes the best one, or by chance another.
+    """Deep Q-network: learn the value of each action and act greedily, with epsilon-greedy exploration.
 
-    How many steps a target looks ahead is the memory's matter: a batch says its discount, gamma^n.
+    The memory sets the number of steps of a target: each batch holds its discount, gamma^n.
 
     Args:
         observation_space: of the environment.
         action_space: Discrete.
-        device: where it computes; None: cuda where there is one.
+        device: device of the networks; None: cuda if available.
         model_cls: makes the network, see `QNetwork`.
         gamma: discount per step.
-        polyak: share of the target network that stays when it follows; 0: it becomes equal.
-        target_interval: updates between two times that it follows.
+        polyak: coefficient of the Polyak update of the target network; 0: copy the online network.
+        target_interval: updates between two updates of the target network.
         lr: learning rate.
-        double: the target network says what the online network's best action is worth, instead of its own best one.
-        dueling: handed to `model_cls`; None: its default.
-        epsilon_initial: share of actions by chance until the first update.
-        epsilon_final: that share in the end.
-        epsilon_updates: updates in which it falls from the one to the other, in a straight line.
-        max_grad_norm: larger gradients are scaled down to this; None: none are.
+        double: double DQN: the target network evaluates the online network's best action instead of its own best one.
+        dueling: passed to `model_cls`; None: its default.
+        epsilon_initial: share of random actions before the first update.
+        epsilon_final: share of random actions at the end.
+        epsilon_updates: updates of the linear decay between the two.
+        max_grad_norm: gradient-norm clipping threshold; None: no clipping.
         optimizer: adam, adamw or sgd.
         betas: Adam's; None: torch's default.
         l2: weight decay; None: the optimizer's default.
-        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
-        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
+        activation: of the hidden layers, passed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
         compile: true, false or auto, see `OffPolicyAgent.compute_with`.
         precision: float32 or bfloat16, see there.
 
     Raises:
-        ConfigError: an optimizer's name is unknown, a share or an interval impossible, or a space does not fit.
+        ConfigError: the optimizer's name is unknown, a share or interval is out of range, or a space is unsupported.
 
     Source: Mnih et al., Nature 518 (2015); van Hasselt et al., arXiv:1509.06461; Wang et al., arXiv:1511.06581.
     """
@@ -102,17 +102,17 @@ class DQNAgent(OffPolicyAgent):
         self.optimizer = make_optimizer(optimizer, self.model.actor.parameters(), lr, betas, l2)
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        """The target network."""
+        """Return the target network with the online network."""
         return [(self.target_network, self.model.actor)]
 
     @property
     def epsilon(self) -> float:
-        """Share of actions by chance after the updates done so far."""
+        """Share of random actions after the updates done so far."""
         progress = min(1.0, self.updates / self.epsilon_updates)
         return self.epsilon_initial + progress * (self.epsilon_final - self.epsilon_initial)
 
     def get_actor(self) -> Any:
-        """The network, where it is trained, with the epsilon to explore with."""
+        """Return the network that is trained, with the current epsilon for exploration."""
         self.model.actor.set_exploration({"epsilon": self.epsilon})
         return self.model.actor
 
@@ -121,7 +121,7 @@ class DQNAgent(OffPolicyAgent):
         return (self.updates + 1) % self.target_interval == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
-        """One update of the network, and every so often of its slow copy."""
+        """Update the network, and the target network every `target_interval` updates."""
         t = transitions
         self.updates += 1
         online = self.model.actor

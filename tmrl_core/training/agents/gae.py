@@ -17,26 +17,25 @@ def generalized_advantages(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
-    """Advantages, and returns for the value function, of transitions in the order in which they were made.
+    """Compute advantages, and returns for the value function, of transitions in order of collection.
 
-    A termination ends the sum and its value: nothing follows. Whatever else ends a run of transitions (a truncation,
-    the end of what was collected, an episode that was given up) ends the sum only, and the value of the observation
-    that it led to stands for the rest.
+    A termination ends the sum with a next value of 0. Any other end of a run of transitions (a truncation, the end of
+    the round, an abandoned episode) ends the sum and bootstraps from the value of the last observation.
 
     Args:
         reward_T: [T] rewards.
         value_T: [T] value of the observation acted on.
-        next_value_T: [T] value of the observation that followed.
+        next_value_T: [T] value of the next observation.
         terminated_T: [T] non-zero where the episode has terminated.
-        ends_T: [T] non-zero where the next transition does not continue this one; so it has to be at terminations.
-        gamma: discount of one step.
+        ends_T: [T] non-zero where the next transition does not continue this one; must be non-zero at terminations.
+        gamma: discount per step.
         gae_lambda: 0: one-step advantages; 1: Monte Carlo ones.
 
     Returns:
         [T] float32 advantages, and [T] float32 returns: advantages plus values.
 
     Raises:
-        ValueError: the arguments are not [T] alike.
+        ValueError: the arguments do not all have one shape [T].
 
     Source: Schulman et al., arXiv:1506.02438, eq. 16.
     """
@@ -57,15 +56,15 @@ def generalized_advantages(
 
 
 def discounted_sums(reward_T: Array, ends_T: Array, *, gamma: float, before_T: Array | None = None) -> Array:
-    """[T] float64 of each transition, its reward and the ones before it in its run, the older the less.
+    """Return [T] float64 of each transition: the sum of its reward and the discounted earlier rewards of its run.
 
     Args:
-        reward_T: [T] rewards, in the order in which they were made.
+        reward_T: [T] rewards, in order of collection.
         ends_T: [T] non-zero where the next transition does not continue this one.
-        gamma: discount of one step.
-        before_T: [T] where a run begins, the sum of what it goes on from; None: of nothing.
+        gamma: discount per step.
+        before_T: [T] at the beginning of a run, the sum that the run continues; None: all 0.
 
-    Source: what rewards are scaled by, see Engstrom et al., arXiv:2005.12729, appendix A.2.
+    Source: reward scaling of Engstrom et al., arXiv:2005.12729, appendix A.2.
     """
     sums = []
     total = 0.0

@@ -29,12 +29,12 @@ def _scalar_or_one_dimensional(**tensors: float | Tensor) -> None:
 
 
 def td_target(reward_B: Tensor, terminated_B: Tensor, next_value_B: Tensor, discount: float | Tensor) -> Tensor:
-    """[B] what a critic should say: the reward, and the discounted value of what follows.
+    """Return [B] the TD target of a critic: the reward plus the discounted value of the next state.
 
     Args:
         reward_B: [B] float32; with n steps, their discounted sum.
-        terminated_B: [B] float32, 1 where nothing follows.
-        next_value_B: [B] value of the state that follows (n steps later).
+        terminated_B: [B] float32, 1 where the episode has terminated.
+        next_value_B: [B] value of the next state (n steps later).
         discount: gamma, or [B] gamma^n.
 
     Raises:
@@ -55,12 +55,12 @@ def critic_target(
     alpha: Tensor,
     gamma: float | Tensor,
 ) -> Tensor:
-    """[B] what SAC's critics should say: the reward and the discounted soft value of what follows.
+    """Return [B] the target of SAC's critics: the reward plus the discounted soft value of the next state.
 
     Args:
         reward_B: [B] float32.
-        terminated_B: [B] float32, 1 where nothing follows.
-        next_q_B: [B] value of a fresh action in the next state, by the target critics.
+        terminated_B: [B] float32, 1 where the episode has terminated.
+        next_q_B: [B] the target critics' value of a freshly sampled action in the next state.
         next_log_prob_B: [B] log-density of that action, in nats.
         alpha: scalar temperature.
         gamma: discount, a number or [B].
@@ -75,7 +75,7 @@ def critic_target(
 
 
 def chosen_value(q_BN: Tensor, index_B: Tensor) -> Tensor:
-    """[B] value of one action of each row.
+    """Return [B] the value of one action of each row.
 
     Args:
         q_BN: [B, N] values.
@@ -89,11 +89,11 @@ def chosen_value(q_BN: Tensor, index_B: Tensor) -> Tensor:
 
 
 def double_value(online_q_BN: Tensor, target_q_BN: Tensor) -> Tensor:
-    """[B] value, by the target network, of the action that the online network finds best.
+    """Return [B] the target network's value of the online network's best action (double DQN).
 
     Args:
-        online_q_BN: [B, N] values of the next state's actions by the network that learns.
-        target_q_BN: [B, N] the same by its slow copy.
+        online_q_BN: [B, N] the online network's values of the next state's actions.
+        target_q_BN: [B, N] the target network's values.
 
     Source: van Hasselt et al., arXiv:1509.06461, eq. 4.
     """
@@ -101,7 +101,7 @@ def double_value(online_q_BN: Tensor, target_q_BN: Tensor) -> Tensor:
 
 
 def soft_value(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
-    """[B] value of a state under a policy over discrete actions, entropy included: an exact expectation.
+    """Return [B] the soft value of a state under a policy over discrete actions, as an exact expectation.
 
     Args:
         q_BN: [B, N] values.
@@ -116,12 +116,12 @@ def soft_value(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
 def smoothed_action(
     action_BA: Tensor, noise_BA: Tensor, scale: float, clip: float, low_A: Tensor, high_A: Tensor
 ) -> Tensor:
-    """[B, *action shape] the target policy's action with clipped noise, so that a target is the value of a region.
+    """Return [B, *action shape] the target policy's actions with clipped noise (target policy smoothing).
 
     Args:
         action_BA: the target policy's actions.
-        noise_BA: standard Gaussian numbers of their shape.
-        scale: standard deviation of the noise where actions are scaled to [-1, 1].
+        noise_BA: standard Gaussian numbers of the same shape.
+        scale: standard deviation of the noise, for actions scaled to [-1, 1].
         clip: bound of the noise, in the same unit.
         low_A, high_A: the actions' bounds, of their own shape.
 
@@ -135,12 +135,12 @@ def smoothed_action(
 
 
 def critic_loss(q_KB: Tensor, target_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
-    """Squared error, averaged over the batch and summed over the critics, so that each learns as if alone.
+    """Half the squared error, averaged over the batch and summed over the critics, so that each learns independently.
 
     Args:
-        q_KB: [K, B] what the critics say.
-        target_B: [B] what they should say, without gradient.
-        weight_B: [B] importance of each row where rows were not drawn uniformly; None: all alike.
+        q_KB: [K, B] values of the critics.
+        target_B: [B] targets, without gradient.
+        weight_B: [B] importance weights where rows were not sampled uniformly; None: all 1.
 
     Raises:
         ValueError: `target_B` or `weight_B` is not 1-D.
@@ -156,9 +156,9 @@ def huber_loss(q_B: Tensor, target_B: Tensor, weight_B: Tensor | None = None) ->
     """DQN's loss: squared up to an error of 1, linear beyond, averaged over the batch.
 
     Args:
-        q_B: [B] what the network says of the actions that were taken.
-        target_B: [B] what it should say, without gradient.
-        weight_B: [B] importance of each row; None: all alike.
+        q_B: [B] the network's values of the actions taken.
+        target_B: [B] targets, without gradient.
+        weight_B: [B] importance weights; None: all 1.
 
     Raises:
         ValueError: an argument is not 1-D.
@@ -171,11 +171,11 @@ def huber_loss(q_B: Tensor, target_B: Tensor, weight_B: Tensor | None = None) ->
 
 
 def td_error(q_KB: Tensor, target_B: Tensor) -> Tensor:
-    """[B] distance of what was said to what should have been, averaged over the critics: a row's priority.
+    """Return [B] absolute TD errors, averaged over the critics: the rows' priorities.
 
     Args:
-        q_KB: [K, B], or [B], what the critics say.
-        target_B: [B] what they should say.
+        q_KB: [K, B] or [B] values of the critics.
+        target_B: [B] targets.
 
     Raises:
         ValueError: `target_B` is not 1-D.
@@ -191,10 +191,10 @@ def td_error(q_KB: Tensor, target_B: Tensor) -> Tensor:
 
 
 def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor) -> Tensor:
-    """Moves the policy towards valuable actions and entropy.
+    """SAC policy loss, which favours high values and high entropy.
 
     Args:
-        q_B: [B] value of fresh actions, with gradients through the actions.
+        q_B: [B] value of freshly sampled actions, with gradients through the actions.
         log_prob_B: [B] their log-density, in nats.
         alpha: scalar temperature, without gradient.
 
@@ -208,7 +208,7 @@ def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor) -> Tensor:
 
 
 def discrete_policy_loss(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
-    """`policy_loss` over discrete actions, whose expectation needs no sample.
+    """`policy_loss` for discrete actions, as an exact expectation.
 
     Args:
         q_BN: [B, N] values, without gradient.
@@ -221,7 +221,7 @@ def discrete_policy_loss(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Te
 
 
 def deterministic_policy_loss(q_B: Tensor) -> Tensor:
-    """Moves a deterministic policy uphill.
+    """Loss of a deterministic policy, which maximizes the value of its actions.
 
     Args:
         q_B: [B] value of the policy's actions, with gradients through the actions.
@@ -236,7 +236,7 @@ def deterministic_policy_loss(q_B: Tensor) -> Tensor:
 
 
 def temperature_loss(log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float) -> Tensor:
-    """Moves the temperature towards a target entropy.
+    """Loss that moves the temperature towards a target entropy.
 
     Args:
         log_alpha: scalar; the temperature is exp(log_alpha).

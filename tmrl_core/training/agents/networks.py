@@ -24,14 +24,14 @@ class EnsembleLinear(nn.Module):
     """`count` independent affine layers, computed as one batched product.
 
     Args:
-        count: K, how many.
+        count: K, number of layers.
         inputs: features in.
         outputs: features out.
     """
 
     def __init__(self, count: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        # As torch.nn.Linear initialises each of them.
+        # Initialised like torch.nn.Linear.
         bound = 1.0 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
@@ -41,7 +41,7 @@ class EnsembleLinear(nn.Module):
         device = x_KBI.device.type
         if self.weight.shape[-1] == 1 and (device == "cpu" or torch.is_autocast_enabled(device)):
             # Batched products of a matrix and one column are slow on a CPU: 180 us instead of 50 for two of 256 x 256.
-            # And in less than float32 a value of some hundreds would be rounded to a whole number, as a product's is.
+            # Also, a product in less than float32 would round a value of some hundreds to a whole number.
             return (x_KBI * self.weight.transpose(1, 2)).sum(dim=-1, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, x_KBI, self.weight)
 
@@ -52,7 +52,7 @@ def ensemble_mlp(
     """`count` independent multi-layer perceptrons, [K, B, inputs] to [K, B, outputs].
 
     Args:
-        count: K, how many.
+        count: K, number of layers.
         inputs: features in.
         hidden_sizes: width of each hidden layer.
         outputs: features out.
@@ -63,7 +63,7 @@ def ensemble_mlp(
 
 
 def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
-    """[A] gain and [A] shift that take each element of an action from its bounds to [-1, 1], where it has bounds."""
+    """Return [A] gain and [A] shift that scale each bounded element of an action from its bounds to [-1, 1]."""
     low, high = (
         torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (action_space.low, action_space.high)
     )
@@ -76,15 +76,15 @@ def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
 class EnsembleCritic(nn.Module):
     """Several independent multi-layer perceptrons that estimate the value of an action.
 
-    They see an action scaled to [-1, 1] in each element, so that what they learn does not depend on the actuators'
-    units; one without finite bounds as it is.
+    Their input is the action with each element scaled to [-1, 1], so that learning does not depend on the actuators'
+    units. Elements without finite bounds are not scaled.
 
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        observation_space: flattened by `tmrl_core.actor.policies.flattening`.
         action_space: a Box of floats.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
-        count: K, how many critics.
+        count: K, number of critics.
     """
 
     gain: Tensor
@@ -102,7 +102,7 @@ class EnsembleCritic(nn.Module):
         self._layout = layout_of(observation_space)
         self.count = count
         gain, shift = _to_unit(action_space)
-        # Of the environment, not learned: checkpoints do not hold them.
+        # They come from the environment and are not learned, so checkpoints do not hold them.
         self.register_buffer("gain", gain, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
         self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
@@ -113,7 +113,7 @@ class EnsembleCritic(nn.Module):
         """[K, B] values.
 
         Args:
-            obs: nested as the observation space is, leaves [B, *shape] tensors.
+            obs: nested like the observation space, with [B, *shape] tensors as leaves.
             act: [B, *action shape].
         """
         act_BA = act.reshape(act.shape[0], -1).float()
@@ -125,14 +125,14 @@ class EnsembleCritic(nn.Module):
 
 
 class EnsembleQ(nn.Module):
-    """Several independent multi-layer perceptrons that estimate the value of each of a few actions.
+    """Several independent multi-layer perceptrons that estimate the value of each discrete action.
 
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        observation_space: flattened by `tmrl_core.actor.policies.flattening`.
         action_space: Discrete.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
-        count: K, how many critics.
+        count: K, number of critics.
     """
 
     def __init__(
@@ -153,14 +153,14 @@ class EnsembleQ(nn.Module):
         """[K, B, N] values.
 
         Args:
-            obs: nested as the observation space is, leaves [B, *shape] tensors.
+            obs: nested like the observation space, with [B, *shape] tensors as leaves.
         """
         q_KBN: Tensor = self.net(flatten_batch(self._layout, obs).expand(self.count, -1, -1))
         return q_KBN
 
 
 class CriticList(nn.Module):
-    """Critics that are modules of their own, each `(obs, act) -> [B]`, behind the interface of `EnsembleCritic`."""
+    """Separate critic modules, each `(obs, act) -> [B]`, behind the interface of `EnsembleCritic`."""
 
     def __init__(self, critics: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -175,15 +175,16 @@ class CriticList(nn.Module):
 class MLPActorCritic(nn.Module):
     """A squashed-Gaussian policy and its critics.
 
-    A model of one's own needs `actor(obs, test=False, compute_logprob=True) -> (action, logp_B)`, which is an
-    ActorModule too, and `critics(obs, act) -> q_KB`; or, instead of `critics`, modules `q1` and `q2`, or a list `qs`.
+    A custom model needs `actor(obs, test=False, compute_logprob=True) -> (action, logp_B)`, which must be an
+    ActorModule, and `critics(obs, act) -> q_KB`. Instead of `critics` it may have modules `q1` and `q2`, or a list
+    `qs`.
 
     Args:
         observation_space: of the environment.
         action_space: a Box of floats with finite bounds.
         hidden_sizes: width of each hidden layer, of the policy and of the critics.
         activation: class of the hidden layers' activation, or its name.
-        n: how many critics.
+        n: number of critics.
     """
 
     actor_cls: ClassVar[type[TorchMLPActor]] = SquashedGaussianMLPActor
@@ -216,34 +217,34 @@ class REDQMLPActorCritic(MLPActorCritic):
 
 
 class DeterministicActorCritic(MLPActorCritic):
-    """A deterministic policy and its critics, as TD3 has them.
+    """A deterministic policy and its critics, for TD3.
 
-    A model of one's own needs `actor(obs) -> action`, which is an ActorModule too and has the buffers `low` and `high`
-    of the action's shape, and critics as `MLPActorCritic` says.
+    A custom model needs `actor(obs) -> action`, which must be an ActorModule with the buffers `low` and `high` of the
+    action's shape, and critics as described in `MLPActorCritic`.
 
     Args:
         observation_space: of the environment.
         action_space: a Box of floats with finite bounds.
         hidden_sizes: width of each hidden layer, of the policy and of the critics.
         activation: class of the hidden layers' activation, or its name.
-        n: how many critics.
+        n: number of critics.
     """
 
     actor_cls = DeterministicMLPActor
 
 
 class CategoricalActorCritic(nn.Module):
-    """A policy over a few actions and critics that say what each of them is worth.
+    """A policy over discrete actions and critics of the value of each action.
 
-    A model of one's own needs `actor`, an ActorModule with `log_probs(flat_BD) -> [B, N]` and `layout` as
-    `CategoricalMLPActor` has them, and `critics(obs) -> [K, B, N]`.
+    A custom model needs `actor`, an ActorModule with `log_probs(flat_BD) -> [B, N]` and `layout` like
+    `CategoricalMLPActor`, and `critics(obs) -> [K, B, N]`.
 
     Args:
         observation_space: of the environment.
         action_space: Discrete.
         hidden_sizes: width of each hidden layer, of the policy and of the critics.
         activation: class of the hidden layers' activation, or its name.
-        n: how many critics.
+        n: number of critics.
     """
 
     def __init__(
@@ -260,16 +261,16 @@ class CategoricalActorCritic(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """DQN's network, which is its policy.
+    """Q-network of DQN, which is also its policy.
 
-    A model of one's own needs `actor(obs) -> q_BN`, which is an ActorModule too and has `index(action_B)`.
+    A custom model needs `actor(obs) -> q_BN`, which must be an ActorModule with `index(action_B)`.
 
     Args:
         observation_space: of the environment.
         action_space: Discrete.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
-        dueling: the last layer says the state's value and each action's advantage.
+        dueling: dueling network: the last layer outputs the state's value and each action's advantage.
     """
 
     def __init__(
@@ -285,10 +286,10 @@ class QNetwork(nn.Module):
 
 
 def critics_of(model: Any) -> nn.Module:
-    """A model's critics as one module `(obs, act) -> q_KB`.
+    """Return a model's critics as one module `(obs, act) -> q_KB`.
 
     Raises:
-        TypeError: the model has none that this module knows.
+        TypeError: the model has none of the supported attributes.
     """
     if hasattr(model, "critics"):
         critics: nn.Module = model.critics
@@ -298,6 +299,6 @@ def critics_of(model: Any) -> nn.Module:
     if hasattr(model, "q1") and hasattr(model, "q2"):
         return CriticList([model.q1, model.q2])
     raise TypeError(
-        f"{type(model).__name__} has no critics: give it an attribute `critics` (module, (obs, act) -> [K, B]), "
-        "or `q1` and `q2`, or `qs`."
+        f"{type(model).__name__} has no critics. Add an attribute `critics` (a module, (obs, act) -> [K, B]), "
+        "or `q1` and `q2`, or a list `qs`."
     )

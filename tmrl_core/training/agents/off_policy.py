@@ -27,19 +27,19 @@ GRADIENTS_EVERY = 1_000
 
 
 class OffPolicyAgent(TrainingAgent):
-    """An agent with a model that acts and slow copies of parts of it. A subclass says what an `update` is.
+    """Agent with a model that acts and target networks of parts of it. A subclass implements `update`.
 
     Args:
         observation_space: of the environment.
         action_space: of the environment.
-        device: where it computes; None: cuda where there is one.
+        device: device of the networks; None: cuda if available.
         model_cls: `(observation_space, action_space, **model_kwargs)` makes a module whose `actor` is the policy.
         model_kwargs: its keyword arguments.
-        gamma: discount per step, where the batch says no other.
-        polyak: share of the slow copies that stays at each update.
+        gamma: discount per step, for batches without a discount of their own.
+        polyak: coefficient of the Polyak update of the target networks.
 
     Attributes:
-        td_error_B: [B] of the last update, in the order of its batch; None where rows were drawn uniformly.
+        td_error_B: [B] TD errors of the last update, in the order of its batch; None where rows were sampled uniformly.
     """
 
     collection: ClassVar[frozenset[str]] = frozenset({"asynchronous", "synchronous"})
@@ -67,17 +67,17 @@ class OffPolicyAgent(TrainingAgent):
         self.precision = "float32"
 
     def compute_with(self, compile: bool | str = "auto", precision: str = "float32") -> None:
-        """Choose how updates are computed; to be called before the first.
+        """Choose compilation and precision of updates. Call this before the first update.
 
         Args:
-            compile: one compiled graph for an update. auto: in runs that are long enough to gain by it, which is after
-                `COMPILE_AFTER` updates.
-            precision: of the networks' products: float32, or bfloat16 for processors and GPUs that are faster at it
-                (parameters, the critics' last layer, losses and optimizers stay float32). SAC learns Pendulum as well
-                with it (benchmarks/results/). Processors without instructions for it take ten times as long and more.
+            compile: run each update as one compiled graph. auto: in long runs only, after `COMPILE_AFTER` updates.
+            precision: of the networks' matrix products: float32, or bfloat16 for processors and GPUs that compute it
+                faster (parameters, the critics' last layer, losses and optimizers stay float32). SAC learns Pendulum
+                equally well with it (benchmarks/results/). Processors without bfloat16 instructions take at least ten
+                times as long.
 
         Raises:
-            ConfigError: one of them is something else.
+            ConfigError: a value is not among those listed.
         """
         if compile not in (True, False, "auto"):
             raise ConfigError(f"agent.kwargs.compile is {compile!r}; allowed: auto, true, false")
@@ -87,15 +87,15 @@ class OffPolicyAgent(TrainingAgent):
         self.precision = precision
 
     def get_actor(self) -> Any:
-        """The policy, where it is trained."""
+        """Return the policy that is trained."""
         return self.model.actor
 
     def train(self, batch: Any) -> dict[str, Any]:
-        """One update; none, where a number in it is not finite, see `bad_updates.SKIPPED`."""
+        """Update once; skip an update with NaN or Inf, see `skipped_updates.SKIPPED`."""
         return self._train_steps([batch])[0]
 
     def train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:
-        """As `train` with each of them; compiled updates cost less so."""
+        """Call `train` with each batch; compiled updates cost less together."""
         if type(self).train is not OffPolicyAgent.train:
             return super().train_steps(batches)
         return self._train_steps(batches)
@@ -105,7 +105,7 @@ class OffPolicyAgent(TrainingAgent):
         done: list[dict[str, Any]] = []
         while len(done) < len(todo):
             rest = todo[len(done) :]
-            # One in so many is run without compiling, for the gradients that it leaves to be looked at.
+            # One update of `GRADIENTS_EVERY` runs uncompiled, so that its gradients can be read.
             compiled = GRADIENTS_EVERY - 1 - self.updates_asked % GRADIENTS_EVERY
             made = self.compiler.updates(rest[:compiled]) if compiled and self._compiles else []
             if made:
@@ -121,21 +121,21 @@ class OffPolicyAgent(TrainingAgent):
     def _compiles(self) -> bool:
         """Tell whether the next update should be compiled."""
         wanted = self.compile is True or (self.compile == "auto" and self.updates_asked >= COMPILE_AFTER)
-        # A subclass that computes something else has to say itself which kinds of updates it makes.
+        # A subclass with an update of its own has to declare its kinds of updates itself.
         return wanted and "update_kind" in vars(type(self))
 
     def update_here(self, transitions: Transitions) -> dict[str, Tensor]:
-        """`update`, in the precision that was chosen, without compiling."""
+        """Call `update` uncompiled, in the chosen precision."""
         if self.precision == "float32":
             return self.update(transitions)
-        # Parameters change within an update, so that none may be taken from a cache.
+        # Parameters change within an update, so a cache of their casts would be stale.
         with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
             return self.update(transitions)
 
-    # Kept out of checkpoints: what goes with this process.
+    # Cached properties are not part of checkpoints: these belong to this process.
     @cached_property
     def compiler(self) -> Compiler:
-        """Keeps the compiled updates."""
+        """Compiler with the compiled updates."""
         return Compiler(self)
 
     @cached_property
@@ -143,22 +143,22 @@ class OffPolicyAgent(TrainingAgent):
         return FiniteUpdates(self)
 
     def update_kind(self) -> Hashable:
-        """Which of its kinds of update comes next, from what it counts: each is compiled by itself.
+        """Return the kind of the next update, which depends on the agent's counters; each kind has a compiled graph.
 
-        A class whose `update` computes with tensors only, and decides by integers among its attributes only, says so by
-        defining this itself; others are not compiled.
+        Override this only in a class whose `update` computes with tensors alone, and whose decisions depend on integer
+        attributes alone. Classes that do not override it are not compiled.
         """
         return None
 
     @abstractmethod
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
-        """One update with these transitions; metrics as `train`."""
+        """Update with these transitions; return metrics as `train` does."""
 
     @abstractmethod
     def slow_copies(self) -> Sequence[tuple[nn.Module, nn.Module]]:
-        """Each slow copy with what it copies."""
+        """Return each target network with its source network."""
 
-    # Kept out of checkpoints: the modules' own parameters, listed once.
+    # Cached properties are not part of checkpoints: the modules' parameters, listed once.
     @cached_property
     def _target_parameters(self) -> list[Tensor]:
         return [p for target, _ in self.slow_copies() for p in target.parameters()]
@@ -182,10 +182,10 @@ class OffPolicyAgent(TrainingAgent):
 
 
 def slow_copy(module: nn.Module) -> Any:
-    """A copy of a module that no gradient moves."""
+    """Return a copy of a module without gradients, as a target network."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
 def model_arguments(model_kwargs: Mapping[str, Any] | None, **named: Any) -> dict[str, Any]:
-    """Keyword arguments of a model: those of `model_kwargs`, and over them the named ones that are not None."""
+    """Return the model's keyword arguments: `model_kwargs`, overridden by the named ones that are not None."""
     return {**(model_kwargs or {}), **{name: value for name, value in named.items() if value is not None}}

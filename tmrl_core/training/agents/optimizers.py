@@ -1,4 +1,4 @@
-"""Making optimizers, stepping them, holding parameters still, and having slow copies follow."""
+"""Construction and steps of optimizers, frozen parameters, and Polyak updates of target networks."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def make_optimizer(
     l2: float | None = None,
     eps: float | None = None,
 ) -> torch.optim.Optimizer:
-    """An optimizer by its name, fused where torch has it for these parameters' device.
+    """Make an optimizer by name, fused where torch supports that on the parameters' device.
 
     Args:
         name: adam, adamw or sgd.
-        parameters: what it moves.
+        parameters: to optimize.
         lr: learning rate.
         betas: Adam's; None: torch's default.
         l2: weight decay; None: the optimizer's default.
-        eps: what Adam adds to the root of the mean square that it divides by; None: torch's default.
+        eps: Adam's epsilon; None: torch's default.
 
     Raises:
-        ConfigError: the name is none of adam, adamw and sgd.
+        ConfigError: the name is unknown.
     """
     kind, parameters = name.lower(), list(parameters)
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=lr, weight_decay=l2 or 0.0)
     makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if kind not in makers:
-        raise ConfigError(f"optimizer {name!r} is none of adam, adamw, sgd")
+        raise ConfigError(f"unknown optimizer {name!r}; allowed: adam, adamw, sgd")
     options: dict[str, Any] = {"lr": lr}
     if betas is not None:
         options["betas"] = tuple(betas)
@@ -51,15 +51,15 @@ def make_optimizer(
 
 
 def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | None = None) -> dict[str, Tensor]:
-    """One step of the optimizer down this loss.
+    """Make one optimizer step on a loss.
 
     Args:
-        optimizer: whose parameters the loss depends on.
+        optimizer: of parameters that the loss depends on.
         loss: scalar with gradients.
-        max_norm: a larger Euclidean norm of all gradients together is scaled down to this; None: none is.
+        max_norm: clipping threshold of the Euclidean norm of all gradients together; None: no clipping.
 
     Returns:
-        With `max_norm`, that norm before, as the metric `grad_norm`.
+        With `max_norm`, the norm before clipping as the metric `grad_norm`.
     """
     metrics: dict[str, Tensor] = {}
     optimizer.zero_grad()
@@ -97,8 +97,8 @@ def optimizer_metrics(agent: Any) -> dict[str, float]:
 
 @contextmanager
 def held(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Within it, gradients go through what these parameters compute, and not into them."""
-    parameters = list(parameters)  # a module's own are an iterator, which is at its end after the first pass
+    """Freeze parameters in a `with` block: gradients flow through their operations, but not into them."""
+    parameters = list(parameters)  # `Module.parameters()` is an iterator, which can be read only once
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
@@ -110,12 +110,12 @@ def held(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 @torch.no_grad()
 def follow(targets: list[Tensor], sources: list[Tensor], polyak: float) -> None:
-    """Move slow copies towards what they copy, in place.
+    """Polyak update of target networks, in place.
 
     Args:
-        targets: parameters of the slow copy.
-        sources: those of what it copies, in the same order.
-        polyak: share of itself that the copy keeps; 0: it becomes equal.
+        targets: parameters of the target networks.
+        sources: parameters of the source networks, in the same order.
+        polyak: weight of the targets' old values; 0: copy the sources.
 
     Source: Polyak averaging as in Lillicrap et al., arXiv:1509.02971, algorithm 1, with polyak = 1 - tau.
     """

@@ -33,11 +33,11 @@ from tmrl_core.training.updates.rollback import all_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 REWARD_LIMIT = 10.0
-"""Scaled rewards are cut here."""
+"""Clipping threshold of scaled rewards."""
 
 
 class PPOActorCritic(torch.nn.Module):
-    """A policy with a density, and the value of observations; they share no weights.
+    """A stochastic policy and a value function that share no weights.
 
     Args:
         observation_space, action_space, hidden_sizes, activation: as for the policies.
@@ -45,7 +45,7 @@ class PPOActorCritic(torch.nn.Module):
         actor_kwargs: its further keyword arguments.
 
     Raises:
-        ConfigError: a space that the policy cannot take.
+        ConfigError: the policy does not support a space.
     """
 
     def __init__(
@@ -67,49 +67,49 @@ class PPOActorCritic(torch.nn.Module):
         self.critic = torch.nn.Sequential(*layers, orthogonal(torch.nn.Linear(width, 1), 1.0))
 
     def value(self, flat_BD: Tensor) -> Tensor:
-        """[B] values of flattened observations [B, D]."""
+        """Return [B] values of flattened observations [B, D]."""
         value_B: Tensor = self.critic(self.actor.normalized(flat_BD)).squeeze(-1)
         return value_B
 
 
 class PPOAgent(TrainingAgent):
-    """Learns from one round of lockstep collection at a time: some epochs of minibatches of it, with clipped ratios.
+    """Proximal policy optimization: several epochs of minibatches on each round of lockstep collection.
 
-    It waits for its device: after each minibatch, to see whether the gradient is finite, and with `target_kl` how far
-    the policy has moved; and about its advantages, which are computed on the CPU.
+    It synchronizes with its device after each minibatch, to check that the gradient is finite and, with `target_kl`, to
+    read the KL divergence. It also does so for the advantages, which are computed on the CPU.
 
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        observation_space: flattened by `tmrl_core.actor.policies.flattening`.
         action_space: Discrete, or a Box of floats.
-        device: where it computes; None: cpu.
+        device: device of the networks; None: cpu.
         actor_cls: makes the policy; None: `CategoricalMLPActor` for Discrete actions, else `GaussianMLPActor`.
-        hidden_sizes: width of each hidden layer, of the policy and of the value alike.
-        activation: their class, or its name.
-        log_std: of the Gaussian policy, the logarithm of its first standard deviation.
-        gamma: discount of one step.
-        gae_lambda: weight of longer sums in the advantages.
+        hidden_sizes: width of each hidden layer of the policy and of the value function.
+        activation: class of their activation, or its name.
+        log_std: initial logarithm of the Gaussian policy's standard deviation.
+        gamma: discount per step.
+        gae_lambda: lambda of generalized advantage estimation.
         lr: learning rate.
-        lr_final: the rate falls to this part of it in a straight line, over `lr_rounds`; 1: it stays.
-        lr_rounds: in how many rounds.
-        update_epochs: how often each transition is trained on.
+        lr_final: final learning rate as a share of `lr`, reached linearly over `lr_rounds`; 1: constant.
+        lr_rounds: rounds of the linear learning-rate schedule.
+        update_epochs: epochs per round.
         minibatch_size: transitions in a minibatch.
-        clip_ratio: how far from 1 the ratio of densities is followed.
-        value_clip: how far from the old value the new one is followed; None: everywhere.
-        value_coef: weight of the value's loss.
-        entropy_coef: weight of the bonus for entropy.
-        max_grad_norm: longer gradients are shortened to this; None: they are not.
-        target_kl: training on a round stops once the policy has moved 1.5 times as far, in nats; None: never.
+        clip_ratio: PPO clip range of the ratio of densities around 1.
+        value_clip: clip range of the new value around the old one; None: no clipping.
+        value_coef: weight of the value loss.
+        entropy_coef: weight of the entropy bonus.
+        max_grad_norm: gradient-norm clipping threshold; None: no clipping.
+        target_kl: stop training on a round once the KL divergence exceeds 1.5 times this, in nats; None: never.
         normalize_advantages: to a mean of 0 and a standard deviation of 1, in each minibatch.
-        normalize_observations: of the policy, whose it is to say, and of the value; a round is trained on as it was
-            acted on, then its observations count.
-        normalize_rewards: divided by the standard deviation of discounted sums of the rewards so far, and cut at 10. A
-            sum goes on from round to round, as long as its episode does.
+        normalize_observations: of the policy, which applies the normalization, and of the value function. A round is
+            trained on with the statistics that it was collected with; then its observations are added to them.
+        normalize_rewards: divide rewards by the standard deviation of the discounted sums of all rewards so far, and
+            clip them at 10. A sum continues from round to round until its episode ends.
         optimizer: adam, adamw or sgd.
-        adam_eps: what Adam adds to the root of the mean square that it divides by. The first gradients of the policy's
-            hidden layers are not much larger than this, which keeps them from moving at the full rate on noise.
+        adam_eps: epsilon of Adam. The first gradients of the policy's hidden layers are not much larger than this, so
+            that noise does not move these layers at the full rate.
 
     Raises:
-        ConfigError: a space or a parameter that does not fit.
+        ConfigError: a space is unsupported, or a parameter is out of range.
 
     Source: Schulman et al., arXiv:1707.06347.
     """
@@ -118,7 +118,7 @@ class PPOAgent(TrainingAgent):
     type_version = 1
 
     collection: ClassVar[frozenset[str]] = frozenset({"lockstep"})
-    """Modes of collection that it can learn from."""
+    """Supported modes of collection."""
     action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
     wants_extras: ClassVar[bool] = True
     transient: ClassVar[frozenset[str]] = frozenset({"after_update"})
@@ -158,11 +158,14 @@ class PPOAgent(TrainingAgent):
                 raise ConfigError(f"agent.kwargs.{name}: found {value}, allowed: at least 1")
         if normalize_advantages and minibatch_size < 2:
             raise ConfigError(
-                "agent.kwargs.minibatch_size: found 1, allowed: at least 2, since one advantage cannot be normalized; "
-                "or normalize_advantages: false"
+                "agent.kwargs.minibatch_size: found 1, allowed: at least 2, since one advantage cannot be normalized. "
+                "Raise it, or set normalize_advantages: false."
             )
         if lr_final != 1.0 and not lr_rounds:
-            raise ConfigError("agent.kwargs.lr_rounds: set it, since lr_final says what the rate falls to by then")
+            raise ConfigError(
+                f"agent.kwargs.lr_rounds: found {lr_rounds}, allowed: at least 1, since lr_final is {lr_final:g}. "
+                "Set the number of rounds of the learning-rate schedule."
+            )
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.lr = lr
@@ -178,7 +181,7 @@ class PPOAgent(TrainingAgent):
         self.target_kl = target_kl
         self.normalize_advantages = normalize_advantages
         self.rounds = 0
-        """Rounds trained on."""
+        """Number of rounds trained on."""
         kwargs: dict[str, Any] = {} if log_std is None else {"log_std": log_std}
         if normalize_observations:
             kwargs["normalize_observations"] = True
@@ -190,37 +193,37 @@ class PPOAgent(TrainingAgent):
         self.observations = RunningMoments(width) if normalize_observations else None
         self.returns = RunningMoments(1) if normalize_rewards else None
         self._last_sums: dict[int, tuple[int, int, float]] = {}
-        """Of each stream in the last round: episode, step, and the discounted sum of rewards up to there."""
+        """Last position of each stream in the last round: episode, step, and discounted sum of rewards so far."""
         self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, eps=adam_eps)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
     def get_actor(self) -> OnPolicyActor:
-        """The policy."""
+        """Return the policy."""
         return self.model.actor
 
     def train(self, batch: Any) -> dict[str, Any]:
         """Train on one round.
 
         Args:
-            batch: `(prev_obs, new_act, rew, new_obs, terminated, truncated, extras)` of [T, ...] tensors, in the order
-                in which they were made; extras with `logp`, `ends`, what the policy needs beside, and
-                perhaps `places`, without which sums of rewards begin anew.
+            batch: `(prev_obs, new_act, rew, new_obs, terminated, truncated, extras)` of [T, ...] tensors, in order of
+                collection. The extras hold `logp`, `ends` and further inputs of the policy; without `places`, sums of
+                rewards restart with each round.
 
         Returns:
-            Metrics, and how many `updates` were made; `updates_skipped` are those whose gradient was not finite. Where
-            none was made, or a number of the round is not finite (then nothing at all is changed), `SKIPPED` is true.
+            Metrics, with the number of `updates`; `updates_skipped` counts updates whose gradient was not finite.
+            `SKIPPED` is true if no update was made, or if the round holds NaN or Inf (then nothing is changed).
 
         Raises:
-            ConfigError: the workers' policy says no `logp`.
+            ConfigError: the workers' policy returns no `logp`.
         """
         obs, action, reward_T, next_obs, terminated_T, _, extras = batch
         if "logp" not in extras:
             raise ConfigError(
-                "actor.cls: the workers' policy brings no logp with its actions; take one of tmrl_core.actor: "
-                "CategoricalMLPActor (Discrete actions) or GaussianMLPActor"
+                "actor.cls: the workers' policy returns no logp with its actions. Use tmrl_core.actor: "
+                "CategoricalMLPActor (Discrete actions) or GaussianMLPActor."
             )
         if not all_finite(tree_leaves(batch)):
-            # Not even what it normalizes by may see them: it would never be a number again.
+            # Running statistics must not see these numbers either: they would stay NaN for good.
             return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
         reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
@@ -271,13 +274,13 @@ class PPOAgent(TrainingAgent):
         }
 
     def _scaled(self, reward_T: Tensor, ends_T: Tensor, places_T3: Tensor | None) -> Tensor:
-        """[T] rewards as training gets them."""
+        """Return [T] rewards, normalized if that is enabled."""
         if self.returns is None:
             return reward_T
         places = places_T3.tolist() if places_T3 is not None else []
         before = np.zeros(len(reward_T))
         for index, (stream, episode, step) in enumerate(places):
-            # Within a round nothing follows what the round before ended with but the first of it.
+            # Only the first transition of a stream can continue an episode of the round before.
             earlier = self._last_sums.get(stream)
             if earlier is not None and earlier[:2] == (episode, step - 1):
                 before[index] = earlier[2]
@@ -291,7 +294,7 @@ class PPOAgent(TrainingAgent):
         return (reward_T / scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
 
     def _count_observations(self, flat_TD: Tensor) -> None:
-        """The next version of the policy normalizes by these too; values and densities so far were by the old ones."""
+        """Add these observations to the statistics that the policy's next version normalizes by."""
         if self.observations is not None:
             self.observations.see(flat_TD)
             self.model.actor.obs_mean.copy_(self.observations.mean)
@@ -300,7 +303,7 @@ class PPOAgent(TrainingAgent):
     def _advantages(
         self, reward_T: Tensor, value_T: Tensor, next_obs: Any, terminated_T: Tensor, ends_T: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[T] advantages and [T] returns. Only where a run ends the value of what followed is not that of the next."""
+        """Return [T] advantages and [T] returns; the next value is that of the next row, except where a run ends."""
         next_value_T = torch.cat([value_T[1:], value_T[:1]])
         at = torch.nonzero(ends_T).squeeze(1)
         with torch.no_grad():
@@ -333,7 +336,7 @@ class PPOAgent(TrainingAgent):
             }
 
     def _step(self, loss: Tensor) -> Tensor:
-        """One step against the gradient, whose norm is returned; where that is not finite, nothing has changed."""
+        """Make one optimizer step and return the gradient's norm; change nothing if that is not finite."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         longest = math.inf if self.max_grad_norm is None else self.max_grad_norm
@@ -350,7 +353,7 @@ class PPOAgent(TrainingAgent):
 
 
 def _rows(tree: Any, at: Tensor) -> Any:
-    """The rows `at` of each leaf."""
+    """Return the rows `at` of each leaf."""
     if isinstance(tree, dict):
         return {key: _rows(value, at) for key, value in tree.items()}
     if isinstance(tree, tuple):

@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 def clipped_policy_loss(log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, clip_ratio: float) -> Tensor:
-    """Loss that raises what had a positive advantage, as long as the policy stays near the one that collected.
+    """Clipped surrogate loss of the policy.
 
     Args:
-        log_prob_B: [B] log-density of the actions under the policy as it is, in nats.
-        old_log_prob_B: [B] under the one that collected them.
+        log_prob_B: [B] log-density of the actions under the current policy, in nats.
+        old_log_prob_B: [B] log-density under the policy that collected them.
         advantage_B: [B] advantages.
-        clip_ratio: how far from 1 the ratio of both is followed.
+        clip_ratio: PPO clip range of the ratio of densities around 1.
 
     Returns:
         Scalar.
 
     Raises:
-        ValueError: the tensors are not [B] alike; [B, 1] would broadcast silently.
+        ValueError: the tensors do not all have one shape [B]; [B, 1] would broadcast silently.
 
     Source: Schulman et al., arXiv:1707.06347, eq. 7.
     """
@@ -38,16 +38,16 @@ def value_loss(
     """Half the mean squared error of the values.
 
     Args:
-        value_B: [B] values as they are.
-        return_B: [B] what they should be.
-        old_value_B: [B] values before the round's updates; only with `value_clip`.
-        value_clip: how far from the old value the new one is followed; None: it is not clipped.
+        value_B: [B] current values.
+        return_B: [B] target values.
+        old_value_B: [B] values before the round's updates; required with `value_clip`.
+        value_clip: clip range of the new value around the old one; None: no clipping.
 
     Returns:
         Scalar.
 
     Raises:
-        ValueError: the tensors are not [B] alike.
+        ValueError: the tensors do not all have one shape [B].
 
     Source: Schulman et al., arXiv:1707.06347, eq. 9 (L^VF); the clipping is of the authors' own implementation, see
     Andrychowicz et al., arXiv:2006.05990, section 3.3.
@@ -64,17 +64,17 @@ def value_loss(
 
 
 def divergence(log_prob_B: Tensor, old_log_prob_B: Tensor) -> Tensor:
-    """An estimate of the KL divergence of the policy as it is from the one that collected; never negative.
+    """Estimate the KL divergence between the policy that collected and the current one; never negative.
 
     Args:
-        log_prob_B: [B] log-density of the actions under the policy as it is, in nats.
-        old_log_prob_B: [B] under the one that collected them.
+        log_prob_B: [B] log-density of the actions under the current policy, in nats.
+        old_log_prob_B: [B] log-density under the policy that collected them.
 
     Returns:
         Scalar, in nats.
 
     Raises:
-        ValueError: the tensors are not [B] alike.
+        ValueError: the tensors do not all have one shape [B].
 
     Source: Schulman, "Approximating KL divergence" (joschu.net/blog/kl-approx.html), k3.
     """

@@ -15,7 +15,7 @@ from tmrl_core.training.batches import Transitions
 
 
 class REDQSACAgent(SacAgent):
-    """Soft actor-critic with a randomized ensemble of critics and several critic updates for each of the policy.
+    """Soft actor-critic with a randomized ensemble of critics and several critic updates per policy update.
 
     The paper's algorithm makes G = 20 updates of the critics for each step of the environment, and then one of the
     policy: set `q_updates_per_policy_update` to G and `trainer.max_training_steps_per_env_step` to G too.
@@ -23,18 +23,18 @@ class REDQSACAgent(SacAgent):
     Args:
         observation_space: of the environment.
         action_space: a Box of floats with finite bounds.
-        device: where it computes; None: cuda where there is one.
+        device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics.
-        n: critics.
-        m: critics, drawn at random for each update, whose lowest value makes the target.
-        q_updates_per_policy_update: updates of the critics for each of the policy and of the temperature.
-        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
-        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        n: number of critics.
+        m: number of critics in the random subset of each update; the subset's lowest value makes the target.
+        q_updates_per_policy_update: critic updates per update of the policy and of the temperature.
+        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
+        activation: of the hidden layers, passed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
-        settings: as `SacAgent`'s.
+        settings: of `SacAgent`.
 
     Raises:
-        ConfigError: not 1 <= m <= n, or no critic update for each of the policy.
+        ConfigError: 1 <= m <= n does not hold, or `q_updates_per_policy_update` is below 1.
 
     Source: Chen et al., arXiv:2101.05982, algorithm 1.
     """
@@ -80,7 +80,7 @@ class REDQSACAgent(SacAgent):
         return (self.updates + 1) % self.q_updates_per_policy_update == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
-        """One update of the critics, and every so often of the policy and the temperature."""
+        """Update the critics; every `q_updates_per_policy_update` updates, also the policy and the temperature."""
         self.updates += 1
         metrics = self._update_critics(transitions)
         if self.updates % self.q_updates_per_policy_update == 0:
@@ -91,10 +91,10 @@ class REDQSACAgent(SacAgent):
         return metrics
 
     def _pessimistic(self, q_KB: Tensor) -> Tensor:
-        """[B] the lowest of a few critics, drawn anew for each update."""
+        """Return [B] the minimum of a random subset of the critics, sampled for each update."""
         chosen = torch.randperm(q_KB.shape[0], device=q_KB.device)[: self.m]
         return q_KB[chosen].amin(dim=0)
 
     def _value(self, q_KB: Tensor) -> Tensor:
-        """[B] the mean of all critics."""
+        """Return [B] the mean of all critics."""
         return q_KB.mean(dim=0)

@@ -1,4 +1,4 @@
-"""Mean and variance of all rows that have been seen, without keeping them."""
+"""Running mean and variance of rows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 class RunningMoments(torch.nn.Module):
     """Mean and variance of each column, over all rows of all batches.
 
-    A module, so that it is part of checkpoints; it computes in float64 on the CPU, since sums grow long.
+    It is a module, so that checkpoints include it. It computes in float64 on the CPU, since the sums are long.
 
     Args:
-        columns: how many columns rows have.
+        columns: number of columns.
 
     Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
     """
@@ -28,7 +28,7 @@ class RunningMoments(torch.nn.Module):
         self.register_buffer("variance", torch.ones(columns, dtype=torch.float64))
 
     def see(self, row_BD: Tensor) -> None:
-        """Take in rows [B, D]; rows that are not finite are left out."""
+        """Add rows [B, D]; skip rows that are not finite."""
         rows = row_BD.detach().to("cpu", torch.float64)
         rows = rows[torch.isfinite(rows).all(dim=1)]
         if not len(rows):
@@ -43,5 +43,5 @@ class RunningMoments(torch.nn.Module):
 
     @property
     def std(self) -> Tensor:
-        """[D] standard deviation, never quite 0; 1 before any row was seen."""
+        """[D] standard deviation, always positive; 1 before the first row."""
         return (self.variance + 1e-8).sqrt()

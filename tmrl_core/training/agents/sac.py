@@ -19,37 +19,37 @@ from tmrl_core.training.batches import Transitions
 class SacAgent(OffPolicyAgent):
     """Soft actor-critic with learned temperature.
 
-    Until the first update the policy that it hands out draws uniformly from the action space, if it knows how to (its
-    `exploration` has a `random`): what it begins with says nothing yet.
+    Until the first update, the published policy samples actions uniformly if it can (its `exploration` has a `random`),
+    since its initial weights hold no information.
 
     Args:
         observation_space: of the environment.
         action_space: a Box of floats with finite bounds.
-        device: where it computes; None: cuda where there is one.
+        device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics, see `MLPActorCritic`.
         gamma: discount per step.
-        polyak: share of the target critics that stays at each update.
-        alpha: temperature, or its first value when it is learned.
+        polyak: coefficient of the Polyak update of the target critics.
+        alpha: temperature, or its initial value when it is learned.
         lr_actor: learning rate of the policy.
         lr_critic: learning rate of the critics.
         lr_entropy: learning rate of the temperature.
         learn_entropy_coef: learn the temperature.
-        target_entropy: nats; None: minus the number of action elements. Densities are those of actions scaled to
-            [-1, 1], whatever the actuators' units are.
+        target_entropy: nats; None: minus the number of action elements. Densities are of actions scaled to [-1, 1],
+            whatever the actuators' units are.
         optimizer_actor: adam, adamw or sgd.
         optimizer_critic: adam, adamw or sgd.
         betas_actor: Adam's; None: torch's default.
         betas_critic: Adam's; None: torch's default.
         l2_actor: weight decay; None: the optimizer's default.
         l2_critic: weight decay; None: the optimizer's default.
-        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
-        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
+        activation: of the hidden layers, passed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
         compile: true, false or auto, see `OffPolicyAgent.compute_with`.
         precision: float32 or bfloat16, see there.
 
     Raises:
-        ConfigError: an optimizer's name is unknown, or a space does not fit.
+        ConfigError: an optimizer's name is unknown, or a space is unsupported.
 
     Source: Haarnoja et al., arXiv:1812.05905.
     """
@@ -110,26 +110,26 @@ class SacAgent(OffPolicyAgent):
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        """The target critics."""
+        """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
 
     def get_actor(self) -> Any:
-        """The policy, where it is trained, and what to explore with: random actions until it has learned something."""
+        """Return the policy that is trained; it explores with random actions until the first update."""
         actor = self.model.actor
         if "random" in actor.exploration():
             actor.set_exploration({"random": 0.0 if self.updates_asked else 1.0})
         return actor
 
     def update_kind(self) -> Hashable:
-        """All updates are alike."""
+        """Return the same kind for every update."""
         return ""
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
-        """One update of critics, policy and temperature."""
+        """Update critics, policy and temperature."""
         action, log_prob_B = self.model.actor(transitions.obs)
         metrics = self._update_critics(transitions)
         metrics |= self._update_policy(transitions.obs, action, log_prob_B)
-        # Last, as in the paper's algorithm 1: all losses of an update are of one temperature.
+        # Last, as in the paper's algorithm 1: all losses of an update use one temperature.
         metrics |= self._update_temperature(log_prob_B)
         self._update_targets()
         return metrics
@@ -159,13 +159,13 @@ class SacAgent(OffPolicyAgent):
         return {"loss_actor": loss.detach()}
 
     def _pessimistic(self, q_KB: Tensor) -> Tensor:
-        """[B] value that targets are made of: the lowest, against overestimation."""
+        """Return [B] the value for targets: the minimum of the critics, against overestimation."""
         return q_KB.amin(dim=0)
 
     def _value(self, q_KB: Tensor) -> Tensor:
-        """[B] value that the policy is moved by."""
+        """Return [B] the value that the policy maximizes."""
         return q_KB.amin(dim=0)
 
 
 SpinupSacAgent = SacAgent
-"""The name that scripts know."""
+"""Alias of `SacAgent` for existing scripts."""

@@ -21,38 +21,37 @@ from tmrl_core.training.batches import Transitions
 
 
 class TD3Agent(OffPolicyAgent):
-    """A deterministic policy, two critics of which targets take the lower one, and delayed updates of the policy.
+    """Twin delayed DDPG: a deterministic policy, clipped double Q-learning and delayed policy updates.
 
-    Until the first update the policy that it hands out draws uniformly from the action space (`exploration`).
+    Until the first update, the published policy samples uniformly from the action space (`exploration`).
 
     Args:
         observation_space: of the environment.
         action_space: a Box of floats with finite bounds.
-        device: where it computes; None: cuda where there is one.
+        device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics, see `DeterministicActorCritic`.
         gamma: discount per step.
-        polyak: share of the slow copies of policy and critics that stays at each of the policy's updates.
+        polyak: coefficient of the Polyak update of the target networks, made with each policy update.
         lr_actor: learning rate of the policy.
         lr_critic: learning rate of the critics.
-        policy_delay: updates of the critics for each of the policy and of the slow copies.
-        target_noise: standard deviation of the noise on the target policy's actions; like the next two where actions
-            are scaled to [-1, 1].
-        target_noise_clip: bound of that noise.
-        exploration_noise: standard deviation of the noise that workers explore with.
+        policy_delay: critic updates per update of the policy and of the target networks.
+        target_noise: standard deviation of the noise on the target policy's actions, for actions scaled to [-1, 1].
+        target_noise_clip: bound of that noise, in the same unit.
+        exploration_noise: standard deviation of the workers' exploration noise, in the same unit.
         optimizer_actor: adam, adamw or sgd.
         optimizer_critic: adam, adamw or sgd.
         betas_actor: Adam's; None: torch's default.
         betas_critic: Adam's; None: torch's default.
         l2_actor: weight decay; None: the optimizer's default.
         l2_critic: weight decay; None: the optimizer's default.
-        hidden_sizes: width of each hidden layer, handed to `model_cls`; None: its default.
-        activation: of the hidden layers, handed to `model_cls`; None: its default.
+        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
+        activation: of the hidden layers, passed to `model_cls`; None: its default.
         model_kwargs: further keyword arguments of `model_cls`.
         compile: true, false or auto, see `OffPolicyAgent.compute_with`.
         precision: float32 or bfloat16, see there.
 
     Raises:
-        ConfigError: an optimizer's name is unknown, the delay is not positive, or a space does not fit.
+        ConfigError: an optimizer's name is unknown, the delay is below 1, or a space is unsupported.
 
     Source: Fujimoto et al., arXiv:1802.09477, algorithm 1.
     """
@@ -110,11 +109,11 @@ class TD3Agent(OffPolicyAgent):
         )
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        """The target policy and the target critics."""
+        """Return the target policy and the target critics with their sources."""
         return [(self.target_actor, self.model.actor), (self.target_critics, self.critics)]
 
     def get_actor(self) -> Any:
-        """The policy, where it is trained, and what to explore with: random actions until it has learned something."""
+        """Return the policy that is trained; it explores with random actions until the first update."""
         actor = self.model.actor
         actor.set_exploration({"noise": self.exploration_noise, "random": 0.0 if self.updates else 1.0})
         return actor
@@ -124,7 +123,7 @@ class TD3Agent(OffPolicyAgent):
         return (self.updates + 1) % self.policy_delay == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
-        """One update of the critics, and every so often of the policy and the slow copies."""
+        """Update the critics; every `policy_delay` updates, also the policy and the target networks."""
         self.updates += 1
         metrics = self._update_critics(transitions)
         if self.updates % self.policy_delay == 0:
