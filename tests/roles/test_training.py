@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tmrl_core import training
 from tmrl_core.config import Config, from_values
+from tmrl_core.config.sections import LimiterSection, LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
 from tmrl_core.roles.training import prepare_torch, training_from_config
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
+from tmrl_core.training.loops.lockstep import TrainingLockstep
+from tmrl_core.training.loops.offline import TrainingOffline
 
 
 def config(**sections: Any) -> Config:
@@ -43,6 +48,26 @@ def test_every_key_reaches_its_parameter() -> None:
     assert agent.gamma == 0.5
     # What describes the workers' policy describes the agent's.
     assert agent.model.actor.mu.in_features == 14
+
+
+def test_every_setting_of_a_loop_has_a_parameter_or_another_reader() -> None:
+    accepted = {*signature(TrainingOffline.__init__).parameters, *signature(TrainingLockstep.__init__).parameters}
+    elsewhere = {"loop", "inbox_bytes", "check_spaces", "model_path", "evaluation", "limiter", "lockstep"}
+    declared = {
+        *TrainerSection.__struct_fields__,
+        *LimiterSection.__struct_fields__,
+        *LockstepSection.__struct_fields__,
+    }
+    assert declared - accepted == elsewhere
+
+
+def test_a_custom_loop_gets_the_parameters_of_tmrl_and_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(training, "Custom", given.update, raising=False)
+    settings = {"loop": "tmrl_core.training:Custom", "threads": 2, "max_policy_lag": 3}
+    training_from_config(config(trainer=settings))()
+    tmrl = set(list(signature(TrainingOffline).parameters)[:14])
+    assert set(given) == tmrl | {"max_policy_lag"}
 
 
 def test_a_memory_on_disk_lies_in_its_folder(tmp_path: Path) -> None:

@@ -159,20 +159,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         memory_cls=memory_cls,
         training_agent_cls=partial(make_agent, config, agent_cls, agent_kwargs),
-        epochs=trainer.epochs,
-        rounds=trainer.rounds,
-        steps=trainer.steps,
-        update_model_interval=trainer.update_model_interval,
-        update_buffer_interval=trainer.update_buffer_interval,
-        max_training_steps_per_env_step=trainer.max_training_steps_per_env_step,
-        sleep_between_buffer_retrieval_attempts=trainer.sleep_between_buffer_retrieval_attempts,
-        profiling=trainer.profiling,
-        agent_scheduler=resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
-        start_training=trainer.start_training,
-        device=trainer.device,
-        **({"max_policy_lag": trainer.max_policy_lag} if trainer.max_policy_lag is not None else {}),
-        **_of_our_loops(config, loop),
-        **_limiter(config),
+        **_loop_settings(config, loop),
         **_declared(config, loop),
         **_lockstep(config),
     )
@@ -199,19 +186,38 @@ def _check_loop(made: partial[Any], reference: str) -> None:
         ) from exc
 
 
-def _of_our_loops(config: Config, loop: Any) -> dict[str, Any]:
-    """Return the keyword arguments for bad updates and threads, if the training loop accepts them."""
+OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads"})
+"""Parameters that custom training loops do not get."""
+
+
+def _loop_settings(config: Config, loop: Any) -> dict[str, Any]:
+    """Return the settings of `trainer` and `trainer.limiter` that `TrainingOffline` has a parameter for.
+
+    A custom training loop gets the parameters of tmrl's loops, and of the others those that are set.
+    """
     from tmrl_core.training.loops.offline import TrainingOffline
 
-    if not (isinstance(loop, type) and issubclass(loop, TrainingOffline)):
-        return {}
-    threads = config.trainer.threads
+    trainer = config.trainer
+    threads = trainer.threads
     if threads is None and config.run.seed is not None and config.worker.collection != "asynchronous":
         threads = 1  # such a run can be repeated, if its rounding is the same
-    return {
-        "max_bad_updates": config.trainer.max_bad_updates,
+    values = {
+        **msgspec.structs.asdict(trainer),
+        **msgspec.structs.asdict(trainer.limiter),
+        "agent_scheduler": resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
         "bad_updates_folder": config.run_folder / "bad_updates",
         "threads": threads,
+    }
+    ours = isinstance(loop, type) and issubclass(loop, TrainingOffline)
+    return {
+        name: values[name]
+        for name, parameter in inspect.signature(TrainingOffline.__init__).parameters.items()
+        if name in values
+        and (
+            ours
+            or parameter.kind is not parameter.KEYWORD_ONLY
+            or (name not in OF_OUR_LOOPS and values[name] is not None)
+        )
     }
 
 
@@ -235,26 +241,11 @@ def _declared(config: Config, loop: Any) -> dict[str, Any]:
     return {"declared": frozenset(known)}
 
 
-def _limiter(config: Config) -> dict[str, Any]:
-    """Keyword arguments of a loop that holds a ratio within a band."""
-    limiter = config.trainer.limiter
-    if limiter.samples_per_insert is None:
-        return {}
-    return {"samples_per_insert": limiter.samples_per_insert, "error_buffer": limiter.error_buffer}
-
-
 def _lockstep(config: Config) -> dict[str, Any]:
     """Keyword arguments of a loop for lockstep collection."""
     if config.worker.collection != "lockstep":
         return {}
-    lockstep = config.trainer.lockstep
-    return {
-        "steps_per_round": lockstep.steps_per_round,
-        "episodes_per_round": lockstep.episodes_per_round,
-        "grace_s": lockstep.grace_s,
-        "min_workers": lockstep.min_workers,
-        "seed": config.run.seed,
-    }
+    return {**msgspec.structs.asdict(config.trainer.lockstep), "seed": config.run.seed}
 
 
 def make_agent(
