@@ -10,7 +10,7 @@ import pstats
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.agent import Batch
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
@@ -444,30 +445,37 @@ class TrainingOffline(TrainingLoop):
         except StorageError as exc:
             self._unwritten.note(exc)
             return
-        for delivery in deliveries:
-            self._take(delivery, interface.version[1])
+        self._take(deliveries, interface.version[1])
         self.commit(interface)
         if self._waits_for:
             self._waits_for = self._lack()
         interface.report(self._progress())
 
-    def _take(self, delivery: Delivery, counter: int) -> None:
-        """Append a delivery to the memory; `counter` is the number of the latest version."""
-        buffer = delivery.buffer
-        if len(buffer) or buffer.episodes:
-            kept, stale = without_stale(buffer, counter, self.max_policy_lag, self.statistics.note_lag)
+    def _take(self, deliveries: Sequence[Delivery], counter: int) -> None:
+        """Append the samples of all deliveries to the memory at once; `counter` is the number of the latest version."""
+        arrived = Buffer(maxlen=None)
+        origins: list[tuple[Delivery, list[Chunk]]] = []
+        received = 0
+        for delivery in deliveries:
+            kept, stale = without_stale(delivery.buffer, counter, self.max_policy_lag, self.statistics.note_lag)
             self.samples_stale += stale
-            received = len(buffer)
-            for chunk, reason in self._memory.append(kept) or ():
-                received -= chunk.rows
-                delivery.refuse(str(reason))
-                self._refused = (self._refused[0] + chunk.rows, str(reason))
+            received += len(delivery.buffer)
+            origins.append((delivery, kept.chunks))
+            arrived += kept
+        if len(arrived) or arrived.episodes:
+            for refused, reason in self._memory.append(arrived) or ():
+                received -= refused.rows
+                self._refused = (self._refused[0] + refused.rows, str(reason))
+                for delivery, chunks in origins:
+                    if any(chunk is refused for chunk in chunks):
+                        delivery.refuse(str(reason))
             self._metrics += [
-                record.metrics for record in buffer.episodes if record.mode == "train" and record.end != "aborted"
+                record.metrics for record in arrived.episodes if record.mode == "train" and record.end != "aborted"
             ]
-            self.total_samples += received
-            self.statistics.samples += received
-        delivery.accept()
+        self.total_samples += received
+        self.statistics.samples += received
+        for delivery in deliveries:
+            delivery.accept()
 
     def commit(self, interface: TrainingInterface) -> bool:
         """Have what was taken acknowledged. False: the disk does not take it; that was said, and is tried again."""
