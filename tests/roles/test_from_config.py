@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from tmrl_core.config import Config, from_values, use
+from tmrl_core.config.sections import WorkerSection
 from tmrl_core.errors import ConfigError, StarvedError
 from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.worker import RolloutWorker
+
+
+def test_every_setting_of_a_worker_has_a_parameter() -> None:
+    accepted: set[str] = set()
+    for takes_settings in (RolloutWorker, RolloutWorker.run, RolloutWorker.run_synchronous):
+        accepted |= signature(takes_settings).parameters.keys()
+    elsewhere = {"evaluation_videos"}
+    assert set(WorkerSection.__struct_fields__) - accepted == elsewhere
 
 
 @pytest.fixture(autouse=True)
