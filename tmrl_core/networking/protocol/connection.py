@@ -49,7 +49,7 @@ class Connection:
     Args:
         silent_s: seconds without a byte from the other side after which the link is dead.
         heartbeat_s: seconds without a frame to the other side after which a heartbeat is sent.
-        greeting_s: seconds within which the other side must have said who it is.
+        greeting_s: seconds within which the other side must identify itself.
     """
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {}
@@ -65,16 +65,16 @@ class Connection:
         self.closing = False
         """No more is read; what `to_send` still returns should be sent before the transport closes."""
         self.reason: NetworkError | None = None
-        """Why the link was closed; None while it is open, and when it was closed in order."""
+        """Reason of the close; None while the link is open, and if it was closed in order."""
         self.wake: Callable[[], None] = lambda: None
         self.on_let_in: Callable[[], None] = lambda: None
-        """Called once, when the other side has proved who it is."""
+        """Called once, when the other side is authenticated."""
         self.bytes_in = 0
         self.bytes_out = 0
         self._reader = FrameReader()
         self._control: deque[bytes] = deque()
         self.unread_bytes = 0
-        """Of control messages that have not left: what the other side has not made room for."""
+        """Bytes of unsent control messages, for which the other side has not made space."""
         self._slots: dict[Hashable, Control] = {}
         self._now = 0.0
         self._connected_at = 0.0
@@ -85,7 +85,7 @@ class Connection:
     # --- called by the transport ---
 
     def connected(self, identity: Identity, now: float) -> None:
-        """The transport stands, its own handshake (TLS) included."""
+        """Handle the established transport, its own handshake (TLS) included."""
         self.started = True
         self.identity = identity
         self._now = self._connected_at = self._last_in = self._last_out = now
@@ -96,7 +96,7 @@ class Connection:
         return self._reader.get_buffer()
 
     def received(self, n: int, now: float) -> None:
-        """`n` bytes were written into `get_buffer()`; 0: the other side closed. Never raises for a peer's fault."""
+        """Handle `n` bytes written into `get_buffer()`; 0: the other side closed. Never raise for a peer's fault."""
         self._now = now
         if self._closing_now():
             return
@@ -120,9 +120,9 @@ class Connection:
             self.refuse("misuse", str(exc))
 
     def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
-        """Buffers to send now, in order, about `SEND_BYTES` at most; call again until it is empty.
+        """Return the buffers to send now, in order, about `SEND_BYTES` at most; call again until the result is empty.
 
-        A bytearray is the caller's from now on, and may be used again; bytes and memoryviews are shared with others.
+        The caller owns a returned bytearray and may reuse it; bytes and memoryviews are shared with others.
         """
         self._now = now
         out: list[bytes | bytearray | memoryview] = []
@@ -157,7 +157,7 @@ class Connection:
         return out
 
     def tick(self, now: float) -> None:
-        """Time has passed: send a heartbeat, or find the link dead."""
+        """Handle the passing of time: send a heartbeat, or close a silent link."""
         self._now = now
         if self.closing or not self.started:
             return
@@ -166,7 +166,7 @@ class Connection:
         elif now - self._last_in >= self.silent_s:
             self._fail(NetworkError(f"no data came from the other side for {self.silent_s:g} s"))
         elif now - self._last_out >= self.heartbeat_s and self.state != "greeting":
-            # Said now, even if the transport takes nothing: it would be due again at once, and gather without end.
+            # Counted as sent, even if the transport takes nothing: else it would be due again at once and accumulate.
             self._last_out = now
             if not self._control:
                 self._control.append(PING_FRAME)
@@ -190,7 +190,7 @@ class Connection:
             self._connected_at = max(self._connected_at, now - self.greeting_s + self.heartbeat_s)
 
     def deadline(self) -> float:
-        """When `tick` wants to be called next, at the latest."""
+        """Return the latest time for the next call of `tick`."""
         if self.closing or not self.started:
             return float("inf")
         deadline = self._last_in + self.silent_s
@@ -199,7 +199,7 @@ class Connection:
         return min(deadline, self._last_out + self.heartbeat_s)
 
     def lost(self, reason: NetworkError | None, now: float) -> None:
-        """The transport is gone; `reason` says why where it knows. May be called more than once."""
+        """Handle the loss of the transport, with the reason if it is known. May be called more than once."""
         self._now = now
         if not self.closing:
             self.closing = True
@@ -213,37 +213,37 @@ class Connection:
     # --- called by subclasses and owners ---
 
     def send(self, message: Control) -> None:
-        """Queue a control message; it leaves before data."""
+        """Queue a control message; it is sent before data."""
         frame = control_frame(message)
         self._control.append(frame)
         self.unread_bytes += len(frame)
         self.wake()
 
     def put(self, key: Hashable, message: Control) -> None:
-        """Queue a control message that replaces an earlier one of the same key that has not left yet."""
+        """Queue a control message that replaces an unsent one of the same key."""
         self._slots.pop(key, None)
         self._slots[key] = message
         self.wake()
 
     def withdraw(self, key: Hashable) -> None:
-        """Take back what `put` has queued under a key and has not left yet."""
+        """Remove the unsent message that `put` has queued under a key."""
         self._slots.pop(key, None)
 
     def hasten(self, key: Hashable) -> None:
-        """Have what `put` left under `key` leave before what is sent from now on."""
+        """Send the message that `put` has queued under `key` before later messages."""
         message = self._slots.pop(key, None)
         if message is not None:
             self.send(message)
 
     def close(self) -> None:
-        """Close in order: say so, then no more."""
+        """Close in order: send a closing message, then nothing more."""
         if not self.closing:
             self.send(Bye())
             self.closing = True
             self.wake()
 
     def refuse(self, code: str, reason: str, now: float | None = None) -> None:
-        """Tell the other side why, then no more; `now` is given where it is no answer to what has just come."""
+        """Send the other side the reason, then close. Pass `now` unless this answers a message that just arrived."""
         if now is not None:
             self._now = now
         if not self.closing:
@@ -276,22 +276,22 @@ class Connection:
     # --- implemented by subclasses ---
 
     def _on_connected(self) -> None:
-        """The transport stands."""
+        """Handle the established transport."""
 
     def _on_control(self, message: Control) -> None:
-        """A control message that is legal in this state."""
+        """Handle a control message that is legal in this state."""
         raise RemoteProtocolError(f"{type(message).__name__} is not expected here")
 
     def _on_frame(self, frame: Frame) -> None:
-        """A DATA or WEIGHTS frame."""
+        """Handle a DATA or WEIGHTS frame."""
         raise RemoteProtocolError(f"a frame of kind {frame.kind} is not expected here")
 
     def _before_send(self) -> None:
-        """About to collect output: the place to fill last-value slots."""
+        """Fill last-value slots before output is collected."""
 
     def _next_frame(self) -> bytes | bytearray | memoryview | Wire | None:
-        """The next frame of data; None: nothing now."""
+        """Return the next frame of data; None: nothing now."""
         return None
 
     def _on_closed(self) -> None:
-        """The transport is gone; called once."""
+        """Handle the end of the transport; called once."""

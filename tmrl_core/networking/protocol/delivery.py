@@ -2,17 +2,17 @@
 
 Theory of operation
 -------------------
-The worker's end (`StreamSender`) numbers messages and holds each until it is acknowledged. It sends only after a
-resume, which names the first number that the trainer lacks, and only whole messages that fit its credit. The trainer's
-end (`StreamReceiver`) takes numbers in order: one below its mark is a repetition, one above it is a gap.
+The worker's end (`StreamSender`) numbers messages and stores each until it is acknowledged. It sends only after a
+resume, which names the first number that the trainer lacks, and only complete messages that fit its credit. The
+trainer's end (`StreamReceiver`) accepts numbers in order: a lower number is a duplicate, a higher one is a gap.
 
-A gap is either known or an accident. Each message says its *floor*: the messages from the floor up to it are held no
-more. A floor at or below the receiver's mark therefore explains the whole gap (the worker dropped them, or they were
-acknowledged by a trainer whose memory went with it), and it is counted. A floor above the mark means that the link lost
-something that the worker still has, and the receiver asks for a resume.
+A gap is either intended or a loss. Each message carries its *floor*: the worker no longer stores the messages from the
+floor up to this one. So a floor at or below the receiver's next number explains the whole gap (the worker dropped the
+messages, or they were acknowledged by a trainer whose memory is gone), and the gap is counted. A higher floor means
+that the link lost messages that the worker still has, and the receiver requests a resume.
 
-Which messages were dropped for good is known only when the other side cannot have them: one that was sent whole and
-then dropped counts as dropped when a later resume asks for it, as acknowledged when an acknowledgement passes it.
+A message counts as dropped only when the other side cannot have it. A message that was sent completely and then dropped
+counts as dropped when a later resume requests it, and as acknowledged when an acknowledgement passes it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tmrl_core.networking.protocol.framing import (
 from tmrl_core.networking.protocol.messages import MAX_REASON_CHARACTERS, Ack, Refusal, Unused, Want
 
 _ACK_BYTES = 32_768
-"""Of refusals in one acknowledgement: with the rest of the message they fit into a frame."""
+"""Maximum bytes of refusals in one acknowledgement, so that the whole message fits a frame."""
 _REFUSAL_BYTES = 16
-"""Of one refusal besides its reason."""
+"""Bytes of one refusal besides its reason."""
 Body: TypeAlias = Sequence[bytes | memoryview]
 """A message's content as buffers of bytes, in order."""
 
@@ -66,13 +66,13 @@ class _Gone(NamedTuple):
 
 
 class StreamSender:
-    """The worker's end of one stream.
+    """Worker's end of one stream.
 
     Args:
         stream: 16 random bytes.
-        queue_bytes: most bytes of message bodies held; the oldest is dropped, or the offer refused, beyond it. One
-            message is always taken, however large.
-        drop_oldest: what happens at the bound.
+        queue_bytes: maximum bytes of stored message bodies. Beyond it, the oldest is dropped or the offer refused. One
+            message is always accepted, however large.
+        drop_oldest: True: drop the oldest message at the limit; False: refuse the offer.
 
     Not thread-safe: the owner serialises calls.
     """
@@ -96,7 +96,7 @@ class StreamSender:
         self._sent: deque[_Message] = deque()
         self._queue: deque[_Message] = deque()
         self.unsent_bytes = 0
-        """Bytes of the bodies in the queue: of messages that have not begun to leave."""
+        """Bytes of the bodies in the queue, that is of messages whose sending has not begun."""
         self._gone: deque[_Gone] = deque()
         self._stored = 0
         self._next_floor: int | None = None
@@ -116,12 +116,12 @@ class StreamSender:
 
     @property
     def next_number(self) -> int:
-        """The number that the next message will have."""
+        """Number of the next message."""
         return self._next_number
 
     @property
     def held_messages(self) -> int:
-        """Messages that are not acknowledged yet."""
+        """Number of messages that are not acknowledged yet."""
         return self._held
 
     def fits(self, body_bytes: int) -> bool:
@@ -129,9 +129,9 @@ class StreamSender:
         return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
 
     def offer(self, body: Body, samples: int) -> bool:
-        """Take over one message, as buffers in order. False: it does not fit, and nothing may be dropped for it.
+        """Take over one message, as buffers in order. False: it does not fit, and no message may be dropped for it.
 
-        Where messages may be dropped, one that finds no room beside the message on its way is taken and dropped itself.
+        If messages may be dropped, a new message that does not fit beside the one being sent is dropped itself.
         """
         body_bytes = sum(map(len, body))
         while not self.fits(body_bytes):
@@ -155,7 +155,7 @@ class StreamSender:
         return True
 
     def _drop_new(self, samples: int) -> None:
-        """Number a message and drop it at once: the trainer sees the gap."""
+        """Number a message and drop it immediately, so that the trainer sees the gap."""
         if self._next_floor is None:
             self._next_floor = self._next_number
         self._next_number += 1
@@ -164,11 +164,11 @@ class StreamSender:
         self.messages_dropped += 1
 
     def _drop_one(self) -> None:
-        """Drop the oldest message that is not on its way; without one, the oldest that was sent whole."""
+        """Drop the oldest message that is not being sent; without one, the oldest that was sent completely."""
         if self._queue:
             victim = self._unqueue()
             follower = self._queue[0] if self._queue else None
-            # The queue holds what the trainer is known to lack, so this one is lost for good.
+            # The trainer is known to lack the messages in the queue, so this one is lost.
             self.samples_dropped += victim.samples
         else:
             victim = self._sent.popleft()
@@ -200,12 +200,12 @@ class StreamSender:
 
     @property
     def samples_unresolved(self) -> int:
-        """Samples that were dropped after they had been sent: whether they arrived shows at the next resume."""
+        """Return the number of samples that were sent and then dropped; the next resume shows whether they arrived."""
         return sum(gone.samples for gone in self._gone)
 
     @property
     def samples_stored(self) -> int:
-        """Samples that the Server keeps until a trainer has acknowledged them. Not while another thread sends."""
+        """Number of samples that the Server stores for a trainer. Not to be read while another thread sends."""
         held: list[_Message | _Gone] = [*self._sent, *self._queue, *self._gone]
         return sum(message.samples for message in held if message.number < self._stored)
 
@@ -217,10 +217,10 @@ class StreamSender:
     # --- what the trainer says, or the Server in its place ---
 
     def stored(self, next_number: int) -> None:
-        """The Server keeps every message below `next_number`. They are held on, should it go before this side does.
+        """Record that the Server stores every message below `next_number`. They stay here too: the Server may fail.
 
         Raises:
-            RemoteProtocolError: it keeps a message that was never made.
+            RemoteProtocolError: the Server claims a message that was never made.
         """
         if next_number > self._next_number:
             raise RemoteProtocolError(
@@ -232,7 +232,7 @@ class StreamSender:
         """Send from `next_number` on, as `epoch`, with `credit` bytes to begin with.
 
         Raises:
-            RemoteProtocolError: the trainer asks for a message that was never made.
+            RemoteProtocolError: the trainer requests a message that was never made.
         """
         if next_number > self._next_number:
             raise RemoteProtocolError(
@@ -242,7 +242,7 @@ class StreamSender:
         self._stored = min(self._stored, next_number)  # what is asked for is not kept, by this Server or any more
         while self._sent and self._sent[-1].number >= next_number:
             self._requeue(self._sent.pop())
-        # What it does not ask for has arrived and will be acknowledged.
+        # Messages that it does not request have arrived and will be acknowledged.
         while self._queue and self._queue[0].number < next_number:
             self._sent.append(self._unqueue())
         while self._gone and self._gone[-1].number >= next_number:
@@ -255,7 +255,7 @@ class StreamSender:
         self._active = True
 
     def halt(self) -> None:
-        """There is no trainer: send nothing until the next resume."""
+        """Stop sending until the next resume, because there is no trainer."""
         self._stop_sending()
         self._active = False
 
@@ -273,7 +273,7 @@ class StreamSender:
         return self._active
 
     def ack(self, ack: Ack) -> None:
-        """Every message below `ack.next` is committed or refused: hold it no longer.
+        """Release every message below `ack.next`: it is committed or refused.
 
         Raises:
             RemoteProtocolError: it acknowledges a message that was never made.
@@ -301,14 +301,14 @@ class StreamSender:
             self.samples_acked += samples
 
     def credit(self, *, epoch: int, limit: int) -> None:
-        """The relay allows bytes up to `limit` in `epoch`."""
+        """Raise the credit: the relay allows bytes up to `limit` in `epoch`."""
         if epoch == self._epoch and limit > self._limit:
             self._limit = limit
 
     # --- what goes out ---
 
     def next_frame(self) -> Wire | None:
-        """The next frame to send; None: nothing to send, or no credit or no trainer for it."""
+        """Return the next frame to send; None: nothing to send, no credit, or no trainer."""
         if self._current is None:
             if not self._active or not self._queue:
                 return None
@@ -333,9 +333,9 @@ class StreamSender:
         return frame
 
     def want(self, window_bytes: int) -> Want | None:
-        """Asks for credit for whole messages, at most `window_bytes` beyond what is sent (or one message).
+        """Return a request for credit for complete messages, at most `window_bytes` beyond sent bytes (or one message).
 
-        Not for each message: while a quarter of the window is allowed or asked for and not sent, there is time.
+        Credit is requested only when less than a quarter of the window is granted or requested and not sent.
         """
         if not self._active or not self._queue:
             return None
@@ -356,9 +356,9 @@ class StreamSender:
         return Want(self._channel, self._epoch, total)
 
     def unused(self) -> Unused | None:
-        """Gives credit back that was wanted for messages which were dropped meanwhile, once nothing needs it.
+        """Return a message that gives back credit for messages dropped meanwhile, once no message needs it.
 
-        It counts as sent, so that no count ever falls and what is on the way at that time stays true.
+        The credit counts as sent, so that no count ever falls and messages in flight at that time stay valid.
         """
         if not self._active or self._queue or self._current is not None or self._limit < self._wanted:
             return None
@@ -370,7 +370,7 @@ class StreamSender:
 
 
 class Received(NamedTuple):
-    """One message of samples, whole."""
+    """One complete message of samples."""
 
     stream: bytes
     number: int
@@ -378,39 +378,39 @@ class Received(NamedTuple):
     payload: memoryview
     """Encoded samples, for the codec."""
     size: int
-    """Bytes that it took on the link: what is given back as credit."""
+    """Bytes that it took on the link, which return as credit."""
 
 
 class Mark(NamedTuple):
     """Committed offset of a stream, as a checkpoint stores it."""
 
     next_number: int
-    """The first message that is not committed."""
+    """First message that is not committed."""
     position: int
-    """Samples that the stream had carried before that message, dropped ones included."""
+    """Number of samples in the stream before that message, dropped ones included."""
 
 
 _START = Mark(0, 0)
 
 
 _REMEMBERED_REFUSALS = 20
-"""Of each stream, in a checkpoint: more than what one acknowledgement can lose on its way, seldom written at all."""
+"""Maximum number of refusals of a stream in a checkpoint: more than one lost acknowledgement usually has."""
 
 
 class StreamReceiver:
-    """The trainer's end of one stream.
+    """Trainer's end of one stream.
 
     Args:
         stream: 16 bytes, as the worker announced it.
-        mark: what is committed (from a checkpoint; the default for a new stream).
-        bodies: where messages are received into; one pool serves all streams of a process.
+        mark: the committed offset (from a checkpoint; the default for a new stream).
+        bodies: pool of buffers for received messages; one pool serves all streams of a process.
     """
 
     def __init__(self, stream: bytes, mark: Mark = _START, bodies: BodyPool | None = None) -> None:
         self.stream = stream
         self._bodies = bodies or BodyPool()
         self.next_number = mark.next_number
-        """The first message that has not arrived whole."""
+        """First message that has not arrived completely."""
         self.mark = mark
         self.gap_messages = 0
         self.gap_samples = 0
@@ -420,7 +420,7 @@ class StreamReceiver:
         self._uncommitted: deque[tuple[int, int]] = deque()  # (number, position after it)
         self._refused: deque[Refusal] = deque()
         self._refused_lately: deque[Refusal] = deque(maxlen=100)
-        """Those told last, which the worker may not have heard."""
+        """Refusals that were sent last, which the worker may not have received."""
         self._body: memoryview | None = None
         self._filled = 0
         self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
@@ -431,15 +431,15 @@ class StreamReceiver:
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """The latest refusals, which the worker may not have heard of: what a checkpoint remembers beside the mark."""
+        """Latest refusals, which the worker may not have received; checkpoints store them with the committed offset."""
         return (*self._refused_lately, *self._refused)[-_REMEMBERED_REFUSALS:]
 
     def remember(self, refusals: Iterable[Refusal]) -> None:
-        """Repeat these with the next acknowledgement: without it those messages would count as committed."""
+        """Repeat these refusals with the next acknowledgement; otherwise their messages would count as committed."""
         self._refused_lately.extend((number, reason) for number, reason in refusals if number < self.mark.next_number)
 
     def attach(self) -> int:
-        """The stream has come (back) on a link: what was half received is void. Returns the number to resume from."""
+        """Attach the stream to a link and discard its incomplete message. Return the number to resume from."""
         self._body = None
         self._in_message = False
         self._ignored_epoch = None
@@ -447,16 +447,16 @@ class StreamReceiver:
         return self.next_number
 
     def _tell_again(self) -> None:
-        """Repeat the last acknowledgement: the worker may not have heard of it, and ignores what it has heard of."""
+        """Repeat the last acknowledgement: the worker may not have received it, and ignores a duplicate."""
         self._acked = 0
         self._refused.extendleft(reversed(self._refused_lately))
         self._refused_lately.clear()
 
     def frame(self, frame: Frame, max_message_bytes: int) -> tuple[Received | None, bool]:
-        """Take one DATA frame. Returns the message that it completes, and whether a resume must be asked for.
+        """Handle one DATA frame. Return the message that it completes, and whether a resume must be requested.
 
         Raises:
-            RemoteProtocolError: the frame contradicts its message's head, or the message is too large.
+            RemoteProtocolError: the frame contradicts its message's header, or the message is too large.
         """
         if frame.epoch == self._ignored_epoch:
             return None, False
@@ -494,7 +494,7 @@ class StreamReceiver:
         body, self._body = self._body, None
         if body is None:
             self.duplicates += 1
-            # With its refusals: one that came while its message was being sent again counted for nothing.
+            # With its refusals: a refusal that arrived while its message was being sent again had no effect.
             self._tell_again()
             return None, False
         if number > self.next_number:
@@ -506,7 +506,7 @@ class StreamReceiver:
         return Received(self.stream, number, samples, body, self._size), False
 
     def commit(self, number: int, refused: str | None = None) -> None:
-        """Message `number` is in the memory for good, or the memory refused it for the reason given.
+        """Record that message `number` is durably in the memory, or that the memory refused it for the given reason.
 
         Raises:
             LocalProtocolError: that message has not arrived.

@@ -1,4 +1,4 @@
-"""Frames: the unit in which bytes travel on a link. Sans-I/O.
+"""Frames, the units of transfer on a link. Sans-I/O.
 
 A frame is 12 bytes of header and at most `MAX_PAYLOAD_BYTES` of payload; a full one fills four TLS records exactly. The
 reader hands out the buffer that the transport fills (`get_buffer`), so that bytes are copied once at most: small frames
@@ -31,13 +31,13 @@ POLICY_HEAD = struct.Struct("<QQQ")
 """Begins the first WEIGHTS frame of a policy update: incarnation, counter, bytes."""
 
 MAX_NUMBER = 1 << 62
-"""No message's number or position and no policy's version comes to that; control messages hold twice as much."""
+"""Upper bound of message numbers, positions and policy versions; control messages hold twice as much."""
 
 FIRST = 1
 LAST = 2
 
 _SCRATCH_BYTES = 16_384
-"""One TLS record: what of a large frame is copied once more than the rest."""
+"""Size of the scratch buffer, one TLS record: this part of a large frame is copied once more than the rest."""
 _DIRECT_BYTES = 4_096
 """A frame that lacks at least this much is received into its own buffer instead of the scratch buffer."""
 
@@ -68,7 +68,7 @@ class Frame:
 
     @property
     def payload(self) -> memoryview:
-        """The bytes after the header."""
+        """Return the bytes after the header."""
         return memoryview(self.buffer)[HEADER_BYTES:]
 
     def readdress(self, epoch: int, channel: int) -> None:
@@ -91,16 +91,16 @@ _spares = _Spares()
 
 
 def new_buffer(size: int) -> bytearray:
-    """A buffer of `size` bytes with any content: a spare one, or else a new one."""
+    """Return a buffer of `size` bytes with arbitrary content: a reused one if there is one, else a new one."""
     spares = _spares.full if size == MAX_FRAME_BYTES else _spares.by_size.get(size)
     return spares.pop() if spares else bytearray(size)
 
 
 def spare(buffer: bytes | bytearray | memoryview) -> None:
-    """Nobody looks at `buffer` any more: the next large frame of that size, in this thread, may be received into it.
+    """Release `buffer` for reuse: the next large frame of that size in this thread may be received into it.
 
-    A busy link makes thousands of them a second, most of them full, and the system's price for fresh memory is near
-    that of encrypting it. At most 8 MiB are kept in a thread. What others share (`bytes`, views) is left alone.
+    A busy link needs thousands of buffers per second, most of them full, and fresh memory costs the system nearly as
+    much as encrypting it. A thread keeps at most 8 MiB. Shared buffers (`bytes`, views) are not reused.
     """
     size = len(buffer)
     if size < _DIRECT_BYTES or not isinstance(buffer, bytearray):
@@ -120,7 +120,7 @@ def spare(buffer: bytes | bytearray | memoryview) -> None:
 
 
 class FrameReader:
-    """Bytes in, frames out.
+    """Parser from received bytes to frames.
 
     Use: fill (part of) `get_buffer()`, say how much to `received`, then take the frames. Nothing larger than one frame
     is ever allocated here.
@@ -142,7 +142,7 @@ class FrameReader:
         self._filled = 0
         self._frames: list[Frame] = []
         self.max_payload_bytes = MAX_PAYLOAD_BYTES
-        """Frames that announce more are an error."""
+        """Maximum announced payload; larger ones are an error."""
 
     def get_buffer(self) -> memoryview:
         """Return the buffer for the next bytes; never empty."""

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 GREETING_PAYLOAD_BYTES = 8_192
-"""Longest frame of a peer that has not been let in."""
+"""Maximum payload of a frame from a peer that is not authenticated yet."""
 
 
 _REGISTERED = ("worker", "trainer")
-"""Of whom the Server's log says when they come and leave; who only asks is not among them."""
+"""Roles whose connections the Server logs; probes and observers are not logged."""
 
 
 class RelayConnection(Connection):
@@ -68,16 +68,16 @@ class RelayConnection(Connection):
         """Whom its streams and its id belong to, once it is let in: the holder of a certificate's name, or of a token.
         """
         self.version = 0
-        """Of the protocol, once it is agreed upon."""
+        """Negotiated version of the protocol."""
         self.run = ""
         self.name = ""
-        """Label for people; of a worker, one that no other linked worker has."""
+        """Label for people; no two linked workers have the same one."""
         self.called = ""
-        """The label that the peer gives itself."""
+        """Label that the peer has chosen for itself."""
         self.peer = b""
         self.streams: dict[int, RelayStream] = {}
         self.anew = False
-        """True: the peer named an incarnation that is not believed; see `Welcome`."""
+        """True: the peer reported an implausible incarnation; see `Welcome`."""
         self.have: Version = (0, 0)
         self._policy: Policy | None = None
         self._policy_index = 0
@@ -88,14 +88,14 @@ class RelayConnection(Connection):
         self._snapshot = b""
 
     def stream(self, channel: int) -> RelayStream:
-        """The stream of a channel of this link."""
+        """Return the stream of a channel of this link."""
         stream = self.streams.get(channel)
         if stream is None:
             raise RemoteProtocolError(f"channel {channel} is not open")
         return stream
 
     def acknowledge(self, ack: Ack) -> None:
-        """Pass an acknowledgement on; one that has not left yet is merged with it."""
+        """Forward an acknowledgement, merged with one that has not been sent yet."""
         key = ("ack", ack.channel)
         earlier = self._slots.get(key)
         if isinstance(earlier, Ack):
@@ -162,7 +162,7 @@ class RelayConnection(Connection):
                 super()._on_control(message)
 
     def _show(self, page: int) -> None:
-        """Tell an observer one page, so that what waits for one that does not read is small."""
+        """Send an observer one page at a time, so that little data waits for an observer that does not read."""
         if self.unread_bytes > MAX_BODY_BYTES:
             raise RemoteProtocolError("status pages are requested faster than they are read")
         if page == 0:
@@ -179,7 +179,7 @@ class RelayConnection(Connection):
         try:
             super()._control_frame(frame)
         except RemoteProtocolError:
-            # What another version of the protocol says may not be readable; which version it is always is.
+            # A message of another protocol version may be unreadable, but its version number never is.
             versions = versions_of(frame.payload) if self.state == "greeting" else ()
             if not versions or negotiate(versions, self.relay.versions) is not None:
                 raise
@@ -223,13 +223,13 @@ class RelayConnection(Connection):
             self.on_let_in()
 
     def refuse_later(self, code: str, reason: str, delay_s: float) -> None:
-        """Tell the other side why after a while, but within the time that it has to say who it is."""
+        """Send the other side a delayed rejection, within the time that it has to identify itself."""
         left_s = max(0.0, self.greeting_s - self.linked_s(self._now))
         self._held = (self._now + min(delay_s, 0.5 * left_s), code, reason)
         self.wake()
 
     def tick(self, now: float) -> None:
-        """Time has passed: also tell a trainer what is queued here."""
+        """Handle the passing of time, and send the trainer the size of the queues."""
         super().tick(now)
         if self._held is not None and not self.closing and now >= self._held[0]:
             self.refuse(*self._held[1:])
@@ -240,14 +240,14 @@ class RelayConnection(Connection):
             self.relay.notice()
 
     def deadline(self) -> float:
-        """When `tick` wants to be called next, at the latest."""
+        """Return the latest time for the next call of `tick`."""
         deadline = super().deadline()
         if self._held is not None:
             deadline = min(deadline, self._held[0])
         return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
 
     def leave(self) -> None:
-        """This link counts no more, whatever its transport still does."""
+        """Remove this link from the relay, whatever its transport still does."""
         if self._left:
             return
         self._left = True
@@ -263,13 +263,13 @@ class RelayConnection(Connection):
             self.relay.observers.discard(self)
 
     def close(self) -> None:
-        """Close in order, since the Server ends."""
+        """Close the link in order, because the Server ends."""
         if not self.closing:
             self._parting = "this Server ends"
         super().close()
 
     def refuse(self, code: str, reason: str, now: float | None = None) -> None:
-        """Tell the other side why, then no more."""
+        """Send the other side the reason, then close."""
         if code == "misuse" and not self.closing:
             self.relay.protocol_errors += 1
             self.relay.on_refused(self.identity.address, reason)

@@ -1,10 +1,10 @@
-"""The Server's mind: who may say what, who gets what, and how much of it is held. Sans-I/O.
+"""Core of the Server: admission of peers, routing of messages and limits of memory. Sans-I/O.
 
-`Relay` knows the linked peers and routes their messages. `credit_flow.py` forwards samples, `spooling.py` keeps those
-of workers that end while no trainer is linked.
+`Relay` knows the linked peers and routes their messages. `credit_flow.py` forwards samples. `spooling.py` stores the
+samples of workers that end while no trainer is linked.
 
-Weights are kept as the frames to send, once for all workers (`policies.py`). Everything else that the trainer says to
-workers is a last value, so a slow worker costs no more than one value of each kind.
+Weights are stored as frames, once for all workers (`policies.py`). All other messages of the trainer to workers are
+last values, so that a slow worker costs at most one value of each kind.
 """
 
 from __future__ import annotations
@@ -53,34 +53,36 @@ from tmrl_core.networking.spools.memory import Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20
-"""Of what a worker's streams make the relay say; a worker that opens more of them meanwhile loses its link."""
+"""Maximum unread control bytes of a peer; a worker that opens streams beyond it loses its link."""
 _MAX_RUNS = 64
-"""Runs whose lasting directive is kept."""
+"""Maximum number of runs whose lasting directive is stored."""
 _BELIEVED = {"worker": 1 << 48, "trainer": 1 << 61}
-"""Highest incarnation accepted from each role. No peer can exhaust the numbers, and a worker, which may be stolen,
-cannot name one that a trainer could not exceed. A peer with a higher one starts again with this Server's."""
+"""Highest incarnation accepted from each role.
+
+The bounds keep peers from exhausting the numbers. A worker, whose machine may be stolen, cannot report an incarnation
+that a trainer could not exceed. A peer with a higher one starts again with this Server's incarnation."""
 _MOST_RAISES = 16
 """Number of times that workers of one identity may report a higher incarnation than the linked trainer's.
 
 Each such report makes the trainer publish again. After a restart of the Server, one report is normal."""
 
 Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | tuple[str, str, float] | None"]
-"""Says whether a peer is who it says it is: None, or (refusal code, reason, and for how many seconds to hold it back).
+"""Authenticates a peer: None, or (refusal code, reason, and perhaps the seconds of delay before the rejection).
 """
 
 
 class Relay:
-    """Connects many workers and one trainer. Not thread-safe: one thread drives all of its connections.
+    """Hub between many workers and one trainer. Not thread-safe: one thread drives all of its connections.
 
     Args:
         settings: bounds.
-        authenticate: decides about a peer's `Hello`; the default lets everybody in (for the in-process transport).
+        authenticate: checks a peer's `Hello`; the default admits every peer (for the in-process transport).
         on_refused: called with (address, reason) for each peer that is refused or breaks the protocol.
-        versions: versions of the protocol that it speaks.
-        wall_clock: seconds since 1970, for those who compare their clock with the Server's.
-        spool: keeps samples of workers that end while there is no trainer; None: nothing is kept.
-        say: called with what is worth a line in the Server's log.
-        check_update: called with the beginning of each policy update; raises RemoteProtocolError where it is none.
+        versions: supported versions of the protocol.
+        wall_clock: seconds since 1970, for clients that compare their clock with the Server's.
+        spool: stores samples of workers that end while there is no trainer; None: nothing is stored.
+        say: called with each line for the Server's log.
+        check_update: called with the beginning of each policy update; raises RemoteProtocolError if it is not one.
     """
 
     def __init__(
@@ -117,25 +119,25 @@ class Relay:
         self.hand_overs = HandOvers(self, spool, say)
         self.flow = Flow(self)
         self.refused_peers = 0
-        """Peers that may not do what they asked for."""
+        """Number of peers whose requests were refused."""
         self.protocol_errors = 0
-        """Peers that said what the protocol does not allow."""
+        """Number of peers that violated the protocol."""
         self._trainer_peer = b""
         self._by_trainer_channel: dict[int, RelayStream] = {}
         self._next_trainer_channel = 1
         self._report: Report | None = None
         self._direct_all: Direct | None = None
         self._lasting: OrderedDict[str, Direct] = OrderedDict()
-        """By run: the directive for all that holds on without its trainer."""
+        """Directive for all workers of a run that stays in force without its trainer, by run."""
 
     def connection(self) -> RelayConnection:
-        """A new connection for a transport to drive."""
+        """Return a new connection for a transport to drive."""
         return RelayConnection(self)
 
     # --- who is there ---
 
     def greet(self, connection: RelayConnection, hello: Hello) -> None:
-        """Answer a `Hello`: let the peer in, or refuse it and say why."""
+        """Answer a `Hello`: admit the peer, or refuse it with the reason."""
         version = negotiate(hello.versions, self.versions)
         if version is None:
             self.refuse_versions(connection, hello.versions)
@@ -158,7 +160,7 @@ class Relay:
             self._raises[connection.principal] += not connection.anew
             if self._raises[connection.principal] > _MOST_RAISES and identity.role is not None:
                 raise RemoteProtocolError("it repeatedly reports a higher incarnation")
-            # A token is of many workers: what one of them has used up keeps no other out.
+            # Many workers share a token: one that has used up its reports does not exclude the others.
             connection.anew |= self._raises[connection.principal] > _MOST_RAISES
         if connection.anew:
             hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
@@ -195,7 +197,7 @@ class Relay:
         )
 
     def refuse_peer(self, connection: RelayConnection, code: str, reason: str, delay_s: float = 0.0) -> None:
-        """Tell a peer why it may not do what it asks for; it is counted, and the Server's log says so at once."""
+        """Refuse a peer's request with the reason, count the refusal and log it immediately."""
         self.refused_peers += 1
         self.on_refused(connection.identity.address, f"{connection.identity.name or 'it'} was told: {reason}")
         if delay_s > 0:
@@ -219,7 +221,7 @@ class Relay:
         )
 
     def no_place_for(self, role: str) -> str:
-        """Why one more peer of that role would be refused now; empty: it would not."""
+        """Return the reason why one more peer of that role would be refused now; empty: it would be admitted."""
         limit = self.settings.max_workers
         if role == "worker" and limit is not None and len(self.workers) >= limit:
             return (
@@ -269,7 +271,7 @@ class Relay:
 
     def _label_of(self, connection: RelayConnection) -> str:
         """Return a worker's label, with a number where another worker of the same credentials has it."""
-        # Not where others have it: whoever takes another machine's label would have that machine renamed.
+        # Only among the same credentials: a peer that takes another machine's label must not rename that machine.
         name, principal = connection.called, connection.principal
         taken = {one.name for one in self.workers.values() if one.principal == principal}
         numbered = (f"{name}-{number}" for number in itertools.count(2))
@@ -308,7 +310,7 @@ class Relay:
         self.notice()
 
     def _greet_observer(self, connection: RelayConnection) -> None:
-        """One who only looks: it takes nobody's place, and nobody is told of it."""
+        """Admit an observer. It takes no worker's place, and no peer is notified of it."""
         if len(self.observers) >= MAX_OBSERVERS:
             self.refuse_peer(connection, "full", f"{MAX_OBSERVERS} observers are connected already; try again later")
             return
@@ -317,7 +319,7 @@ class Relay:
         self._welcome(connection, self.incarnation)
 
     def introduce(self, stream: RelayStream) -> None:
-        """Tell the trainer of a stream, if it is of its run; it answers with a `Resume`."""
+        """Announce a stream to the trainer if both are of the same run; the trainer answers with a `Resume`."""
         trainer = self.trainer
         worker = stream.worker
         if trainer is None or trainer.run != stream.run:
@@ -345,7 +347,7 @@ class Relay:
             )
 
     def open_stream(self, connection: RelayConnection, message: OpenStream) -> None:
-        """A worker's link carries a stream from now on."""
+        """Open a stream on a worker's link."""
         if len(message.stream) != 16:
             raise RemoteProtocolError("a stream's id has 16 bytes")
         if message.channel in connection.streams:
@@ -384,7 +386,7 @@ class Relay:
         self.introduce(stream)
 
     def close_stream(self, connection: RelayConnection, channel: int) -> None:
-        """A stream has ended in order."""
+        """Close a stream that has ended in order."""
         stream = connection.stream(channel)
         self._detach(stream)
         stream.ended = True
@@ -392,16 +394,16 @@ class Relay:
         self.forget_if_done(stream)
 
     def _detach(self, stream: RelayStream) -> None:
-        """The stream has no link any more: what is half received is void."""
+        """Detach a stream from its link and discard its incomplete message."""
         if stream.worker is not None:
             stream.worker.streams.pop(stream.channel, None)
             stream.worker = None
         self.flow.detach(stream)
 
     def forget_if_done(self, stream: RelayStream) -> None:
-        """A stream without a link is gone when all that was queued is with the trainer, and all that was spooled, too.
+        """Forget a stream without a link once the trainer has all of its queued and spooled messages.
 
-        Of a spooled stream the trainer is told until it has acknowledged it.
+        A spooled stream stays announced to the trainer until the trainer has acknowledged it.
         """
         if stream.worker is not None or self.flow.held_bytes(stream):
             return
@@ -409,7 +411,7 @@ class Relay:
             self._forget(stream)
 
     def _forget(self, stream: RelayStream) -> None:
-        """The stream is gone, with what is queued of it."""
+        """Remove a stream and its queued messages."""
         self.flow.void(stream)
         self.streams.pop(stream.id, None)
         self._room.give_back(stream.id)
@@ -420,7 +422,7 @@ class Relay:
             stream.trainer_channel = 0
 
     def worker_left(self, connection: RelayConnection) -> None:
-        """A worker's link is gone. What it had delivered whole still goes to the trainer."""
+        """Handle the end of a worker's link. Its complete messages still go to the trainer."""
         if self.workers.get(connection.peer) is connection:
             del self.workers[connection.peer]
         for stream in list(connection.streams.values()):
@@ -430,7 +432,7 @@ class Relay:
         self.notice()
 
     def trainer_left(self, connection: RelayConnection) -> None:
-        """The trainer's link is gone: workers keep everything until the next resume."""
+        """Handle the end of the trainer's link: workers keep all messages until the next resume."""
         if self.trainer is not connection:
             return
         if self._direct_all is not None and self._direct_all.lasting:
@@ -438,7 +440,7 @@ class Relay:
             if len(self._lasting) > _MAX_RUNS:
                 self._lasting.popitem(last=False)
         self.policies.abandon()
-        self.tell_of_policy()  # who was getting it may lack the one before it
+        self.tell_of_policy()  # workers that were receiving it may lack the previous one
         self.trainer = None
         self._by_trainer_channel.clear()
         self._report = None
@@ -460,10 +462,10 @@ class Relay:
     # --- samples ---
 
     def resume(self, message: Resume) -> None:
-        """The trainer says from where it wants a stream."""
+        """Resume a stream from the message that the trainer names."""
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None or (stream.worker is None and self.hand_overs.kept(stream) is None):
-            return  # it has left meanwhile; the trainer is told so
+            return  # it has left meanwhile, and the trainer is notified
         self.flow.void(stream)
         stream.handing = False
         stream.next_number = message.next
@@ -475,7 +477,7 @@ class Relay:
             self.flow.take_turns(stream)
 
     def waits(self, connection: RelayConnection, message: Waits) -> None:
-        """A worker says what it waits for: a last value, for the trainer."""
+        """Record a worker's wait reason, a last value for the trainer."""
         stream = connection.stream(message.channel)
         stream.waits = plain(message.text)
         self._tell_waits(stream)
@@ -487,7 +489,7 @@ class Relay:
     # --- what the trainer says ---
 
     def ack(self, message: Ack) -> None:
-        """The trainer has committed messages of a stream."""
+        """Forward the trainer's acknowledgement of a stream's messages."""
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None:
             return
@@ -498,13 +500,13 @@ class Relay:
             self.forget_if_done(stream)
 
     def report(self, message: Report) -> None:
-        """The trainer's counters, for every worker of its run."""
+        """Send the trainer's counters to every worker of its run."""
         self._report = message
         for worker in self._workers_of_run():
             worker.put("report", message)
 
     def direct(self, message: Direct) -> None:
-        """A directive for one stream, or for all of the run."""
+        """Send a directive to the worker of one stream, or to all workers of the run."""
         if message.channel == ALL_CHANNELS:
             self._direct_all = message
             for worker in self._workers_of_run():
@@ -519,12 +521,12 @@ class Relay:
         return [worker for worker in self.workers.values() if worker.run == run]
 
     def tell_of_policy(self) -> None:
-        """There is more of a policy than before, or no more to come: workers of the trainer's run look again."""
+        """Wake the links of the trainer's workers: frames of a policy have arrived, or its rest will not come."""
         for worker in self._workers_of_run():
             worker.wake()
 
     def notice(self) -> None:
-        """Tell the trainer what only the Server sees."""
+        """Send the trainer the counts that only the Server knows."""
         if self.trainer is not None:
             others = sum(worker.run != self.trainer.run for worker in self.workers.values())
             self.trainer.put("notice", Notice(len(self.workers), self.flow.queued_bytes, others))

@@ -1,16 +1,17 @@
-"""Samples on their way through the relay: the pool of credit, the queues, and whose turn it is. Sans-I/O.
+"""Forwarding of samples through the relay: credit pool, queues and fair scheduling. Sans-I/O.
 
 Theory of operation
 -------------------
-The relay holds whole messages of samples, as the very frames in which they came, in one queue per stream; it rewrites
-each frame's channel and epoch in place and never looks at a payload. Streams take turns by bytes (start-time fair
-queueing, Goyal et al. 1996), a message at a time, as the trainer's credit allows: those that send all the time get
-equal shares, and who sends little need not wait for a round of theirs.
+The relay buffers complete messages of samples as the received frames, in one queue per stream. It rewrites each frame's
+channel and epoch in place and never decodes a payload. Streams take turns by bytes (start-time fair queueing, Goyal et
+al. 1996), one message at a time, as the trainer's credit allows. Busy streams get equal shares, and a stream that sends
+little need not wait until all busy streams have had a turn.
 
-All memory for samples comes out of one pool of `budget_bytes`. A stream reserves from it what it may send and has not
-forwarded: a small standing credit, and what it asked for with `Want`. Wants are granted whole, in the streams'
-turns; since a worker sends only messages that fit its credit whole, every reserved byte belongs to a message that
-will be complete, and the pool cannot be filled with fragments that wait for each other.
+All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that it may send
+and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`. Each `Want` is
+granted in full or not at all, in the order of turns. A worker sends only messages that fit its credit completely. So
+every reserved byte belongs to a message that will be complete, and incomplete messages cannot fill the pool and wait
+for each other.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 
 _HEAD_START_BYTES = MAX_FRAME_BYTES
 """Bytes of unused turns that a stream with an empty queue keeps."""
-"""No stream comes to so many messages or samples; past it they would not fit where trainers and checkpoints count."""
+"""Upper bound of a stream's messages or samples; larger counts would not fit trainers' and checkpoints' integers."""
 
 
 class Flow:
-    """The samples that a relay holds, from a worker's frame to the trainer's.
+    """Samples that a relay buffers between a worker's link and the trainer's.
 
     Args:
-        relay: whose streams they are.
+        relay: owner of the streams.
     """
 
     def __init__(self, relay: Relay) -> None:
@@ -61,14 +62,14 @@ class Flow:
         self.relayed_samples = 0
         self.relayed_bytes = 0
         self.dropped_messages = 0
-        """Dropped by workers before they left, as far as it shows here: the trainer's count of gaps is the truth."""
+        """Messages that workers dropped, as far as the relay sees it. The trainer's count of gaps is authoritative."""
         self._trainer_limit = 0
         self._trainer_sent = 0
         self._turns: list[tuple[int, int, RelayStream]] = []
-        """A heap of the streams that have something queued: (turn, order among equals, stream)."""
+        """Heap of the streams with queued messages: (turn, order among equals, stream)."""
         self._order = count()
         self._turn = 0
-        """Of the message that was begun last: so many bytes have been passed on for whoever sent all the time."""
+        """Turn of the message that was begun last: bytes forwarded so far for each stream that sends all the time."""
         self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
         self._short_bytes = 0
         """Bytes that the first waiting stream lacked at the last check. With less than that, no check is needed."""
@@ -79,7 +80,7 @@ class Flow:
     # --- a stream begins, and ends ---
 
     def activate(self, stream: RelayStream) -> None:
-        """Begin a new epoch of a stream that was voided, with its standing credit."""
+        """Begin a new epoch of a stream whose credit was forfeited, with its standing credit."""
         stream.epoch = (stream.epoch + 1) & 0xFFFF
         if stream.worker is None:
             return
@@ -91,7 +92,7 @@ class Flow:
         self.reserved_bytes += stream.limit
 
     def detach(self, stream: RelayStream) -> None:
-        """The stream has no link any more: what is half received is void, and what was granted is the pool's again."""
+        """Discard a stream's incomplete message and return its unused credit to the pool, because its link is gone."""
         self._wants.pop(stream.id, None)
         self._short_bytes = 0
         stream.partial = []
@@ -100,13 +101,13 @@ class Flow:
         stream.limit = stream.forwarded + kept
 
     def held_bytes(self, stream: RelayStream) -> int:
-        """Bytes of the pool that whole messages of a stream occupy."""
+        """Return the bytes of the pool that complete messages of a stream occupy."""
         sending = self._sending
         sent = sending[2] if sending is not None and sending[0] is stream and not self._sending_spooled else 0
         return sum(size for _, size in stream.queue) + sum(size for _, size in stream.handed) + sent
 
     def void(self, stream: RelayStream) -> None:
-        """Drop everything that is held of a stream and give its reserve back; what is spooled stays."""
+        """Drop all buffered messages of a stream and return its reserved bytes; spooled messages stay."""
         for _, size in (*stream.queue, *stream.handed):
             self.queued_bytes -= size
         stream.queue.clear()
@@ -127,7 +128,7 @@ class Flow:
     # --- from workers ---
 
     def frame(self, connection: RelayConnection, frame: Frame) -> None:
-        """A DATA frame from a worker."""
+        """Handle a DATA frame from a worker."""
         stream = connection.stream(frame.channel)
         if not stream.active or frame.epoch != stream.epoch:
             if frame.flags & LAST:
@@ -138,7 +139,7 @@ class Flow:
         if stream.received > stream.limit:
             raise RemoteProtocolError(f"{stream.received - stream.limit} bytes more were sent than credit was given")
         if frame.flags & FIRST:
-            # Whatever the trainer's end of a stream would refuse ends here, or it would end the trainer's link.
+            # Reject here the frames that the trainer's end of a stream would reject, or they would end its link.
             *_, length = samples_head(frame.payload)
             if length > self._settings.max_message_bytes:
                 raise RemoteProtocolError(
@@ -169,7 +170,7 @@ class Flow:
             raise RemoteProtocolError("only a message's last frame is not full")
 
     def want(self, connection: RelayConnection, message: Want) -> None:
-        """A worker asks for credit for whole messages."""
+        """Handle a worker's request for credit for complete messages."""
         stream = connection.stream(message.channel)
         if not stream.active or message.epoch != stream.epoch:
             return
@@ -184,9 +185,9 @@ class Flow:
             self.grant()
 
     def unused(self, connection: RelayConnection, message: Unused) -> None:
-        """A worker asked for credit for messages that it has dropped, and has nothing else to send: others may have it.
+        """Take back the credit of a worker that has dropped the messages and has nothing else to send.
 
-        Else a few workers that fall silent after a trainer's absence could hold the whole pool.
+        Otherwise, a few workers that stop sending after a trainer's absence could hold the whole pool.
         """
         stream = connection.stream(message.channel)
         if not stream.active or message.epoch != stream.epoch:
@@ -197,9 +198,9 @@ class Flow:
         self.forwarded(stream, message.size)
 
     def grant(self) -> None:
-        """Give credit to those who asked, by whose turn it is, as far as the pool reaches.
+        """Grant the requested credit in the order of turns, as far as the pool suffices.
 
-        Who waits keeps its turn while those that are served lose theirs, so nobody is passed over for ever.
+        A waiting stream keeps its turn while served streams move back, so that no stream starves.
         """
         if self._settings.budget_bytes - self.reserved_bytes < self._short_bytes:
             return
@@ -224,13 +225,13 @@ class Flow:
             stream.worker.put(("credit", stream.channel), Credit(stream.channel, stream.epoch, stream.limit))
 
     def forwarded(self, stream: RelayStream, size: int) -> None:
-        """A message is with the trainer, or stored in the spool: its bytes are the pool's again."""
+        """Return a message's bytes to the pool: it was sent to the trainer, or stored in the spool."""
         stream.forwarded += size
         self.reserved_bytes -= size
         if stream.worker is None:
             self._relay.forget_if_done(stream)
         else:
-            # Keep the standing credit standing.
+            # Renew the standing credit.
             lacking = stream.standing - stream.reserved
             free = self._settings.budget_bytes - self.reserved_bytes
             if lacking > 0 and free >= lacking:
@@ -243,32 +244,32 @@ class Flow:
     # --- to the trainer ---
 
     def trainer_came(self) -> None:
-        """A new link of a trainer: its credit is counted from nothing."""
+        """Handle a trainer's new link: its credit starts at zero."""
         self._trainer_limit = 0
         self._trainer_sent = 0
 
     def trainer_left(self) -> None:
-        """Nobody has turns any more; what streams hold is voided one by one."""
+        """Clear all turns, because the trainer has left; the caller drops the streams' messages one by one."""
         self._turns.clear()
 
     def trainer_credit(self, message: Credit) -> None:
-        """The trainer has room for more samples."""
+        """Handle the trainer's credit for more samples."""
         self._trainer_limit = max(self._trainer_limit, message.limit)
         if self._relay.trainer is not None:
             self._relay.trainer.wake()
 
     def take_turns(self, stream: RelayStream) -> None:
-        """The stream has something for the trainer."""
+        """Schedule a stream that has messages for the trainer."""
         if not stream.in_turn:
             stream.in_turn = True
-            # Nobody saves up much while having nothing to send; who sends little is always the next.
+            # An idle stream saves up little; a stream that sends little is always the next.
             stream.turn = max(stream.turn, self._turn - _HEAD_START_BYTES)
             heappush(self._turns, (stream.turn, next(self._order), stream))
         if self._relay.trainer is not None:
             self._relay.trainer.wake()
 
     def next_frame(self) -> bytearray | None:
-        """The next frame for the trainer; None: nothing queued, or no credit."""
+        """Return the next frame for the trainer; None: nothing queued, or no credit."""
         if self._sending is None and not self._next_message():
             return None
         assert self._sending is not None
@@ -319,7 +320,7 @@ class Flow:
         return False
 
     def _count(self, stream: RelayStream, frame: bytearray) -> None:
-        """A message begins to be passed on: what its head says, for those who look."""
+        """Count a message whose forwarding begins, from its header, for the status."""
         number, _, position, samples, _ = SAMPLES_HEAD.unpack_from(frame, HEADER_BYTES)
         passed_over = max(0, number - stream.next_number)
         stream.next_number = number + 1

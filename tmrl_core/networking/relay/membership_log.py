@@ -1,4 +1,4 @@
-"""Says in the Server's log who comes and who goes, in a bounded number of lines. Sans-I/O."""
+"""Log of peers that join and leave, in a bounded number of lines. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LINES_PER_S = 1.0
 
 
 class Lines:
-    """Passes lines on: many at once, then so slowly that they fill no disk; the rest are counted.
+    """Rate-limited log: forward a burst of lines, then lines at a low rate, and count the rest.
 
     Args:
         say: takes a line.
-        what: what the lines are about that are not passed on.
+        what: description of the suppressed lines.
     """
 
     def __init__(self, say: Callable[[str], None], what: str) -> None:
@@ -27,7 +27,7 @@ class Lines:
         self._unsaid = 0
 
     def __call__(self, line: str, now: float) -> None:
-        """Pass one on, or count it; `now` in seconds, by whatever clock."""
+        """Log a line or count it; `now` in seconds of any clock."""
         if not self._lines.take(now):
             self._unsaid += 1
             return
@@ -38,7 +38,7 @@ class Lines:
 
 
 class Register:
-    """One line for each worker or trainer that is let in, and one for each that leaves, with the reason.
+    """Membership log: a line for each worker or trainer that joins, and one for each that leaves, with the reason.
 
     Args:
         say: takes a line.
@@ -48,19 +48,19 @@ class Register:
         self._line = Lines(say, "that joined or left")
 
     def came(self, connection: RelayConnection, now: float) -> None:
-        """A peer was let in."""
+        """Log that a peer was admitted."""
         self._line(f"{_who(connection)} joined, run {connection.run!r}", now)
 
     def left(self, connection: RelayConnection, why: object, now: float) -> None:
-        """A peer's link is gone; `why` is its connection's reason, None for one that was closed in order."""
+        """Log that a peer's link has ended; `why` is the connection's reason, None if it was closed in order."""
         reason = str(why).rstrip(".") if why is not None else "in order"
         self._line(f"{_who(connection)} left after {connection.linked_s(now):.0f} s: {reason}", now)
 
 
 def _who(connection: RelayConnection) -> str:
-    """Role, label, whose credentials, and where from: what `--credentials revoke` and people need."""
+    """Describe a peer by role, label, credentials and address, as `--credentials revoke` and people need it."""
     name = connection.name or "unnamed"
     identity = connection.identity
     of = f"{identity.name}'s certificate, " if identity.name else ""
-    # What a peer calls itself may hold anything, line breaks too.
+    # The label that a peer chooses may contain any characters, line breaks too.
     return f"{connection.state} {name if name.isprintable() else repr(name)} ({of}{identity.address})"

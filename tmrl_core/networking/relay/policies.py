@@ -1,4 +1,4 @@
-"""The policy on its way from the trainer to all workers: passed on as it arrives, kept whole for those who come later.
+"""Policy that the trainer sends to all workers: forwarded as it arrives, and stored for workers that connect later.
 
 Sans-I/O.
 """
@@ -21,12 +21,12 @@ from tmrl_core.networking.protocol.messages import Version
 
 
 class Policy:
-    """One version of the policy, as the frames that carry it, once for all workers.
+    """One version of the policy as its frames, stored once for all workers.
 
     Args:
         version: its version.
         size: bytes of all its frames.
-        abandoned: whether nobody is to get it.
+        abandoned: True: the relay sends it to no worker.
     """
 
     __slots__ = ("abandoned", "frames", "received", "size", "version")
@@ -36,9 +36,9 @@ class Policy:
         self.size = size
         self.frames: list[memoryview] = []
         self.received = 0
-        """Bytes of the frames that are there."""
+        """Bytes of the frames that have arrived."""
         self.abandoned = abandoned
-        """Nobody gets the rest of it: who had a part of it gets another one instead."""
+        """True: its rest is not sent; workers that have a part of it get another version instead."""
 
     @property
     def whole(self) -> bool:
@@ -47,43 +47,43 @@ class Policy:
 
 
 class Policies:
-    """The newest whole policy, and the one that is arriving.
+    """Newest complete policy, and the one that is arriving.
 
     Args:
-        max_bytes: largest policy taken.
-        check: called with the beginning of each policy's bytes; raises RemoteProtocolError where they are none.
+        max_bytes: maximum size of a policy.
+        check: called with the beginning of each policy's bytes; raises RemoteProtocolError if they are not a policy.
     """
 
     def __init__(self, max_bytes: int, check: Callable[[memoryview], None] = lambda begin: None) -> None:
         self.max_bytes = max_bytes
         self._check = check
         self.run = ""
-        """Whose policies these are."""
+        """Run of these policies."""
         self.latest: Policy | None = None
         self.arriving: Policy | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of frames kept here; a version that a slow worker still gets is kept by its link."""
+        """Return the bytes of the frames stored here. A slow worker's link keeps the version that it still sends."""
         return sum(policy.received for policy in (self.latest, self.arriving) if policy is not None)
 
     def begin_run(self, run: str) -> None:
-        """A trainer of `run` has come: what another run has left is nobody's."""
+        """Handle a trainer of `run`: drop the policies of another run."""
         if self.run != run:
             self.latest = None
         self.run = run
 
     def abandon(self) -> None:
-        """The rest of what is arriving will not come."""
+        """Discard the arriving policy, because its rest will not come."""
         if self.arriving is not None:
             self.arriving.abandoned = True
             self.arriving = None
 
     def take(self, frame: Frame, incarnation: int) -> Policy:
-        """Take a frame of the trainer, whose incarnation is `incarnation` now, and return the policy that it is of.
+        """Store a frame of the trainer, whose current incarnation is `incarnation`, and return its policy.
 
         Raises:
-            RemoteProtocolError: too large, no policy, or its frames contradict its head.
+            RemoteProtocolError: too large, not a policy, or its frames contradict its header.
         """
         if frame.flags & FIRST:
             self.abandon()
@@ -117,7 +117,7 @@ class Policies:
             raise RemoteProtocolError("the first frame of a policy update is too short for its header")
         *version, length = POLICY_HEAD.unpack_from(payload)
         if max(version) >= MAX_NUMBER:
-            # Workers could not confirm it; kept, it would end each of their links as soon as it stands.
+            # Workers could not confirm it. If it were stored, it would end each new link of a worker.
             raise RemoteProtocolError(f"version {version[0]}.{version[1]} of the policy is out of range")
         if length > self.max_bytes:
             raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are relayed")

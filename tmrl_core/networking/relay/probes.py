@@ -1,8 +1,8 @@
-"""Peers that only ask whether they would be let in, and how good the way is. Sans-I/O.
+"""Probes: clients that check whether the Server would admit them, and measure the connection. Sans-I/O.
 
-Who asks is judged as if it said `Hello`, and takes nobody's place: it is no worker, no trainer and no stream. What it
-may measure with is bounded, so that asking is no way to burden the Server: a few at once, for a short time each, with
-bytes out of one allowance for all of them that fills up slowly. Answers are made one at a time, as the link takes them.
+A probe is authenticated like a `Hello` and takes no place: it is neither a worker nor a trainer, and has no stream. Its
+measurements are bounded, so that probes cannot overload the Server: a few at a time, for a short time each, with bytes
+from one shared allowance that refills slowly. Answers are made one at a time, as the link takes them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from tmrl_core.networking.relay.core import Relay
 
 PROBE_S = 60.0
-"""Longest time in seconds that a probe's link lasts."""
+"""Maximum duration of a probe's link, in seconds."""
 MAX_PROBES = 4
-"""Most of them at once."""
+"""Maximum number of simultaneous probes."""
 LINK_BYTES = 4 << 20
-"""Most that one link may measure with, in each direction."""
+"""Maximum bytes of one link's measurements, in each direction."""
 ALL_BYTES = 16 << 20
-"""Most that all of them may, at once."""
+"""Capacity of the allowance that all probes share."""
 REFILL_BYTES_S = 1 << 20
-"""Bytes a second that come back to that."""
+"""Refill rate of the shared allowance, in bytes per second."""
 ECHO_BYTES = 64
 """Cost of an echo besides its filler."""
 _MAX_WAITING = 64
-"""Answers that wait to leave."""
+"""Maximum number of answers that wait to be sent."""
 
 
 class Echoes:
@@ -44,7 +44,7 @@ class Echoes:
         self._waiting: deque[tuple[int, int]] = deque()
 
     def take(self, echo: Echo) -> None:
-        """Note that an answer is wanted.
+        """Record a requested answer.
 
         Raises:
             RemoteProtocolError: more than was allowed.
@@ -58,7 +58,7 @@ class Echoes:
         self._waiting.append((echo.number, echo.size))
 
     def next_frame(self) -> bytes | None:
-        """The next answer; None: there is none to give."""
+        """Return the next answer; None: no request waits."""
         if not self._waiting:
             return None
         number, size = self._waiting.popleft()
@@ -66,7 +66,7 @@ class Echoes:
 
 
 class Probes:
-    """All of a relay's peers that only ask."""
+    """All probes of a relay."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -74,7 +74,7 @@ class Probes:
         self._bytes = TokenBucket(REFILL_BYTES_S, ALL_BYTES)
 
     def greet(self, connection: RelayConnection, probe: Probe, now: float) -> None:
-        """Say whether a `Hello` of that role would be let in, and how things are."""
+        """Answer whether a `Hello` of that role would be admitted, with the state of the Server."""
         relay = self._relay
         version = negotiate(probe.versions, relay.versions)
         if version is None:
@@ -111,5 +111,5 @@ class Probes:
         return allowance
 
     def left(self) -> None:
-        """One of them has gone."""
+        """Handle the end of a probe's link."""
         self.count -= 1

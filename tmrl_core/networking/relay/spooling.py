@@ -1,16 +1,16 @@
-"""Hand-over: the relay takes a trainer's place for workers that end while there is none. Sans-I/O.
+"""Handoff: the relay takes a trainer's place for workers that end while no trainer is connected. Sans-I/O.
 
 Theory of operation
 -------------------
-A worker that ends, and was told to halt, says `HandOver`. The relay answers as a trainer would: with a `Resume` from
-the first message that its spool lacks, in an epoch of its own, and with credit out of the same pool as ever, which is
-given back when the spool has stored a message. `Stored` is the acknowledgement. The worker holds on to everything until
-it ends, so whatever happens to the Server meanwhile, it can be asked again.
+A worker that ends while it is halted sends `HandOver`. The relay answers like a trainer: with a `Resume` from the first
+message that its spool lacks, in a separate epoch, and with credit from the usual pool. The credit returns to the pool
+when the spool has stored a message. `Stored` is the acknowledgement. The worker keeps all messages until it ends, so
+that the Server can request them again after any failure.
 
-When a trainer of the run comes, it hears of every stream of which something is spooled, and resumes it as any other.
-What the spool holds from there on is sent first (it is *replayed*, one message in memory at a time), what a worker that
-is still linked holds follows: the relay passes the resume on to it from where the spool ends. The trainer's
-acknowledgements let the spool go of its copies, and only they.
+When a trainer of the run connects, the relay announces every spooled stream to it, and the trainer resumes each as any
+other stream. Spooled messages are sent first (*replayed*, with one message in memory at a time). Messages of a worker
+that is still connected follow: the relay forwards the resume to it from the end of the spool. Only the trainer's
+acknowledgements delete the spool's copies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tmrl_core.networking.relay.core import Relay
 
 _MAX_UNREAD_BYTES = 1 << 20
-"""Of what a worker's hand-overs make the relay say; one that asks on without reading loses its link."""
+"""Maximum unread control bytes of a worker that hands over; beyond it, the worker loses its link."""
 
 
 class HandOvers:
@@ -52,7 +52,7 @@ class HandOvers:
             spool.on_failed = self._failed
 
     def say(self, line: str) -> None:
-        """A line for the Server's log; workers that hand over without end fill no disk with it."""
+        """Write a line to the Server's log, rate-limited so that workers cannot fill a disk with it."""
         self._line(line, self.relay.wall_clock())
 
     @property
@@ -74,7 +74,7 @@ class HandOvers:
     # --- from a worker ---
 
     def begin(self, connection: RelayConnection, channel: int) -> None:
-        """A worker asks to hand a stream over."""
+        """Handle a worker's request to hand a stream over."""
         stream = connection.stream(channel)
         if self.spool is None:
             raise RemoteProtocolError("it hands samples over; this Server has no spool")
@@ -90,7 +90,7 @@ class HandOvers:
         connection.put(("stored", channel), Stored(channel, kept.stored if kept is not None else 0))
 
     def take(self, stream: RelayStream, frames: list[bytearray], size: int) -> None:
-        """A whole message of a stream that is handed over has arrived."""
+        """Store a complete message of a stream that is handed over."""
         assert self.spool is not None
         number, floor, position, samples, _ = SAMPLES_HEAD.unpack_from(frames[0], HEADER_BYTES)
         kept = self.kept(stream)
@@ -109,13 +109,13 @@ class HandOvers:
             self._refuse(stream, refusal)
 
     def _refuse(self, stream: RelayStream, reason: str) -> None:
-        """Take no more of a stream, and tell its worker; it may ask again when it is told to halt again."""
+        """Refuse further messages of a stream and notify its worker, which may try again after its next halt."""
         self.relay.flow.void(stream)
         stream.handing = False
         kept = self.kept(stream)
         self.say(f"samples of worker {stream.name}, run {stream.run!r}, are not taken: {reason}")
         if stream.worker is not None:
-            # In order with what was said before and what a trainer may say next, so in no slot.
+            # In order with earlier messages and those of a later trainer, so not in a slot.
             stream.worker.withdraw(("stored", stream.channel))
             stream.worker.send(Stored(stream.channel, kept.stored if kept is not None else 0, reason[:1000]))
 
@@ -140,7 +140,7 @@ class HandOvers:
             self.say(f"samples that a worker had handed over could not be stored; it still holds them: {reason}")
 
     def ended(self, stream: RelayStream) -> None:
-        """The worker of a stream has ended in order."""
+        """Record that the worker of a stream has ended in order."""
         kept = self.kept(stream)
         if kept is not None and self.spool is not None:
             self.spool.end(stream.id)
@@ -152,7 +152,7 @@ class HandOvers:
     # --- to a trainer ---
 
     def introduce(self, run: str) -> None:
-        """A trainer of `run` has come: tell it of the streams that are here without their workers."""
+        """Announce the spooled streams of `run` that have no connected worker to its trainer."""
         if self.spool is None:
             return
         for kept in self.spool.of_run(run):
@@ -167,7 +167,7 @@ class HandOvers:
             self.say(f"spool: {line}")
 
     def replay(self, stream: RelayStream, next_number: int) -> int:
-        """Send what is spooled from `next_number` on. Returns the first number that is not spooled."""
+        """Send spooled messages from `next_number` on. Return the first number that is not spooled."""
         kept = self.kept(stream)
         if kept is None or kept.next_number <= next_number:
             return next_number
@@ -175,7 +175,7 @@ class HandOvers:
         return kept.next_number
 
     def upcoming(self, stream: RelayStream) -> int | None:
-        """Bytes on the link of the next message to be replayed; None: there is none."""
+        """Return the bytes on the link of the next message to replay; None: there is none."""
         if stream.replay is None:
             return None
         message = self.spool.peek(stream.id, stream.replay) if self.spool is not None else None
@@ -185,7 +185,7 @@ class HandOvers:
         return message.size
 
     def frames(self, stream: RelayStream) -> list[bytearray] | None:
-        """The next message to be replayed, as frames for the trainer; None: it could not be read, and is lost."""
+        """Return the next message to replay as frames for the trainer; None: it could not be read and is lost."""
         assert self.spool is not None
         assert stream.replay is not None
         message = self.spool.peek(stream.id, stream.replay)
