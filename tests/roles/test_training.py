@@ -111,6 +111,15 @@ def test_what_is_drawn_and_how_reaches_the_memory() -> None:
         training_from_config(config(memory={"max_drawn_lag": 7, "cls": "tmrl_core.training:GenericTorchMemory"}))
 
 
+def test_extras_are_kept_for_agents_that_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tmrl_core.training import SacAgent
+
+    settings = config(trainer={"device": "cpu"})
+    assert training_from_config(settings)().memory.keep_extras
+    monkeypatch.setattr(SacAgent, "wants_extras", False)
+    assert not training_from_config(settings)().memory.keep_extras
+
+
 def test_the_limiter_reaches_the_loop() -> None:
     limiter = {"samples_per_insert": 8.5, "error_buffer": 300}
     training = training_from_config(config(trainer={"limiter": limiter, "device": "cpu"}))()

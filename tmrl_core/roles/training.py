@@ -114,6 +114,12 @@ def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> di
     return wanted
 
 
+def _extras(config: Config, agent_cls: Any) -> dict[str, Any]:
+    """Return keyword arguments of a columnar memory that stores the policy's extras, if the agent takes them."""
+    columnar = memory_of(config.memory.cls) is not None
+    return {"keep_extras": True} if columnar and declarations_of(agent_cls).wants_extras else {}
+
+
 def training_from_config(config: Config) -> Callable[[], Any]:
     """Return a function that makes the training object that the configuration describes.
 
@@ -135,6 +141,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
             "crc_debug": config.worker.crc_debug,
             **_storage(config),
             **_drawing(config, agent_cls, agent_kwargs),
+            **_extras(config, agent_cls),
             **memory.kwargs,
         },
         "memory.cls",

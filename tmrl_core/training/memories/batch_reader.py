@@ -249,10 +249,9 @@ class BatchReader:
             return list(values.view(count, size, *c.shape).unbind(0))
 
         batches = [index_batches(field, count) for field in layout.batch(column)]
-        if layout.extras or tensors:
-            of_rows = {name: column(c) for name, c in layout.extras.items()}
+        if layout.has_extras or tensors:
             of_sampler = {name: list(values.view(count, -1).unbind(0)) for name, values in tensors.items()}
-            batches.append(index_batches({**of_rows, **of_sampler}, count))
+            batches.append(index_batches({**layout.batch_extras(column), **of_sampler}, count))
         return Block(list(zip(*batches, strict=True)), positions, state, extras, counters)
 
     def _tensors(self, extras: dict[str, Array]) -> dict[str, Any]:
@@ -299,9 +298,9 @@ class BatchReader:
             return piece if len(c.shape) == 1 else piece.view(self._batch_size, *c.shape)
 
         batch = layout.batch(column)
-        if not (layout.extras or extras):
+        if not (layout.has_extras or extras):
             return batch
-        return *batch, {**{name: column(c) for name, c in layout.extras.items()}, **extras}
+        return *batch, {**layout.batch_extras(column), **extras}
 
     def _preprocessed(
         self, preprocessor: Callable[..., tuple[Any, ...]], positions: Array, extras: dict[str, Array]
@@ -330,7 +329,7 @@ class BatchReader:
         layout = self.rows.layout
         assert layout is not None
         prev_obs, act, rew, obs, terminated, truncated = layout.batch(column)
-        extras = {name: column(c) for name, c in layout.extras.items()}
+        extras = layout.batch_extras(column)
         return prev_obs, act, rew, obs, bool(terminated), bool(truncated), extras
 
     # --- checkpoints --------------------------------------------------------------------------------------------------

@@ -26,12 +26,14 @@ class FrameStackBuilder(TransitionBuilder):
     """Builds transitions whose observations, or parts of them, are stacks of frames.
 
     Args:
-        rows, n_step, gamma, downcast_float64: see `TransitionBuilder`.
+        rows, n_step, gamma, downcast_float64, keep_extras: see `TransitionBuilder`.
         frame_stack: frames in an observation.
     """
 
-    def __init__(self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool, frame_stack: int) -> None:
-        super().__init__(rows, n_step, gamma, downcast_float64)
+    def __init__(
+        self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool, keep_extras: bool, frame_stack: int
+    ) -> None:
+        super().__init__(rows, n_step, gamma, downcast_float64, keep_extras)
         self.frame_stack = frame_stack
         self._observation: TreeSpec | None = None
         """Spec of received observations; rows hold numbers of frames instead."""
@@ -86,6 +88,7 @@ class FrameStackBuilder(TransitionBuilder):
         # The observations in rows are numbers of frames; the received ones were compared above.
         layout = self.rows.layout
         self.schema.check(chunk, spec if layout is None else layout.observation, action)
+        self.schema.extras(chunk)
 
     def _begin(self, spec: TreeSpec) -> None:
         stacks = StackFormat(self.frame_stack, spec)

@@ -42,7 +42,9 @@ class FrameStackMemory(ReplayMemory):
         super().__init__(*args, **kwargs)
 
     def _make_builder(self, rows: Rows) -> FrameStackBuilder:
-        return FrameStackBuilder(rows, self.n_step, self.gamma, self.downcast_float64, self.frame_stack)
+        return FrameStackBuilder(
+            rows, self.n_step, self.gamma, self.downcast_float64, self.keep_extras, self.frame_stack
+        )
 
     @property
     def frame_bytes(self) -> int:

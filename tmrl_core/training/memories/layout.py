@@ -3,7 +3,7 @@
 All leaves of one dtype are adjacent in one row of one two-dimensional array. A batch therefore costs one gather per
 dtype, however many leaves an observation has:
 
-    float32 group:  | prev_obs ... | act ... | rew | new_obs ... | terminated | truncated |
+    float32 group:  | prev_obs ... | act ... | rew | new_obs ... | terminated | truncated | extras ... |
     uint8 group:    | prev_obs/image ... | new_obs/image ... |
 
 A column is a slice of its group's row, and a batch's columns are views of the gathered rows.
@@ -12,8 +12,9 @@ A column is a slice of its group's row, and a batch's columns are views of the g
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -115,15 +116,22 @@ class RowLayout:
     Args:
         observation: spec of one observation.
         action: spec of one action.
-        extras: names of further columns, one float32 each.
-        orders: of the keys of observations and actions in batches.
+        extras: names of further columns that the memory computes, one float32 each.
+        orders: of the keys of observations, actions and extras in batches.
+        sample_extras: specs of the samples' own extras, by name.
     """
 
     def __init__(
-        self, observation: TreeSpec, action: TreeSpec, extras: Sequence[str] = (), orders: KeyOrders | None = None
+        self,
+        observation: TreeSpec,
+        action: TreeSpec,
+        extras: Sequence[str] = (),
+        orders: KeyOrders | None = None,
+        sample_extras: Mapping[str, TreeSpec] = MappingProxyType({}),
     ) -> None:
         self.observation = observation
         self.action = action
+        self.sample_extras = dict(sample_extras)
         self.orders = orders or KeyOrders()
         self.dtypes: list[np.dtype[Any]] = []
         self.sizes: list[list[int]] = []
@@ -137,6 +145,10 @@ class RowLayout:
         self.terminated = self._add(scalar)
         self.truncated = self._add(scalar)
         self.extras = {name: self._add(scalar) for name in extras}
+        self.sample_extra_columns = {
+            name: [self._add(leaf) for leaf in spec.leaves] for name, spec in self.sample_extras.items()
+        }
+        self.has_extras = bool(self.extras or self.sample_extras)
 
     def _add(self, leaf: Leaf) -> Column:
         if leaf.dtype not in self.dtypes:
@@ -171,28 +183,51 @@ class RowLayout:
             column(self.truncated),
         )
 
+    def batch_extras(self, column: Callable[[Column], Any]) -> dict[str, Any]:
+        """Return the extras by name, with `column(c)` as each leaf."""
+        found = {name: column(c) for name, c in self.extras.items()}
+        for name, columns in self.sample_extra_columns.items():
+            leaves = [column(c) for c in columns]
+            found[name] = self.orders.arranged(extra_order(name), self.sample_extras[name].shape, leaves)
+        return found
+
     def describe(self) -> dict[str, Any]:
-        """This layout as JSON-able values; `from_description` undoes it."""
+        """Return this layout as JSON-able values; `from_description` undoes it."""
         described: dict[str, Any] = {
             "observation": describe_spec(self.observation),
             "action": describe_spec(self.action),
             "orders": self.orders.describe(),
         }
-        return {**described, "extras": list(self.extras)} if self.extras else described
+        if self.extras:
+            described["extras"] = list(self.extras)
+        if self.sample_extras:
+            described["sample_extras"] = {name: describe_spec(spec) for name, spec in self.sample_extras.items()}
+        return described
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> RowLayout:
-        """The layout that `describe` described."""
+        """Undo `describe`.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is not a description.
+        """
         extras = description.get("extras", [])
         if not isinstance(extras, list) or not all(isinstance(name, str) for name in extras):
             raise ValueError("extras that are no names")
         observation, action = spec_of(description["observation"]), spec_of(description["action"])
-        made = cls(observation, action, extras)
-        for name, spec in (("observation", observation), ("action", action)):
+        sample_extras = {name: spec_of(value) for name, value in description.get("sample_extras", {}).items()}
+        made = cls(observation, action, extras, None, sample_extras)
+        own = {extra_order(name): spec for name, spec in sample_extras.items()}
+        for name, spec in {"observation": observation, "action": action, **own}.items():
             # Memories of before say nothing of it: the first sample that is added will.
             if name in description.get("orders", {}):
                 made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
         return made
+
+
+def extra_order(name: str) -> str:
+    """Return the name of an extra's order of keys."""
+    return f"extra {name}"
 
 
 def describe_spec(spec: TreeSpec) -> dict[str, Any]:

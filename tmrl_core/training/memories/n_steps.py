@@ -16,7 +16,7 @@ import numpy as np
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.layout import Array, TreeSpec
 from tmrl_core.training.memories.memory import last_row_of
-from tmrl_core.training.memories.transitions import Tail, TransitionColumns, joined_leaves
+from tmrl_core.training.memories.transitions import NO_EXTRAS, ChunkExtras, Tail, TransitionColumns, joined_leaves
 from tmrl_core.training.memories.trees import flatten
 
 DISCOUNT = "discount"
@@ -30,6 +30,7 @@ def join_n_steps(
     n_step: int,
     gamma: float,
     most: int | None = None,
+    extras: ChunkExtras = NO_EXTRAS,
 ) -> tuple[TransitionColumns | None, Tail | None]:
     """Make the transitions that a chunk completes, and the stream's tail after it.
 
@@ -41,6 +42,7 @@ def join_n_steps(
         n_step: steps in a transition.
         gamma: discount of a step.
         most: number of transitions, the newest, that are made at most.
+        extras: of the chunk's samples. A transition has those of its first action.
     """
     observation = [leaf for _, leaf in flatten(chunk.observation)]
     action_spec = specs[1]
@@ -55,9 +57,13 @@ def join_n_steps(
         reward, version = np.concatenate([tail.reward, reward]), np.concatenate([tail.version, version])
         if action_spec is None and tail.action_spec is not None:
             action_spec = tail.action_spec
-            action = [np.zeros((chunk.rows, *leaf.shape[1:]), leaf.dtype) for leaf in tail.action]
-        before = tail.action or [np.zeros((held, *leaf.shape[1:]), leaf.dtype) for leaf in action]
+            action = [_zeros(chunk.rows, leaf) for leaf in tail.action]
+        before = tail.action or [_zeros(held, leaf) for leaf in action]
         action = joined_leaves(before, action)
+        extras = {
+            name: joined_leaves(tail.extras.get(name) or [_zeros(held, leaf) for leaf in leaves], leaves)
+            for name, leaves in extras.items()
+        }
     total = held + chunk.rows
     joined = np.ones(total, bool)
     joined[held:] = follows
@@ -95,6 +101,7 @@ def join_n_steps(
             np.maximum(e - held, -1),
             skipped,
             {DISCOUNT: gamma**steps},
+            {name: [leaf.take(s + 1, axis=0) for leaf in leaves] for name, leaves in extras.items()},
         )
     rest = None
     if goes_on:
@@ -109,5 +116,10 @@ def join_n_steps(
             [np.array(leaf[kept]) for leaf in action],
             np.array(reward[kept]),
             np.array(version[kept]),
+            {name: [np.array(leaf[kept]) for leaf in leaves] for name, leaves in extras.items()},
         )
     return made, rest
+
+
+def _zeros(rows: int, like: Array) -> Array:
+    return np.zeros((rows, *like.shape[1:]), like.dtype)

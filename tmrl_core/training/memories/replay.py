@@ -51,8 +51,8 @@ class ReplayMemory(TrainingMemory):
     """Replay of the newest `memory_size` valid transitions, drawn uniformly or by priorities.
 
     Iterating yields `nb_steps` batches `(prev_obs, new_act, rew, new_obs, terminated, truncated)` of tensors
-    [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size]. With n steps or priorities a dict of
-    extras follows.
+    [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size]. With n steps, priorities or extras
+    of samples, a dict of extras follows.
 
     Args:
         device: where batches go; None: the CPU.
@@ -76,6 +76,11 @@ class ReplayMemory(TrainingMemory):
         max_drawn_lag: draw only transitions of a policy at most so many versions behind the latest, which whoever
             trains says with `note_version`; the others stay stored. None: draw any.
         sampler: a sampling rule of one's own, in place of priority and max_drawn_lag; None: as these say.
+        keep_extras: store the extras of samples (log-probabilities, recurrent states, ...) with each transition and add
+            them to the extras of batches; for agents that take extras. A transition has those of its action; a sample
+            without them gets zeros. Not stored: extras that are no numeric arrays, those named discount, indices or
+            weights, and all of them in a memory that already holds transitions without. Samples without extras are
+            stored as with False, the default. On disk, a memory with extras keeps them whatever is set.
         prefetch: blocks of batches that a thread prepares ahead, without changing what is drawn; None: 2 where batches
             go to a CUDA device, otherwise 0. By priorities, and with a sample_preprocessor, there is none.
 
@@ -117,6 +122,7 @@ class ReplayMemory(TrainingMemory):
         max_drawn_lag: int | None = None,
         prefetch: int | None = None,
         sampler: Sampler | None = None,
+        keep_extras: bool = False,
     ) -> None:
         super().__init__()
         self.memory_size = whole_number(memory_size, "memory_size")
@@ -127,6 +133,7 @@ class ReplayMemory(TrainingMemory):
             seed = int(torch.randint(2**62, ()).item())
         self.gamma = gamma
         self.downcast_float64 = downcast_float64
+        self.keep_extras = keep_extras
         self.crc_debug = crc_debug
         self.device = device
         self.nb_steps = whole_number(nb_steps, "nb_steps")
@@ -165,7 +172,7 @@ class ReplayMemory(TrainingMemory):
 
     def _make_builder(self, rows: Rows) -> TransitionBuilder:
         """Make the part that turns samples into rows."""
-        return TransitionBuilder(rows, self.n_step, self.gamma, self.downcast_float64)
+        return TransitionBuilder(rows, self.n_step, self.gamma, self.downcast_float64, self.keep_extras)
 
     # --- samples ------------------------------------------------------------------------------------------------------
 

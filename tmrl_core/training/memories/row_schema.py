@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Set
+
+import numpy as np
+
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.key_order import KeyOrders
-from tmrl_core.training.memories.layout import RowLayout, TreeSpec, tree_spec
+from tmrl_core.training.memories.layout import Array, RowLayout, TreeSpec, extra_order, tree_spec
+from tmrl_core.training.memories.n_steps import DISCOUNT
+from tmrl_core.training.memories.prioritized import INDICES, WEIGHTS
 from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.trees import flatten
+
+logger = logging.getLogger(__name__)
+
+RESERVED = frozenset({DISCOUNT, INDICES, WEIGHTS})
+"""Names of extras that memories add to batches."""
 
 
 class RowSchema:
@@ -15,10 +28,13 @@ class RowSchema:
     Args:
         rows: the store.
         downcast_float64: float64 columns are stored as float32.
+        keep_extras: the samples' own extras are stored.
     """
 
-    def __init__(self, rows: Rows, downcast_float64: bool) -> None:
+    def __init__(self, rows: Rows, downcast_float64: bool, keep_extras: bool) -> None:
         self._rows = rows
+        self._keep_extras = keep_extras
+        self._warned: set[str] = set()
         self._downcast_float64 = downcast_float64
         self._orders = KeyOrders()
 
@@ -61,21 +77,65 @@ class RowSchema:
             if found is not None and found != held:
                 raise differs(what, chunk, found, held)
 
-    def note_orders(self, chunk: Chunk) -> None:
-        """Remember the order of the keys of the first samples."""
+    def extras(self, chunk: Chunk) -> tuple[dict[str, TreeSpec], dict[str, list[Array]]]:
+        """Return the extras that are stored with a chunk's samples: specs, and leaves [rows, *shape].
+
+        A layout decides. Samples without an extra of the layout get zeros.
+
+        Raises:
+            SampleRefusedError: an extra differs from what the store holds.
+        """
+        layout = self._rows.layout
+        held = {} if layout is None else layout.sample_extras
+        if not held and not (self._keep_extras and chunk.extras):
+            return {}, {}
+        specs: dict[str, TreeSpec] = {}
+        columns = {}
+        for name, tree in chunk.extras.items() if chunk.action_present.any() else ():
+            if name in RESERVED:
+                self._warn(name, "has the name of an extra of the memory")
+            elif layout is not None and name not in held:
+                self._warn(name, "is unknown to the samples that the memory already holds")
+            else:
+                try:
+                    specs[name] = tree_spec(tree, f"the extra {name}", self._downcast_float64)
+                except SampleRefusedError:
+                    self._warn(name, "is not made of numeric arrays")
+                else:
+                    columns[name] = [leaf for _, leaf in flatten(tree)]
+        if layout is None:
+            return specs, columns
+        for name, spec in held.items():
+            if name not in specs:
+                columns[name] = [np.zeros((chunk.rows, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
+            elif specs[name] != spec:
+                raise differs(f"extra {name}", chunk, specs[name], spec)
+        return held, columns
+
+    def _warn(self, name: str, why: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning("the extra %s of the samples %s: it is not stored", name, why)
+
+    def note_orders(self, chunk: Chunk, extras: Set[str]) -> None:
+        """Remember the order of the keys of the first samples; `extras` are those that are stored."""
         layout = self._rows.layout
         if layout is not None:
             self._orders = layout.orders
         new = self._orders.note("observation", chunk.observation)
         if chunk.action_present.any():
             new = self._orders.note("action", chunk.action) or new
+            for name in extras & chunk.extras.keys():
+                new = self._orders.note(extra_order(name), chunk.extras[name]) or new
         if new and layout is not None:
             self._rows.describe()
 
-    def allocate(self, observation: TreeSpec, action: TreeSpec, extras: list[str]) -> None:
+    def allocate(
+        self, observation: TreeSpec, action: TreeSpec, extras: list[str], sample_extras: Mapping[str, TreeSpec]
+    ) -> None:
         """Make the layout, unless there is one."""
         if self._rows.layout is None:
-            self._rows.allocate(RowLayout(observation, action, extras, self._orders))
+            self._rows.allocate(RowLayout(observation, action, extras, self._orders, sample_extras))
 
 
 def differs(what: str, chunk: Chunk, found: TreeSpec, held: TreeSpec) -> SampleRefusedError:

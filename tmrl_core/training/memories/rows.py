@@ -128,6 +128,9 @@ class Rows(ABC):
         self._store_column(layout.truncated, start, transitions.truncated)
         for name, column in layout.extras.items():
             self._store_column(column, start, transitions.extras[name])
+        for name, columns in layout.sample_extra_columns.items():
+            for column, values in zip(columns, transitions.sample_extras[name], strict=True):
+                self._store_column(column, start, values)
         self.put_versions(start, transitions.version)
         self.publish(start + transitions.count)
 

@@ -14,7 +14,7 @@ from tmrl_core.training.memories.memory import MAX_STREAMS, rows_that_follow
 from tmrl_core.training.memories.n_steps import join_n_steps
 from tmrl_core.training.memories.row_schema import RowSchema
 from tmrl_core.training.memories.rows import Rows
-from tmrl_core.training.memories.transitions import Tail, TransitionColumns, join_pairs, tail_of_pairs
+from tmrl_core.training.memories.transitions import ChunkExtras, Tail, TransitionColumns, join_pairs, tail_of_pairs
 
 
 class TransitionBuilder:
@@ -25,6 +25,7 @@ class TransitionBuilder:
         n_step: steps in a transition.
         gamma: discount factor of a step.
         downcast_float64: float64 columns are stored as float32.
+        keep_extras: the samples' own extras are stored.
 
     Attributes:
         schema: of the rows.
@@ -33,12 +34,12 @@ class TransitionBuilder:
         expanded: columns that are stored in place of larger ones, and the function that restores these.
     """
 
-    def __init__(self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool) -> None:
+    def __init__(self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool, keep_extras: bool) -> None:
         self.rows = rows
         self.n_step = n_step
         self.gamma = gamma
         self.downcast_float64 = downcast_float64
-        self.schema = RowSchema(rows, downcast_float64)
+        self.schema = RowSchema(rows, downcast_float64, keep_extras)
         self.tails: dict[bytes, Tail] = {}
         self.changed: set[bytes] = set()
         self.expanded: dict[Column, Callable[[Array], Array]] = {}
@@ -62,14 +63,15 @@ class TransitionBuilder:
             return None
         observation, action = self.schema.observation(chunk), self.schema.action(chunk)
         self.schema.check(chunk, observation, action)
-        self.schema.note_orders(chunk)
-        if tail is not None and not tail.fits(observation, action):
+        specs, extras = self.schema.extras(chunk)
+        self.schema.note_orders(chunk, specs.keys())
+        if tail is not None and not tail.fits(observation, action, extras):
             tail = None
-        columns, after = self._join(chunk, tail, observation, action)
+        columns, after = self._join(chunk, tail, observation, action, extras)
         if columns is not None:
             actions = action or (tail.action_spec if tail is not None else None)
             assert actions is not None
-            self.schema.allocate(observation, actions, list(columns.extras))
+            self.schema.allocate(observation, actions, list(columns.extras), specs)
         if after is not None:
             self.tails[chunk.stream] = after
             if len(self.tails) > MAX_STREAMS:
@@ -77,15 +79,20 @@ class TransitionBuilder:
         return columns
 
     def _join(
-        self, chunk: Chunk, tail: Tail | None, observation: TreeSpec, action: TreeSpec | None
+        self,
+        chunk: Chunk,
+        tail: Tail | None,
+        observation: TreeSpec,
+        action: TreeSpec | None,
+        extras: ChunkExtras,
     ) -> tuple[TransitionColumns | None, Tail | None]:
         follows = rows_that_follow(chunk, tail)
         # On disk, transitions beyond the capacity leave with their file.
         most = None if self.rows.durable else self.rows.capacity
         if self.n_step > 1:
-            return join_n_steps(chunk, follows, tail, (observation, action), self.n_step, self.gamma, most)
+            return join_n_steps(chunk, follows, tail, (observation, action), self.n_step, self.gamma, most, extras)
         made = action is not None and follows.any()
-        return join_pairs(chunk, follows, tail, most) if made else None, tail_of_pairs(chunk, observation)
+        return join_pairs(chunk, follows, tail, most, extras) if made else None, tail_of_pairs(chunk, observation)
 
     def forget(self, stream: bytes) -> None:
         """Drop a stream's tail: its open episode will not be continued."""

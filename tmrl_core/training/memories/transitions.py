@@ -5,8 +5,9 @@ The rows of a chunk are joined with the last rows of their stream, its *tail*, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.layout import Array, TreeSpec, tree_spec
 from tmrl_core.training.memories.memory import LastRow, last_row_of
 from tmrl_core.training.memories.trees import flatten, rebuild
+
+ChunkExtras = Mapping[str, list[Array]]
+"""Extras of samples by name, per leaf [rows, *shape]."""
+NO_EXTRAS: ChunkExtras = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Tail(LastRow):
         action: its leaves, [held, *shape]; for n steps only, as are:
         reward: [held].
         version: [held, 2].
+        extras: the samples' own, by name; their leaves [held, *shape].
     """
 
     spec: TreeSpec
@@ -36,11 +42,20 @@ class Tail(LastRow):
     action: list[Array] = field(default_factory=list)
     reward: Array | None = None
     version: Array | None = None
+    extras: dict[str, list[Array]] = field(default_factory=dict)
 
-    def fits(self, observation: TreeSpec, action: TreeSpec | None) -> bool:
-        """Return True if a chunk of these specs may join it."""
+    def fits(self, observation: TreeSpec, action: TreeSpec | None, extras: ChunkExtras = NO_EXTRAS) -> bool:
+        """Return True if a chunk of these specs and extras may join it."""
         same_action = action is None or self.action_spec is None or self.action_spec == action
-        return self.spec == observation and same_action
+        return (
+            self.spec == observation
+            and same_action
+            and all(
+                [leaf.shape[1:] for leaf in extras[name]] == [leaf.shape[1:] for leaf in leaves]
+                for name, leaves in self.extras.items()
+                if name in extras
+            )
+        )
 
     def plain(self) -> Any:
         """Return all but episode and step as a tree of arrays; `from_plain` undoes it."""
@@ -48,7 +63,10 @@ class Tail(LastRow):
         if self.reward is None:
             return observation
         action = () if self.action_spec is None else rebuild(self.action_spec.shape, list(self.action))
-        return {"observation": observation, "action": action, "reward": self.reward, "version": self.version}
+        found = {"observation": observation, "action": action, "reward": self.reward, "version": self.version}
+        if self.extras:
+            found["extras"] = {name: tuple(leaves) for name, leaves in self.extras.items()}
+        return found
 
     @classmethod
     def from_plain(cls, episode: int, step: int, tree: Any, n_step: int, downcast_float64: bool) -> Tail:
@@ -74,6 +92,7 @@ class Tail(LastRow):
             [leaf for _, leaf in flatten(action)] if present else [],
             tree["reward"],
             tree["version"],
+            {name: list(leaves) for name, leaves in tree.get("extras", {}).items()},
         )
 
 
@@ -89,6 +108,7 @@ class TransitionColumns:
         new_obs: per leaf of an observation [count, *shape].
         version: [count, 2] of the policy that chose the action.
         extras: further columns by name, [count].
+        sample_extras: the samples' own extras by name, per leaf [count, *shape].
         rows: of each transition the row of the chunk that ends it; -1: one of an earlier chunk.
         skipped: number of older transitions that are left out because they would be overwritten immediately.
     """
@@ -104,9 +124,12 @@ class TransitionColumns:
     rows: Array
     skipped: int = 0
     extras: dict[str, Array] = field(default_factory=dict)
+    sample_extras: dict[str, list[Array]] = field(default_factory=dict)
 
 
-def join_pairs(chunk: Chunk, follows: Array, tail: Tail | None, most: int | None = None) -> TransitionColumns:
+def join_pairs(
+    chunk: Chunk, follows: Array, tail: Tail | None, most: int | None = None, extras: ChunkExtras = NO_EXTRAS
+) -> TransitionColumns:
     """Make the transitions of neighbouring rows.
 
     Args:
@@ -114,6 +137,7 @@ def join_pairs(chunk: Chunk, follows: Array, tail: Tail | None, most: int | None
         follows: [rows] bool: the rows that do; see `rows_that_follow`. At least one.
         tail: of the stream; needed if the first row follows it.
         most: number of transitions, the newest, that are made at most.
+        extras: of the chunk's samples.
     """
     new_rows = np.flatnonzero(follows)
     skipped = max(0, len(new_rows) - most) if most is not None else 0
@@ -151,6 +175,7 @@ def join_pairs(chunk: Chunk, follows: Array, tail: Tail | None, most: int | None
         version,
         new_rows,
         skipped,
+        sample_extras={name: [taken(leaf, rows) for leaf in leaves] for name, leaves in extras.items()},
     )
 
 
