@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 
 from processes import Cost, timed
@@ -52,10 +51,7 @@ SECONDS = {"us": 1e6, "ms": 1e3, "s": 1.0}
 
 @contextlib.contextmanager
 def credentials_folder() -> Iterator[str]:
-    try:
-        credentials = import_module("tmrl_core.networking.security.credentials")
-    except ModuleNotFoundError:  # where it was before
-        credentials = import_module("tmrl_core.networking.credentials")
+    from tmrl_core.networking.security import credentials
 
     with tempfile.TemporaryDirectory() as folder:
         keys = str(Path(folder) / "credentials")
