@@ -99,8 +99,8 @@ def impossible(work: Work, device: torch.device) -> tuple[Callable[[], None], Se
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (stale, "does something else"),
-        (other_numbers, "draws other random numbers"),
+        (stale, "other results"),
+        (other_numbers, "uses other random numbers"),
         (impossible, "operation not permitted when stream is capturing"),
     ],
 )

@@ -1,21 +1,22 @@
-"""One compiled graph for a whole update: losses, gradients, optimizers and slow copies.
+"""One compiled graph for a whole update: losses, gradients, optimizers and target networks.
 
 Theory of operation
 -------------------
-An agent's `update` is plain torch: several losses, each with its backward pass and its optimizer's step. It is run once
-on fake tensors, below autograd, and what it does is noted operation by operation. The tensors that it keeps
-(parameters, optimizers' moments, slow copies) become inputs of the graph, which inductor compiles and which changes
-them in place. So an agent is written once, and what is compiled is what it does.
+An agent's `update` is plain torch: several losses, each with its backward pass and its optimizer's step. It runs once
+on fake tensors, below autograd, and its operations are traced. The agent's tensors (parameters, optimizers' moments,
+target networks) become inputs of the graph. Inductor compiles the graph, which changes these tensors in place. An agent
+is therefore written once, and its compiled update does the same as its `update`.
 
-A graph knows no Python: what an update decides by counting is decided when it is noted. So an agent names the *kind* of
-its next update (`update_kind`), and each kind gets a graph; what integers count is counted on by as much. Learning
-rates and the like are part of the graph too: when they change, another one is made, up to `MAX_GRAPHS`.
+A graph contains no Python: decisions that depend on counters are made when it is traced. An agent therefore names the
+*kind* of its next update (`update_kind`), and each kind gets a graph of its own. Integer attributes advance by the same
+amount as in the traced update. Learning rates and other settings are constants of the graph: when they change, another
+graph is made, up to `MAX_GRAPHS`.
 
-Random numbers come from torch's own generator in the same order as without compiling, so that both learn the same but
-for rounding, and a run that goes on from a checkpoint goes on bit for bit.
+Random numbers come from torch's own generator, in the same order as without compiling. Compiled and uncompiled updates
+therefore learn the same, apart from rounding, and a run resumed from a checkpoint continues bit for bit.
 
-Asked for several updates, it finds the graph of each first, by what the agent will have counted by then, and then runs
-them: what Python has to do for all of them it does once, and a recording (cuda_graphs.py) may be of several.
+For several updates, the graph of each is found first, from the counters that the agent will have by then. Then all are
+run. The Python work is done once for all of them, and one CUDA graph (cuda_graphs.py) may hold several updates.
 """
 
 from __future__ import annotations
@@ -43,31 +44,31 @@ from tmrl_core.training.updates.update_graph import Backend, Graph, optimizers_o
 logger = logging.getLogger(__name__)
 
 MAX_GRAPHS = 6
-"""Graphs of one agent; beyond that, learning rates or shapes change too often for compiling to pay."""
+"""Limit of graphs of one agent; beyond it, learning rates or shapes change too often for compiling to pay."""
 
 AT_ONCE = 8
-"""Updates that are recorded as one."""
+"""Updates in one CUDA graph."""
 
 
 def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """The graph, compiled by torch's own compiler. On a CPU that takes a C++ compiler.
+    """Compile a graph with torch's inductor, which needs a C++ compiler on a CPU.
 
     Raises:
-        PermissionError: others may write where compiled code is kept.
+        PermissionError: other users may write into the folder of compiled code.
     """
     from torch._inductor import compile as compile_graph
 
     _check_cache()
-    # Nothing compiled earlier is read back: torch keeps it as pickles. Compiled here, no processes are left behind.
+    # Caches are disabled, since torch stores them as pickles. Compiling in this process leaves no processes behind.
     options: dict[str, Any] = {"fallback_random": True, "compile_threads": 1, "force_disable_caches": True}
     if sys.platform == "linux" and all(tensor.device.type == "cpu" for tensor in inputs):
-        # What calls the loops and products is compiled too: in Python, that took a twentieth of an update.
+        # The code that calls the kernels is compiled too: in Python it took 5 % of an update.
         options["cpp_wrapper"] = True
         # As many threads as torch is set to when it runs, not when it is compiled.
         options["cpp.dynamic_threads"] = True
         for node in graph.graph.nodes:
             if node.op == "placeholder":
-                # Some inputs know their shapes from when they were noted and some do not; all are as `inputs` says.
+                # Only some inputs have shapes from tracing; `inputs` gives the shapes of all.
                 node.meta.pop("val", None)
     with torch.no_grad():
         compiled: Callable[..., Sequence[Tensor]] = compile_graph(graph, list(inputs), options=options)
@@ -75,10 +76,10 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[
 
 
 def _check_cache() -> None:
-    """See that nobody else can put code where the compiler keeps what it has built.
+    """Check that no other user can write into the compiler's folder of compiled code.
 
     Raises:
-        PermissionError: somebody can.
+        PermissionError: another user can.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -88,8 +89,8 @@ def _check_cache() -> None:
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(
-            f"others can write into {folder}, from where compiled code is loaded; take that right from them, or set "
-            f"TORCHINDUCTOR_CACHE_DIR to a folder of your own outside {tempfile.gettempdir()}"
+            f"other users can write into {folder}, from which compiled code is loaded. Remove their write permission, "
+            f"or set TORCHINDUCTOR_CACHE_DIR to a folder of your own outside {tempfile.gettempdir()}."
         )
 
 
@@ -100,7 +101,7 @@ def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any
 
 
 class _Update(NamedTuple):
-    """An update that can be made."""
+    """A compiled update that is ready to run."""
 
     graph: Graph
     names: Sequence[str]
@@ -108,13 +109,13 @@ class _Update(NamedTuple):
 
 
 class Compiler:
-    """Keeps an agent's graphs, and makes them when they are wanted.
+    """Compile an agent's updates on demand and keep their graphs.
 
     Args:
         agent: an `OffPolicyAgent`.
-        backend: makes what runs a graph.
+        backend: compiles a graph.
         clock: seconds.
-        record: makes recordings of it, to be replayed; None: CUDA graphs on CUDA devices, elsewhere none.
+        record: captures a run of it for replay; None: CUDA graphs on CUDA devices, elsewhere no capture.
     """
 
     def __init__(
@@ -130,20 +131,20 @@ class Compiler:
         self._clock = clock
         self._graphs: dict[Hashable, tuple[Graph, list[str]]] = {}
         self._runs: dict[tuple[int, ...], Replayed | None] = {}
-        """Recordings of `AT_ONCE` updates, by their graphs."""
+        """CUDA graphs of `AT_ONCE` updates, by the updates' graphs."""
         self._states: list[Any] = []
         self._settings: list[dict[str, Any]] = []
         self._settings_key = ""
         self._primed: set[Hashable] = set()
         self.gave_up = False
-        """True: compiling failed, or does not pay; updates are run without it."""
+        """True: compiling failed or does not pay, and updates run uncompiled."""
 
     def updates(self, batches: Sequence[Transitions]) -> list[tuple[dict[str, Any], Tensor | None]]:
-        """Compiled updates with these batches, from the first on, as far as they can be made so.
+        """Run compiled updates with these batches in order, up to the first that cannot be compiled.
 
         Returns:
-            Of each its metrics, as `FiniteUpdates.run` returns them, and the rows' errors. Where it is fewer than there
-            are batches, the next has to be run without compiling.
+            Metrics of each update, as `FiniteUpdates.run` returns them, and its rows' TD errors. If there are fewer
+            than batches, the next update has to be run uncompiled.
         """
         found: list[_Update] = []
         ready = self._look()
@@ -151,10 +152,10 @@ class Compiler:
             update = self._update_of(transitions, ready)
             if update is None:
                 if not found and not ready:
-                    # It is run without, and optimizers make what they keep in their first step.
+                    # It runs uncompiled, and the optimizers create their states in their first step.
                     self._primed.add(self._agent.update_kind())
                 break
-            # What the next one's kind depends on; the graphs themselves know no Python.
+            # The next update's kind depends on these counters, which the graphs do not change.
             update.graph.count()
             found.append(update)
         with torch.no_grad():
@@ -163,11 +164,11 @@ class Compiler:
             ]
 
     def _look(self) -> bool:
-        """See what graphs depend on besides a batch. False: there are optimizers that have not made a step."""
+        """Refresh the state that graphs depend on besides a batch; return False before each optimizer's first step."""
         optimizers = optimizers_of(self._agent)
         states = [optimizer.state for optimizer in optimizers]
         if len(states) != len(self._states) or any(a is not b for a, b in zip(states, self._states, strict=True)):
-            # A checkpoint was loaded: graphs hold the tensors of before.
+            # A checkpoint was loaded: graphs refer to the old tensors.
             self._graphs.clear()
             self._runs.clear()
             self._states = states
@@ -177,7 +178,7 @@ class Compiler:
         return all(states)
 
     def _results(self, updates: Sequence[_Update]) -> Iterator[Sequence[Tensor]]:
-        """Make updates that are known to be possible."""
+        """Run updates that are ready."""
         position = 0
         while position < len(updates):
             several = updates[position : position + AT_ONCE]
@@ -194,7 +195,7 @@ class Compiler:
             position += AT_ONCE
 
     def _update_of(self, transitions: Transitions, ready: bool) -> _Update | None:
-        """The agent's next update; None: it has to be run without compiling."""
+        """Return the agent's next update; None: it has to be run uncompiled."""
         if self.gave_up:
             return None
         kind = self._agent.update_kind()
@@ -221,7 +222,7 @@ class Compiler:
 
     def _make(self, key: Hashable, leaves: list[Any], spec: Any) -> tuple[Graph, list[str]] | None:
         if len(self._graphs) >= MAX_GRAPHS:
-            self._give_up(f"it needed more than {MAX_GRAPHS} graphs, as learning rates or shapes keep changing")
+            self._give_up(f"the update needs more than {MAX_GRAPHS} graphs: learning rates or shapes keep changing")
             return None
         agent = self._agent
         names: list[str] = []
@@ -235,15 +236,15 @@ class Compiler:
             results = [value.detach() for value in metrics.values()]
             return results if agent.td_error_B is None else [*results, agent.td_error_B]
 
-        logger.info("compiling this agent's update, which usually takes a minute of one core; then it is faster")
+        logger.info("compiling this agent's update, which usually takes a minute of one core")
         started = self._clock()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # what torch uses of itself is not ours to mend
+                warnings.simplefilter("ignore", DeprecationWarning)  # deprecated calls inside torch are not ours to fix
                 tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
                 graph = Graph(agent, update, tensors, self._backend, self._record)
         except Exception as exc:
-            # Compilers fail in many ways, none of which is a reason not to train.
+            # Compilers fail in many ways. Training continues uncompiled after any of them.
             self._give_up(f"{type(exc).__name__}: {(str(exc).strip() or 'no reason given').splitlines()[0]}")
             return None
         finally:
@@ -256,11 +257,11 @@ class Compiler:
         self.gave_up = True
         self._graphs.clear()
         self._runs.clear()
-        logger.warning("updates are not compiled, which changes nothing but their speed: %s", why)
+        logger.warning("updates run uncompiled, which affects their speed only: %s", why)
 
 
 def _flat(transitions: Transitions) -> tuple[list[Any], Any]:
-    """The leaves of a batch, and what they are put together by; None where no space is nested, which is told faster."""
+    """Return the leaves of a batch and their tree; None, which is faster to compare, where no space is nested."""
     leaves = list(transitions)
     if isinstance(transitions.obs, Tensor) and isinstance(transitions.next_obs, Tensor):
         return leaves, None
@@ -272,7 +273,7 @@ def _unflat(leaves: list[Any], spec: Any) -> Transitions:
 
 
 def _outcome(names: Sequence[str], results: Sequence[Tensor]) -> tuple[dict[str, Any], Tensor | None]:
-    """An update's metrics, and its rows' errors where they are among its results."""
+    """Return an update's metrics, and its rows' TD errors where the results hold them."""
     *results, finite = results
     metrics: dict[str, Any] = dict(zip(names, results, strict=False))
     if finite.device.type != "cpu":

@@ -1,13 +1,13 @@
-"""An update that a GPU was told once, and does again with one call: CUDA graphs.
+"""CUDA graphs: an update captured once and replayed with one call.
 
 Theory of operation
 -------------------
-A compiled update is some dozens of kernels, and telling the GPU of each takes longer than many of them run. Recorded,
-they are one call. A recording reads and writes the memory that it was recorded with: so a batch is copied to where it
-reads, what the agent keeps stays where it is, and results are copied before the next replay writes over them.
+A compiled update is several dozen kernels, and launching each takes longer than many of them run. A captured update is
+one launch. A CUDA graph reads and writes the memory that it was captured with. Each batch is therefore copied into the
+graph's inputs, the agent's tensors stay in place, and results are copied before the next replay overwrites them.
 
-Nothing is taken on trust. Before a recording is used, the same update is made with and without it, from the same
-numbers and with the same random ones; if the two differ, it is thrown away.
+Each capture is verified before use: the same update runs with and without it, from the same values and random state. If
+the two differ, the capture is discarded.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tmrl_core.training.memories.prefetch import BESIDE
 Run = Callable[..., Sequence[Tensor]]
 Work = Callable[[], Sequence[Tensor]]
 Recorder = Callable[[Work, torch.device], "tuple[Callable[[], None], Sequence[Tensor]]"]
-"""Takes work for a device, and which; returns what has it done again, and where its results are then."""
+"""Capture work on a device; return a function that replays it, and the tensors that hold its results."""
 
 WARM_UPS = 2
-"""Runs before recording, in which libraries set up what they may not while they are recorded."""
+"""Runs before the capture, for set-up of libraries that a capture does not allow."""
 SHARE = 0.05
-"""What with and without a recording may differ by, as a part of what an update changes: products may add in another
-order, and where a gradient is next to nothing Adam makes a step of whichever sign that leaves."""
+"""Allowed difference between a replayed and a normal update, as a share of the update's change. Products may sum in
+another order, and for a gradient near 0 that decides the sign of Adam's step."""
 RTOL, ATOL = 1e-2, 1e-4
-"""Of results."""
+"""Tolerances of results."""
 
 
 def record_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
-    """A `Recorder` for CUDA devices.
+    """Capture work as a CUDA graph; the `Recorder` for CUDA devices.
 
     Raises:
-        RuntimeError: the work does something that cannot be recorded, as waiting for the device.
+        RuntimeError: the work does something that cannot be captured, such as waiting for the device.
 
     Source: docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA graphs".
     """
@@ -45,32 +45,32 @@ def record_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], S
         current = torch.cuda.current_stream()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
-            # On the stream of the recording, as libraries keep working memory for each.
+            # On the stream of the capture, since libraries keep a workspace per stream.
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 work()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # Threads that prepare batches wait. Those of others, in a program that trains beside, do their own work.
+            # Threads that prepare batches wait. Other threads of the program are not affected.
             with BESIDE, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = work()
         finally:
-            # A recording that fails leaves its own stream in place, which nothing orders with the other threads' work.
+            # A failed capture leaves its own stream current, which is not ordered with the other threads' work.
             torch.cuda.set_stream(current)
     return graph.replay, results
 
 
 class Replayed:
-    """Runs what `run` would, by replaying what was recorded of it.
+    """Captured form of `run`, which it replays.
 
     Args:
         run: `(*leaves, *kept) -> results`, which changes `kept` in place.
-        leaves: tensors of a batch, as those of all batches to come; all on one device.
-        kept: tensors that stay where they are; on that device, but for what is never changed.
-        record: makes the recording.
+        leaves: tensors of a batch, with the layout of all later batches; all on one device.
+        kept: tensors at fixed addresses; on that device, except for constants.
+        record: captures the work.
 
     Raises:
-        RuntimeError: it cannot be recorded, or replaying it does something else. Nothing has changed then.
+        RuntimeError: it cannot be captured, or the replay has another effect. Nothing has changed then.
     """
 
     def __init__(
@@ -102,21 +102,21 @@ class Replayed:
                 self._replay()
                 same_results = all(_alike(a, b) for a, b in zip(self._results, results, strict=True))
                 if not (same_results and all(map(_changed_alike, kept, expected, before))):
-                    raise RuntimeError("a recorded update does something else than the update")
+                    raise RuntimeError("the captured update has other results than the update")
                 if not torch.equal(_random_state(device), drawn):
-                    raise RuntimeError("a recorded update draws other random numbers than the update")
+                    raise RuntimeError("the captured update uses other random numbers than the update")
             finally:
                 begin_again()
 
     def __call__(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """The results for this batch, in memory of their own."""
+        """Replay with this batch; return the results in new memory."""
         torch._foreach_copy_(self._leaves, list(leaves))
         self._replay()
         return _copies(self._results)
 
 
 def _copies(results: Sequence[Tensor]) -> list[Tensor]:
-    """Single numbers of one kind are copied together: telling a GPU of each would take longer than copying it."""
+    """Copy results; scalars of one dtype are copied together, since a launch for each would cost more than its copy."""
     copies = list(results)
     for dtype in {result.dtype for result in results}:
         places = [i for i, result in enumerate(results) if result.dim() == 0 and result.dtype == dtype]
@@ -128,7 +128,7 @@ def _copies(results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _alike_in_memory(leaf: Tensor) -> Tensor:
-    """A copy with the same strides, which compiled code relies upon; `clone` would close the gaps between columns."""
+    """Return a copy with the same strides, which compiled code relies on; `clone` would remove gaps between columns."""
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
 
 

@@ -32,11 +32,11 @@ def _adam(decoupled: bool) -> Callable[..., None]:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        """One step of Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1), or AdamW (arXiv:1711.05101, algorithm 2)."""
+        """Step Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1) or AdamW (arXiv:1711.05101, algorithm 2)."""
         if amsgrad or maximize or grad_scale is not None or found_inf is not None:
             raise NotImplementedError("this variant of Adam is not compiled")
-        # All parameters of a group have made as many steps.
-        # Powers as exponentials: the compiler keeps these, and would compute a power anew for every few numbers.
+        # All parameters of a group have the same number of steps.
+        # Powers are written as exponentials: the compiler reuses these, but would recompute powers in the inner loop.
         step_size = lr / (1.0 - torch.exp(steps[0] * math.log(beta1)))
         root_scale = (1.0 - torch.exp(steps[0] * math.log(beta2))).sqrt()
         for p, gradient, mean, square in zip(params, grads, means, squares, strict=True):
@@ -51,15 +51,15 @@ def _adam(decoupled: bool) -> Callable[..., None]:
 
 
 SMALL = 8
-"""Products with a side no longer than this are sums that the compiler joins with what is before and after them."""
+"""Products with a side of at most this size become sums, which the compiler fuses with the neighbouring operations."""
 
 
 def product(a: Tensor, b: Tensor) -> Any:
-    """[..., M, N] of [..., M, K] and [..., K, N]: written out where a side is short, which libraries are slow at."""
+    """Multiply [..., M, K] by [..., K, N] as a sum where a side is short, for which libraries are slow."""
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if k <= SMALL:
         if b.stride(-1) != 1 and n > SMALL:
-            # As a layer's transposed weight: rows that lie together first, or the loop takes one number at a time.
+            # Such as a layer's transposed weight: make its rows contiguous, or the loop cannot be vectorized.
             b = torch.stack([b[..., i, :] for i in range(k)], dim=-2)
         total = a[..., :, :1] * b[..., :1, :]
         for i in range(1, k):
@@ -74,7 +74,7 @@ def product(a: Tensor, b: Tensor) -> Any:
 
 def _product_and_bias(multiply: Any) -> Callable[..., Any]:
     def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-        # Added by what follows, instead of being copied to where the product goes first.
+        # The next operation adds the bias, instead of a copy into the product's memory before it.
         return multiply(a, b) + bias if alpha == beta == 1 else NotImplemented
 
     return add

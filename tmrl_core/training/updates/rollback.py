@@ -1,4 +1,4 @@
-"""Updates that come to infinite numbers, or to none at all, leave nothing behind."""
+"""Roll back updates that produce NaN or Inf."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 
 class FiniteUpdates:
-    """Takes back whatever an update has done to an agent if a number in its batch, its metrics, or what the agent keeps
-    (parameters, slow copies, optimizers' moments, and with these the gradients) is not finite.
+    """Roll back an update of an agent if its batch, its metrics or the agent's tensors then hold NaN or Inf.
 
-    On a CPU the outcome is looked at at once; elsewhere that would make the processor wait, so the device decides,
-    unless the agent keeps something of another device too. There, what is kept is looked at and taken back as a whole,
-    each dtype in one run of numbers: telling a GPU of each tensor takes longer than the update.
+    The agent's tensors are its parameters, target networks and optimizers' moments, which show bad gradients too.
+
+    On a CPU, the result is checked immediately. On another device that would make the processor wait, so the device
+    decides, unless the agent also has tensors of a second device. The device checks and restores all tensors of one
+    dtype as one array, since a launch for each tensor would take longer than the update.
 
     Args:
-        agent: what it keeps are the modules, optimizers and tensors among its attributes.
+        agent: its tensors are those of the modules, optimizers and tensors among its attributes.
     """
 
     def __init__(self, agent: Any) -> None:
@@ -31,18 +32,19 @@ class FiniteUpdates:
         self._floats: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._wholes: list[tuple[Tensor, list[Tensor]]] = []
-        """On a device, of each dtype: the copies, [numbers], and the tensors that they are of. Elsewhere none."""
+        """On a device, for each dtype: the copies [numbers] and their original tensors. Empty on a CPU."""
 
     @torch.no_grad()
     def run(self, update: Callable[[], dict[str, Tensor]], batch: Sequence[Any]) -> dict[str, Any]:
-        """One update.
+        """Run one update.
 
         Args:
-            update: makes it, and returns its metrics.
-            batch: what it learns from; tensors among it are looked at.
+            update: makes the update and returns its metrics.
+            batch: its inputs; tensors among them are checked.
 
         Returns:
-            The metrics; of an update that was taken back nothing but `SKIPPED`. Not on a CPU: `SKIPPED` beside them.
+            The metrics; `SKIPPED` alone if the update was rolled back. Where the device decides, the metrics with
+            `SKIPPED` as a tensor.
         """
         self._look()
         torch._foreach_copy_(self._copies, self._kept)
@@ -59,7 +61,7 @@ class FiniteUpdates:
         return {SKIPPED: True}
 
     def _take_back_there(self, floats: Sequence[Tensor]) -> Tensor:
-        """Have the device take the update back if it was none; whether it was, on the device."""
+        """Roll the update back on the device if it has NaN or Inf; return the truth of that, on the device."""
         now = [torch.cat([tensor.reshape(-1) for tensor in tensors]) for _, tensors in self._wholes]
         finite = all_sums_finite([*floats, *floating(now)])
         for whole, (copies, tensors) in zip(now, self._wholes, strict=True):
@@ -67,7 +69,7 @@ class FiniteUpdates:
         return ~finite
 
     def _look(self) -> None:
-        """See what the agent keeps; anew only after something was made or loaded."""
+        """Refresh the list of the agent's tensors, only after an optimizer's state was created or loaded."""
         optimizers = [v for v in vars(self._agent).values() if isinstance(v, torch.optim.Optimizer)]
         stamp = [(optimizer.state, len(optimizer.state)) for optimizer in optimizers]
         if self._stamp is not None and all(
@@ -77,7 +79,7 @@ class FiniteUpdates:
         self._stamp = stamp
         known = {id(tensor): copy for tensor, copy in zip(self._kept, self._copies, strict=True)}
         self._kept = kept_tensors(self._agent)
-        # New ones are an optimizer's, which begin as zeros.
+        # New tensors belong to an optimizer and begin as zeros.
         self._copies = [known.get(id(tensor), torch.zeros_like(tensor)) for tensor in self._kept]
         self._floats = floating(self._kept)
         self._wholes = []
@@ -97,7 +99,7 @@ class FiniteUpdates:
 
 
 def _parts(whole: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of [numbers] in the shapes of these tensors, one after the other."""
+    """Return consecutive views of [numbers] in the shapes of these tensors."""
     pieces = torch.split(whole, [tensor.numel() for tensor in tensors])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
@@ -109,7 +111,7 @@ def floating(values: Iterable[Any]) -> list[Tensor]:
 
 def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
     """Return a truth value, on the device of the first tensor: all numbers are finite."""
-    # A sum is finite if all its terms are: one number for each tensor, and no further pass over it.
+    # A sum is finite only if all its terms are: one number per tensor, in one pass.
     sums = [tensor.sum(dtype=torch.float32) for tensor in floats]
     device = sums[0].device
     return torch.stack([total.to(device) for total in sums]).isfinite().all()

@@ -18,15 +18,15 @@ from tmrl_core.training.memories.trees import is_tensor
 logger = logging.getLogger(__name__)
 
 SKIPPED = "update_skipped"
-"""Metric of an update that was not made: True, or a tensor that is true, where its batch or what came of it is not
-finite. Absent, or not true: it was made."""
+"""Metric of a skipped update: True, or a true tensor, if its batch or its results hold NaN or Inf. Absent or false: the
+update was made."""
 
 LOOK_EVERY = 64
-"""Updates between two looks at what a device has found; each look makes the processor wait for the device."""
+"""Updates between two reads of the device's results; each read makes the processor wait for the device."""
 MAX_HELD_BYTES = 1 << 28
-"""It is looked earlier where the batches of these updates, which are kept until then, are larger than that."""
+"""Size of the batches kept between two reads that causes an earlier read."""
 MAX_FILES = 20
-"""Descriptions that are kept of one run; more would say the same."""
+"""Limit of descriptions of one run."""
 
 _FIELDS = ("prev_obs", "new_act", "rew", "new_obs", "terminated", "truncated", "extras")
 
@@ -39,11 +39,11 @@ class Indexed(Protocol):
 
 
 class BadUpdates:
-    """Counts updates that were skipped.
+    """Counter of skipped updates.
 
     Args:
-        limit: so many in a row end training.
-        folder: where the batches of skipped updates are described; None: nowhere.
+        limit: number of skipped updates in a row that ends training.
+        folder: for descriptions of the batches of skipped updates; None: no descriptions.
     """
 
     def __init__(self, limit: int, folder: str | Path | None) -> None:
@@ -55,20 +55,20 @@ class BadUpdates:
         self._written = 0
 
     def note(self, update: int, metrics: Metrics, batch: Batch, memory: Indexed, indices: Any = None) -> int:
-        """Look at the outcome of an update, or keep it until `look` where reading it would be waiting.
+        """Read the outcome of an update, or defer it until `look` where reading would wait for the device.
 
         Args:
-            update: its number.
-            metrics: what `TrainingAgent.train` returned; `SKIPPED` is taken out.
-            batch: what it was to learn from.
-            memory: where that came from.
-            indices: of the batch's transitions, where they are known already.
+            update: number of the update.
+            metrics: result of `TrainingAgent.train`; `SKIPPED` is removed from it.
+            batch: the update's batch.
+            memory: source of the batch.
+            indices: of the batch's transitions, if known already.
 
         Returns:
-            How many updates turned out to be skipped.
+            Number of updates found to be skipped.
 
         Raises:
-            BadUpdatesError: too many in a row.
+            BadUpdatesError: too many were skipped in a row.
         """
         skipped = metrics.pop(SKIPPED, None)
         if skipped is None:
@@ -83,7 +83,7 @@ class BadUpdates:
         return self.look() if at_once or full else 0
 
     def look(self) -> int:
-        """Read what has not been looked at; returns and raises as `note`."""
+        """Read the deferred outcomes; returns and raises as `note`."""
         found = 0
         unread, self._unread = self._unread, []
         self._held_bytes = 0
@@ -98,17 +98,17 @@ class BadUpdates:
         if self.in_row >= self.limit:
             look = self.folder if self.folder is not None else "the samples"
             raise BadUpdatesError(
-                f"{self.in_row} updates in a row were not finite (trainer.max_bad_updates: {self.limit}). None of them "
-                f"has changed the policy; the last checkpoint is as it was. See {look}: where numbers in the batch are "
-                "not finite, mend the environment or filter its samples; where only losses are, lower the learning "
-                "rates or scale the rewards."
+                f"{self.in_row} updates in a row were not finite (trainer.max_bad_updates: {self.limit}). They were "
+                f"rolled back, and the last checkpoint is unchanged. See {look}. If a batch holds NaN or Inf, fix the "
+                "environment or filter its samples. If only losses or gradients do, lower the learning rates or scale "
+                "the rewards."
             )
         return found
 
     def _say(self, update: int, batch: Any, indices: Any) -> None:
         where = bad_columns(batch)
-        reason = f"not finite in its batch: {', '.join(where)}" if where else "its batch is finite: losses or gradients"
-        logger.warning("update %d was skipped, as numbers are not finite (%s)", update, reason)
+        reason = f"in its batch: {', '.join(where)}" if where else "in losses or gradients; its batch is finite"
+        logger.warning("update %d was skipped: NaN or Inf %s", update, reason)
         if self.folder is None or self._written >= MAX_FILES:
             return
         self._written += 1
@@ -121,7 +121,7 @@ class BadUpdates:
 
 
 def _values(flags: list[Any]) -> list[bool]:
-    """As truth values; those on a device come with one transfer."""
+    """Return flags as Python booleans; flags on a device are read with one transfer."""
     if len(flags) < 2 or not all(map(is_tensor, flags)):
         return [bool(flag) for flag in flags]
     import torch
@@ -139,7 +139,7 @@ def _bytes_of(value: Any) -> int:
 
 
 def bad_columns(batch: Any) -> dict[str, list[int]]:
-    """For each column of a batch with numbers that are not finite: in which rows of the batch."""
+    """Return the rows with NaN or Inf of each column of a batch that has any."""
     found: dict[str, list[int]] = {}
     for name, value in zip(_FIELDS, batch if isinstance(batch, tuple) else (), strict=False):
         _look_into(name, value, found)

@@ -1,7 +1,7 @@
 """One kind of update as a graph: traced on fake tensors, with the agent's tensors as inputs, and run by a backend.
 
-The graph ends by choosing between the new values and those from before, so that an update with a number that is not
-finite changes nothing. The compiler joins that choice with the computation of the new values and keeps no copies.
+The graph ends with a choice between the new and the old values, so that an update with NaN or Inf changes nothing. The
+compiler fuses that choice with the computation of the new values and keeps no copies.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tmrl_core.training.updates.rollback import all_sums_finite, floating, kept_
 logger = logging.getLogger(__name__)
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Sequence[Tensor]]]
-"""`(graph, example inputs)` makes what runs the graph on such inputs."""
+"""`(graph, example inputs)` returns a function that runs the graph on such inputs."""
 
 
 class Graph:
     """One kind of update, compiled.
 
     Args:
-        agent: whose update it is; its optimizers have made their state already.
-        update: what is noted: `(*leaves) -> tensors`.
-        leaves: tensors of a batch, as those of all batches to come.
-        backend: makes what runs the graph.
-        record: makes recordings of what runs it, to be replayed; None: it is run each time.
+        agent: the update's agent; its optimizers have created their state already.
+        update: function to trace, `(*leaves) -> tensors`.
+        leaves: tensors of a batch, with the layout of all later batches.
+        backend: compiles the graph.
+        record: captures a run for replay; None: no capture.
 
     Attributes:
         run: `(*leaves, *kept) -> results`.
-        kept: what it reads of the agent, and changes.
-        results: how many it has, the last of which says whether all numbers were finite.
-        replayed: does the same as `run`; None: there is no recording.
+        kept: the agent's tensors that the graph reads and changes.
+        results: number of results; the last is true if all numbers were finite.
+        replayed: captured form of `run`; None: there is none.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Graph:
         steps = _steps(agent)
 
         def note(*tensors: Tensor) -> list[Tensor]:
-            # Noting takes a tensor of one number for a constant and computes with it at once, unless it is an input.
+            # Tracing treats a tensor of one number as a constant, unless it is an input.
             for (state, name), tensor in zip(steps, tensors[len(leaves) :], strict=True):
                 state[name] = tensor
             batch, tensors_kept = tensors[: len(leaves)], kept_tensors(agent)
@@ -73,7 +73,7 @@ class Graph:
             for (state, name), value in zip(steps, values, strict=True):
                 state[name] = value
             with torch.no_grad():
-                # What is changed without regard to the batch is changed in earnest while it is noted.
+                # Tracing really changes tensors whose change does not depend on the batch.
                 torch._foreach_copy_(kept, before)
             now = _integers(agent)
             counted = {name: value - counters.get(name, 0) for name, value in now.items()}
@@ -81,7 +81,7 @@ class Graph:
             for name, value in counters.items():
                 setattr(agent, name, value)
             for optimizer in optimizers_of(agent):
-                # What was noted has left gradients that are no numbers.
+                # Tracing has left fake tensors as gradients.
                 optimizer.zero_grad()
         self._agent = agent
         self.kept = [*values, *_lift(graph, len(leaves) + len(values))]
@@ -90,21 +90,23 @@ class Graph:
         self.replayed = None if record is None else recorded([self], leaves, record)
 
     def count(self) -> None:
-        """Count on what the agent counts, as this update does."""
+        """Advance the agent's counters as this update does."""
         counters = vars(self._agent)
         for name, count in self._counted:
             counters[name] += count
 
     def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-        """One update, for which no gradients may be noted: its results, and last whether all numbers were finite; if
-        not, nothing has changed."""
+        """Run the update, with autograd disabled, and return its results.
+
+        The last result is true if all numbers were finite; if it is false, nothing has changed.
+        """
         if self.replayed is not None:
             return self.replayed(leaves)
         return self.run(*leaves, *self.kept)
 
 
 def recorded(graphs: Sequence[Graph], leaves: Sequence[Tensor], record: Recorder) -> Replayed | None:
-    """The updates of these graphs recorded, one after the other; `leaves`: the first batch's, the second's, ..."""
+    """Capture the updates of these graphs in order; `leaves` are the first batch's, then the second's, ..."""
     width = len(leaves) // len(graphs)
     kept = list({(t.data_ptr(), t.shape): t for graph in graphs for t in graph.kept}.values())
 
@@ -118,14 +120,14 @@ def recorded(graphs: Sequence[Graph], leaves: Sequence[Tensor], record: Recorder
     try:
         return Replayed(run, leaves, kept, record)
     except Exception as exc:
-        # As compiling, this fails in many ways, none of which is a reason not to train.
+        # Like compiling, this fails in many ways. Training continues without the capture after any of them.
         why = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-        logger.warning("updates are not replayed as a CUDA graph, which changes nothing but their speed: %s", why)
+        logger.warning("updates run without a CUDA graph, which affects their speed only: %s", why)
         return None
 
 
 def optimizers_of(agent: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers among an agent's attributes."""
+    """Return the optimizers among an agent's attributes."""
     return [value for value in vars(agent).values() if isinstance(value, torch.optim.Optimizer)]
 
 
@@ -145,7 +147,7 @@ def _steps(agent: Any) -> list[tuple[dict[str, Any], str]]:
 
 
 def _note(update: Callable[..., list[Tensor]], leaves: Sequence[Tensor]) -> torch.fx.GraphModule:
-    """The operations of an update. Nothing is computed."""
+    """Trace the operations of an update without computing them."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     graph = make_fx(update, decomposition_table=DECOMPOSITIONS, tracing_mode="fake", _allow_non_fake_inputs=True)(
@@ -159,7 +161,7 @@ def _note(update: Callable[..., list[Tensor]], leaves: Sequence[Tensor]) -> torc
 
 
 def _lift(graph: torch.fx.GraphModule, inputs: int) -> list[Tensor]:
-    """Make inputs of the tensors that the graph refers to, after the first `inputs`; return them in order."""
+    """Turn the tensors that the graph refers to into inputs after the first `inputs`; return them in order."""
     nodes = graph.graph
     last = [node for node in nodes.nodes if node.op == "placeholder"][inputs - 1]
     lifted: dict[Hashable, torch.fx.Node] = {}
@@ -168,7 +170,7 @@ def _lift(graph: torch.fx.GraphModule, inputs: int) -> list[Tensor]:
         if node.op != "get_attr":
             continue
         tensor = getattr(graph, node.target)
-        # A parameter and its detached self are one input, so that what is written to the one is read from the other.
+        # A parameter and its detached alias become one input, so that a write to one is read through the other.
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if place not in lifted:
             with nodes.inserting_after(last):
@@ -176,7 +178,7 @@ def _lift(graph: torch.fx.GraphModule, inputs: int) -> list[Tensor]:
             kept.append(tensor.detach())
         node.replace_all_uses_with(lifted[place])
         nodes.erase_node(node)
-    # What stays an attribute is compiled as one more input, and one that shares its numbers with another: slow.
+    # Remaining attributes would be compiled as further inputs that alias others, which is slow.
     for name in [
         *graph._parameters,
         *graph._buffers,
