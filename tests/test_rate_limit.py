@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -22,8 +23,9 @@ def test_the_most_is_the_last_count_that_is_allowed(ratio: float, paid: int, sla
 
 
 @pytest.mark.parametrize("hundredths", range(1, 100))
-def test_a_ratio_holds_as_it_is_written(hundredths: int) -> None:
-    limit = RateLimit(hundredths / 100)
+@pytest.mark.parametrize("kind", [float, exact])
+def test_a_ratio_holds_as_it_is_written(hundredths: int, kind: Callable[[float], float | Fraction]) -> None:
+    limit = RateLimit(kind(hundredths / 100))
     assert limit.allows(hundredths, 100)
     assert not limit.allows(hundredths + 1, 100)
     assert limit.most(100) == hundredths

@@ -18,7 +18,7 @@ Number = float | Fraction
 class RateLimit:
     """Keep `count` at or below `ratio * paid + slack`.
 
-    Quotients are compared, because they match the ratio as it is written: 29 / 100 == 0.29, but 0.29 * 100 < 29.
+    With a float, quotients are compared, because they match it as it is written: 29 / 100 == 0.29, but 0.29 * 100 < 29.
 
     Args:
         ratio: allowed for each unit of `paid`; infinite: no limit.
@@ -31,7 +31,7 @@ class RateLimit:
     def allows(self, count: int, paid: int) -> bool:
         """Return True if `count` may be reached."""
         over = count - self.slack
-        if paid > 0:
+        if isinstance(self.ratio, float) and paid > 0:
             return over / paid <= self.ratio
         return over <= (self.ratio * paid if paid else 0)
 
@@ -39,10 +39,10 @@ class RateLimit:
         """Return the highest count that is allowed; infinite without a limit."""
         if self.ratio == math.inf:
             return math.inf
-        near = math.floor(self.ratio * paid + self.slack)  # the product rounds, the rule is the quotient
-        if self.allows(near + 1, paid):
-            return near + 1
-        return near if self.allows(near, paid) else near - 1
+        near = math.floor(self.ratio * paid + self.slack)
+        if isinstance(self.ratio, float):  # the product rounds, the rule is the quotient
+            return near + 1 if self.allows(near + 1, paid) else near if self.allows(near, paid) else near - 1
+        return near
 
     @property
     def inverse(self) -> RateLimit:

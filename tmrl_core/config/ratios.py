@@ -2,7 +2,7 @@
 
 With S samples received (environment steps, resets included), U updates done and M versions published:
 
-- the trainer's limits allow update U of S samples as `most_updates` says, from max(1, start_training) samples on. It
+- the trainer's limits allow update U of S samples as `_most_updates` says, from max(1, start_training) samples on. It
   publishes a version at the start and after every `update_model_interval` updates;
 - a synchronous worker collects initial_steps, and waits until (n + 1) / (1 + M) <= max_steps_per_update holds for these
   n. Then it counts steps anew under the same limit, before each step or, with `end_episodes`, before each episode;
@@ -19,7 +19,9 @@ both sides. N above `LONGEST_EPISODE` is refused; any other N is a warning with 
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from tmrl_core.config.sections import Config
@@ -60,13 +62,8 @@ def ratios_warning(config: Config, workers: int = 1, episode_steps: int | None =
     shortest = _conflict(config, workers, 1)
     if shortest is None:
         return None
-    starves, free = 1, LONGEST_EPISODE
-    while free - starves > 1:
-        middle = (starves + free) // 2
-        if _conflict(config, workers, middle) is None:
-            free = middle
-        else:
-            starves = middle
+    lengths = range(1, LONGEST_EPISODE + 1)
+    free = lengths[bisect.bisect_left(lengths, True, key=lambda longest: _conflict(config, workers, longest) is None)]
     return (
         f"Unless episodes of {free} steps or more come up, workers and trainer will wait for each other for ever (they "
         "notice it, and end); nothing says how long this environment's episodes may be. With short ones: "
@@ -84,49 +81,54 @@ def _conflict(config: Config, workers: int, longest: int) -> str | None:
         # within the limit, and adds its reset and its steps.
         limit = RateLimit(exact(worker.max_env_steps_per_update), trainer.start_training)
         samples = int(limit.most(total)) + workers * (1 + longest)
-        return _asynchronous_message(config) if total > most_updates(config, samples) else None
+        return _asynchronous_message(config) if total > _most_updates(config)(samples) else None
     if worker.collection == "synchronous" and worker.max_steps_per_update is not None:
-        first, needed = _most_samples(config, workers, longest, 1), max(1, trainer.start_training)
+        most_samples, most_updates = _most_samples(config, workers, longest), _most_updates(config)
+        first, needed = most_samples(1), max(1, trainer.start_training)
         if first < needed:
             return _start_message(config, workers, first, needed)
         interval = trainer.update_model_interval
         last = -(-total // interval)
         # The initial steps and an episode add a constant, so far out the last version is the tightest.
         for version in (*range(1, min(last, LONGEST_SEARCH)), last):
-            updates, samples = min(version * interval, total), _most_samples(config, workers, longest, version)
-            if updates > most_updates(config, samples):
+            updates, samples = min(version * interval, total), most_samples(version)
+            if updates > most_updates(samples):
                 return _synchronous_message(config, workers, updates, samples)
     return None
 
 
-def _most_samples(config: Config, workers: int, longest: int, version: int) -> int:
-    """Return the most samples that synchronous workers collect while `version` versions are published."""
+def _most_samples(config: Config, workers: int, longest: int) -> Callable[[int], int]:
+    """Return the most samples that synchronous workers collect, as a function of the published versions."""
     worker = config.worker
     assert worker.max_steps_per_update is not None
+    limit = RateLimit(exact(worker.max_steps_per_update))
     # The last episode begins one step below the limit at most, and adds its reset and its steps.
     beyond = longest if worker.end_episodes else 0
     initial = worker.initial_steps + (beyond if worker.initial_steps else 0)
-    room = int(RateLimit(exact(worker.max_steps_per_update)).most(1 + version))
-    return workers * (initial if worker.initial_steps + 1 > room else initial + room + beyond)
+
+    def most(versions: int) -> int:
+        room = int(limit.most(1 + versions))
+        return workers * (initial if worker.initial_steps + 1 > room else initial + room + beyond)
+
+    return most
+
+
+def _most_updates(config: Config) -> Callable[[int], int]:
+    """Return the most updates that the trainer makes, as a function of the samples, once training may begin."""
+    trainer, batch = config.trainer, config.memory.batch_size
+    start, per_insert = max(1, trainer.start_training), trainer.limiter.samples_per_insert
+    ratio = RateLimit(exact(trainer.max_training_steps_per_env_step), 1)
+    if per_insert is None:
+        return lambda samples: int(ratio.most(samples))
+    error = trainer.limiter.error_buffer or default_error(per_insert, start, batch)
+    band = RateLimit(exact(per_insert), exact(error))
+    return lambda samples: int(min(ratio.most(samples), band.most(samples - start) // batch))
 
 
 def updates_per_sample(config: Config) -> Fraction:
     """Return the updates for each sample in the long run, by the trainer's ratio and its limiter."""
     ratio, per_insert = exact(config.trainer.max_training_steps_per_env_step), config.trainer.limiter.samples_per_insert
     return ratio if per_insert is None else min(ratio, exact(per_insert) / config.memory.batch_size)
-
-
-def most_updates(config: Config, samples: int) -> int:
-    """Return the most updates that the trainer makes of these samples, once there are enough for the first."""
-    trainer, batch = config.trainer, config.memory.batch_size
-    most = RateLimit(exact(trainer.max_training_steps_per_env_step), 1).most(samples)
-    per_insert, error = trainer.limiter.samples_per_insert, trainer.limiter.error_buffer
-    if per_insert is not None:
-        if error is None:
-            error = default_error(per_insert, trainer.start_training, batch)
-        band = RateLimit(exact(per_insert), exact(error))
-        most = min(most, band.most(samples - max(1, trainer.start_training)) // batch)
-    return int(most)
 
 
 def ratio_in_words(config: Config) -> str:
