@@ -38,7 +38,7 @@ class RoundMemory(TrainingMemory):
     transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "_orders", "episodes", "declared"})
     """A round that was not finished is collected anew."""
     declared: DeclaredSamples | None = None
-    """How samples have to look before any has come; None: nobody knows."""
+    """Expected structure of samples; None: unknown, the first samples define it."""
 
     def __init__(self, device: torch.device | str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class RoundMemory(TrainingMemory):
         return sum(sum(piece.follows) for piece in self.round.pieces) if self.round is not None else 0
 
     def batch(self) -> tuple[Any, ...]:
-        """All transitions of the round, stream by stream, each stream's in the order in which they were made.
+        """Return all transitions of the round, stream by stream, in the order in which they were made.
 
         Returns:
             (prev_obs, new_act, rew, new_obs, terminated, truncated, extras) with tensors [T, ...]; rewards and flags

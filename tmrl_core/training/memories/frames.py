@@ -1,14 +1,14 @@
 """Stacked observations with each frame stored once.
 
-An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the one before, and with the
-next. A `FrameStore` says which frames an observation consists of: where it lay, the memory keeps the numbers of its
-frames instead, [k] int64, counted from the first frame ever stored. All that comes is compared with what is there,
-frame by frame, so that whatever a stack holds (padding after a reset, skipped frames) comes back exactly. Where the
-frames lie is the business of `Frames`: a ring in RAM, or the files of a memory on disk (disk_frames.py).
+An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the observation before, and
+with the next. In place of an observation, rows contain the numbers of its frames, [k] int64, counted from the first
+frame ever stored. A `FrameStore` compares new stacks with stored ones, frame by frame, so that every stack (padding
+after a reset, skipped frames) is restored exactly. `Frames` holds the frames: in a ring in RAM, or in the files of a
+memory on disk (disk_frames.py).
 
-So many frames are held and no more, and with a frame the transitions go that need it. Of a stream that was silent for
-long the frames are stored again instead of referred to, so that a transition never needs frames older than `reach`: the
-transitions that have gone are then the oldest ones, and `first_row` says from where on all frames are there.
+The number of frames is limited, and transitions leave with the frames that they need. The frames of a stream that was
+silent for a long time are stored again, so that a transition never needs frames older than `reach`. The transitions
+without frames are then the oldest ones, and `first_row` returns the first one with all frames.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class RamFrames(Frames):
 
 
 class FrameStore:
-    """Which frames the observations of one leaf consist of.
+    """The frames of the observations of one leaf.
 
     Args:
         capacity: transitions that the memory holds.
@@ -236,7 +236,7 @@ class FrameStore:
             [rows, k] the numbers of their frames.
         """
         rows = len(observations)
-        # Which of them are the one before, moved on by a frame.
+        # True: the observation is the one before, shifted by a frame.
         moved = np.empty(rows, bool)
         moved[0] = before is not None and bool((observations[0, :-1] == self.frames(before)[1:]).all())
         moved[1:] = (observations[1:, :-1] == observations[:-1, 1:]).all(axis=tuple(range(1, observations.ndim)))
@@ -246,7 +246,7 @@ class FrameStore:
             stop = row + 1
             while stop < rows and moved[stop]:
                 stop += 1
-            # A run: each moves the one before on, the first perhaps the one before this call.
+            # A run: each observation is the one before, shifted; the first may continue the one before this call.
             if moved[row]:
                 assert before is not None or row > 0
                 known = before if row == 0 else numbers[row - 1]

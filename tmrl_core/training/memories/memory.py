@@ -188,7 +188,7 @@ class Memory(TrainingMemory):
         return prev_obs, act, rew, obs, np.float32(terminated), np.float32(truncated)
 
     def sample_indices(self) -> Sequence[int]:
-        """`batch_size` items, drawn uniformly."""
+        """Return `batch_size` items, sampled uniformly."""
         items: list[int] = self.generator.integers(0, len(self), size=self.batch_size).tolist()
         return items
 

@@ -1,12 +1,12 @@
-"""Blocks of batches that a thread prepares while the one before is trained on.
+"""Blocks of batches that a thread prepares while training uses the block before.
 
-What is drawn is the same as without it, batch for batch: blocks are drawn one after the other by one thread, from the
-same generator, and what was prepared and not handed out is taken back (the generator is set to where it was) before
-anything is appended to the memory, and before its state is saved. So a run with prefetching, one without and one that
-goes on from a checkpoint draw the same numbers, whichever thread is the faster.
+Batches are the same as without prefetching: one thread samples blocks one after the other, from the same generator.
+Before anything is appended to the memory, and before its state is saved, prepared blocks that were not used are
+discarded and the generator is reset. A run with prefetching, one without and one that resumes from a checkpoint
+therefore sample the same rows.
 
-It pays where preparing takes long beside an update: batches that travel to a GPU, and images (a third more updates on a
-CPU with a core to spare). Batches of small observations cost so little that a CPU gains nothing.
+Prefetching pays if preparation takes long compared with an update: for batches that are copied to a GPU, and for images
+(a third more updates on a CPU with a free core). Batches of small observations are so cheap that a CPU gains nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def _beside(prepare: Callable[[], T]) -> T:
 
 
 class Prefetch(Generic[T]):
-    """A bounded queue of blocks, filled by a thread of its own.
+    """A bounded queue of blocks, filled by its own thread.
 
-    One thread at a time prepares: the one here while there is something in the queue, otherwise the caller of `take`.
-    The caller owns this object; the thread ends with `close`, or when the object is forgotten.
+    One thread at a time prepares: that thread while the queue is not empty, otherwise the caller of `take`. The caller
+    owns this object; the thread ends with `close`, or when the object is deleted.
 
     Args:
         depth: blocks that wait, or are being prepared; 0: no thread, `take` prepares itself.

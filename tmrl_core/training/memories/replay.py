@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-Chunks come in as columns. A *transition* is a pair of neighbouring rows of one stream, of one episode, with consecutive
-step indices, the first of which ended nothing. It is made when its second row arrives and stored complete, so that
-sampling needs no rule at all: every stored row is a valid transition, and a uniform draw of rows is a uniform draw of
-valid transitions. Of each stream the last row is kept, so that an episode that came in several messages, between those
-of other streams, is joined; a reset, a missing message, another structure or another stream never is.
+Chunks arrive as columns. A *transition* is a pair of neighbouring rows of one episode of one stream, with consecutive
+step indices; the first row did not end the episode. It is built when its second row arrives, and stored complete:
+every stored row is a valid transition, so uniform sampling of rows is uniform sampling of valid transitions. The last
+row of each stream is kept. It joins an episode that arrives in several messages, between those of other streams. Rows
+are never joined across a reset, a missing message, a change of structure, or two streams.
 
 A transition has an absolute index, counted from the first ever written. The same seed samples the same transitions from
 rows in RAM (rows.py) and on disk (disk_rows.py). Checkpoints of a memory in RAM contain ranges of absolute indices;
@@ -48,7 +48,7 @@ _OWN_VALUES = {"statistics", "steps"}
 
 
 class ReplayMemory(TrainingMemory):
-    """Replay of the newest `memory_size` valid transitions, drawn uniformly or by priorities.
+    """Replay of the newest `memory_size` valid transitions, sampled uniformly or by priorities.
 
     Iterating yields `nb_steps` batches `(prev_obs, new_act, rew, new_obs, terminated, truncated)` of tensors
     [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size]. With n steps, priorities or extras
@@ -57,32 +57,32 @@ class ReplayMemory(TrainingMemory):
     Args:
         device: where batches go; None: the CPU.
         nb_steps: batches per iteration.
-        sample_preprocessor: called for each sampled transition with its six values (flags as bool); it returns them
-            changed, in that order. Much slower than whole batches.
+        sample_preprocessor: called for each sampled transition with its six values (flags as bool); returns the six
+            changed values, in that order. Much slower than whole batches.
         memory_size: transitions held; may be a float such as 1e6.
         batch_size: transitions in a batch.
-        dataset_path: accepted for scripts that name one; not used.
-        crc_debug: compare each rebuilt transition with the original that the worker sent along.
-        seed: of the draws; None: taken from torch's global generator, as `torch.manual_seed` sets it.
+        dataset_path: accepted for compatibility; not used.
+        crc_debug: compare each rebuilt transition with the original, which the worker then sends too.
+        seed: of the sampling generator; None: taken from torch's global generator (`torch.manual_seed`).
         downcast_float64: store float64 columns as float32 (the default). All other dtypes are kept exactly.
-        storage: "ram", or "disk": transitions lie in `folder` and are there again after this process has died.
-        folder: where they lie, for "disk" only. One process at a time may use it.
-        sync: what an append survives, for "disk" only: "os" the sudden end of this process, "fsync" that of the machine
-            too.
+        storage: "ram", or "disk": transitions are in `folder` and survive the end of this process.
+        folder: of the transitions, for "disk" only. One process at a time may use it.
+        sync: durability of an append, for "disk" only: "os" survives a crash of this process, "fsync" one of the
+            machine too.
         n_step: steps in a transition; above 1, batches carry the extra `discount` (gamma to the number of steps).
         gamma: discount of a step, for n_step above 1.
-        priority: draw by priorities, and how; batches then carry the extras `indices` (int64, on the CPU) and `weights`
-            (float32), and whoever trains calls `update_priorities`. None: draw uniformly.
-        max_drawn_lag: draw only transitions of a policy at most so many versions behind the latest, which whoever
-            trains says with `note_version`; the others stay stored. None: draw any.
-        sampler: a sampling rule of one's own, in place of priority and max_drawn_lag; None: as these say.
+        priority: settings of prioritized sampling. Batches then have the extras `indices` (int64, on the CPU) and
+            `weights` (float32), and the training loop calls `update_priorities`. None: uniform sampling.
+        max_drawn_lag: largest number of versions by which the policy of a sampled transition may be behind the latest
+            one (`note_version`); older transitions stay stored. None: any.
+        sampler: a custom sampling rule, in place of priority and max_drawn_lag; None: the rule that these define.
         keep_extras: store the extras of samples (log-probabilities, recurrent states, ...) with each transition and add
             them to the extras of batches; for agents that take extras. A transition has those of its action; a sample
             without them gets zeros. Not stored: extras that are no numeric arrays, those named discount, indices or
             weights, and all of them in a memory that already holds transitions without. Samples without extras are
             stored as with False, the default. On disk, a memory with extras keeps them whatever is set.
-        prefetch: blocks of batches that a thread prepares ahead, without changing what is drawn; None: 2 where batches
-            go to a CUDA device, otherwise 0. By priorities, and with a sample_preprocessor, there is none.
+        prefetch: blocks of batches that a thread prepares in advance; the batches are the same. None: 2 for a CUDA
+            device, otherwise 0. With priorities or a sample_preprocessor, prefetching is not possible.
 
     Raises:
         ConfigError: a size is not positive or not whole, a number is out of its range, or "disk" has no folder.
@@ -90,9 +90,8 @@ class ReplayMemory(TrainingMemory):
         StorageError: the folder cannot be read or written.
 
     Attributes:
-        deferred: True: on disk, what is appended is written and counts only with the next `commit`, which says in the
-            same record how far the streams of samples are; until then it is neither sampled nor counted. False: each
-            append is written at once.
+        deferred: True: on disk, appended samples are written with the next `commit`, in one record with the offsets of
+            their streams; until then they are neither sampled nor counted. False: each append is written immediately.
     """
 
     type_id = "replay"
@@ -467,7 +466,7 @@ class ReplayMemory(TrainingMemory):
         return self._ram.lease(start)
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the rows: layout, counters, generator, each stream's last row, and where a drawn block stands."""
+        """Return the state without the rows: layout, counters, generator, tails of streams, and the current block."""
         return {
             **self._reader.state_dict(),
             "memory_size": self.memory_size,

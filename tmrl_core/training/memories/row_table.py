@@ -1,4 +1,4 @@
-"""Which record holds a row."""
+"""The table of records that hold rows."""
 
 from __future__ import annotations
 
