@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
-Batch: TypeAlias = Any
-"""Batch of a memory, usually `(prev_obs, new_act, rew, new_obs, terminated, truncated)` and a dict of extras."""
-Metrics: TypeAlias = dict[str, Any]
-"""Numbers or detached scalar tensors by name."""
+from tmrl_core.training.value_types import Batch, Device, Metrics, Policy, Space
 
 
 class TrainingAgent(ABC):
@@ -36,10 +33,10 @@ class TrainingAgent(ABC):
     td_error_B: Any = None
     """TD errors [B] of the last update, for a memory that samples by priorities; None: not computed."""
 
-    def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
+    def __init__(self, observation_space: Space, action_space: Space, device: Device) -> None:
         self.observation_space = observation_space
         self.action_space = action_space
-        self.device = device
+        self.device: Any = device
 
     @property
     def own(self) -> Any:
@@ -71,5 +68,5 @@ class TrainingAgent(ABC):
         return [self.train(batch) for batch in batches]
 
     @abstractmethod
-    def get_actor(self) -> Any:
+    def get_actor(self) -> Policy:
         """The ActorModule to publish; its weights are read before the next update."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
+
+from tmrl_core.training.value_types import Batch, Tree
 
 ENDS = "ends"
 """Extra of a batch: 1 where the next row is no continuation of this one, whatever the reason."""
@@ -25,16 +27,16 @@ class Transitions(NamedTuple):
         weight_B: [B] importance of each row, from a memory that does not draw uniformly; None: all alike.
     """
 
-    obs: Any
+    obs: Tree
     action: Tensor
     reward_B: Tensor
-    next_obs: Any
+    next_obs: Tree
     terminated_B: Tensor
     discount: float | Tensor
     weight_B: Tensor | None
 
 
-def transitions_of(batch: Any, gamma: float) -> Transitions:
+def transitions_of(batch: Batch, gamma: float) -> Transitions:
     """The transitions of a memory's batch.
 
     Args:

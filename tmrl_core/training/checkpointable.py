@@ -17,6 +17,8 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
+from tmrl_core.training.value_types import State, Tree
+
 
 @runtime_checkable
 class Checkpointable(Protocol):
@@ -25,7 +27,7 @@ class Checkpointable(Protocol):
     A state is made of numbers, strings, bytes, lists, tuples, sets, dicts, NumPy arrays and tensors.
     """
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> Tree:
         """Return the state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
@@ -64,9 +66,9 @@ def renamed_attributes(kind: type) -> Mapping[str, str]:
     return MappingProxyType({before: now for names in declared for before, now in names.items()})
 
 
-def attributes_of(part: object) -> dict[str, Any]:
+def attributes_of(part: object) -> State:
     """Return the attributes of an object, which may have none."""
-    found: dict[str, Any] = getattr(part, "__dict__", {})
+    found: State = getattr(part, "__dict__", {})
     return found
 
 
@@ -75,7 +77,7 @@ def parameters_of(constructor: Callable[..., None]) -> frozenset[str]:
     return frozenset(signature(constructor).parameters)
 
 
-def saved_attributes(part: object) -> dict[str, Any]:
+def saved_attributes(part: object) -> State:
     """Return the attributes that are the state of a part that writes none itself."""
     transient = transient_attributes(type(part))
     return {name: value for name, value in attributes_of(part).items() if name not in transient}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.checkpointable import parameters_of
+from tmrl_core.training.value_types import Settings
 
 PLAIN = (bool, int, float, str, tuple)
 """Types of settings."""
 
 
-def constructed_settings(owner: Any, path: str) -> dict[str, Any]:
+def constructed_settings(owner: object, path: str) -> Settings:
     """Settings of an agent or a memory that has just been made, by their paths in a checkpoint.
 
     Args:
@@ -21,7 +21,7 @@ def constructed_settings(owner: Any, path: str) -> dict[str, Any]:
     """
     import torch
 
-    found: dict[str, Any] = {}
+    found: Settings = {}
     arguments = constructor_parameters(type(owner))
     for name, value in vars(owner).items():
         place = f"{path}.{name}"
@@ -42,7 +42,7 @@ def constructor_parameters(kind: type) -> set[str]:
     return {name for constructor in constructors for name in parameters_of(constructor)}
 
 
-def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _parts(value: object, place: str) -> Iterator[tuple[str, object]]:
     """A value, or what it is a list, tuple or dict of."""
     if isinstance(value, dict):
         yield from ((f"{place}[{key!r}]", item) for key, item in value.items())

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
-from tmrl_core.training.agent import Batch, Metrics, TrainingAgent
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.value_types import Batch, Indices, Metrics, Policy, State
 
 if TYPE_CHECKING:
     from tmrl_core.training.interface import TrainingInterface
@@ -39,7 +40,7 @@ class AgentLike(Protocol):
     def train(self, batch: Batch, /) -> Metrics:
         """Compute one update."""
 
-    def get_actor(self) -> Any:
+    def get_actor(self) -> Policy:
         """Return the policy to publish, an `ActorModule`."""
 
 
@@ -68,8 +69,11 @@ class LoopLike(Protocol):
     total_updates: int
     total_samples: int
     elapsed_s: float
-    delivery: dict[str, Any]
-    agent: Any
+    delivery: State
+
+    @property
+    def agent(self) -> AgentLike | None:
+        """Agent whose policy is published."""
 
     def run_epoch(self, interface: TrainingInterface, /) -> Sequence[Row]:
         """Train for one epoch."""
@@ -151,10 +155,10 @@ class TrainingMemory(ABC):
     def expect(self, schema: DeclaredSamples) -> None:  # noqa: B027  # not abstract: a memory may take any samples
         """Refuse samples that differ from what environment and policy declare. Default: take any."""
 
-    def update_priorities(self, indices: Any, td_errors: Any) -> None:  # noqa: B027  # not abstract: few sample by them
+    def update_priorities(self, indices: Indices, td_errors: Indices) -> None:  # noqa: B027  # not abstract: few sample by them
         """Set priorities of transitions of a batch: its extra `indices`, and TD errors [n]. Default: none are kept."""
 
-    def indices_of(self, batch: Batch) -> Any:
+    def indices_of(self, batch: Batch) -> Indices | None:
         """Return the indices of a batch's transitions, to describe them in a log; None (default): unknown."""
         return None
 
@@ -181,7 +185,7 @@ class TrainingMemory(ABC):
         return None
 
     @property
-    def recorded(self) -> tuple[dict[bytes, tuple[int, int]], dict[str, Any]] | None:
+    def recorded(self) -> tuple[dict[bytes, tuple[int, int]], State] | None:
         """Offsets and counters of the last `commit` on disk; None (default): there are none."""
         return None
 
@@ -224,7 +228,7 @@ class TrainingLoop(ABC):
     total_samples: int
     samples_stale: int = 0
     elapsed_s: float
-    delivery: dict[str, Any]
+    delivery: State
     agent: Any
 
     @abstractmethod
@@ -318,7 +322,7 @@ class _Agent(TrainingAgent):
     def train(self, batch: Batch) -> Metrics:
         return self._own.train(batch)
 
-    def get_actor(self) -> Any:
+    def get_actor(self) -> Policy:
         return self._own.get_actor()
 
 
@@ -388,6 +392,6 @@ def declarations_of(agent_cls: object) -> type[TrainingAgent]:
     return agent_cls if isinstance(agent_cls, type) and issubclass(agent_cls, TrainingAgent) else TrainingAgent
 
 
-def actor_of(loop: LoopLike) -> Any:
+def actor_of(loop: LoopLike) -> Policy | None:
     """Return the current policy; None: the training loop has no agent."""
     return None if loop.agent is None else loop.agent.get_actor()

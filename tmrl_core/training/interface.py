@@ -13,10 +13,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
-from typing import Any
 
 from tmrl_core.networking.protocol.messages import Collect, Progress
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Version
+from tmrl_core.training.value_types import Metrics, Policy
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class TrainingInterface(ABC):
         return buffer
 
     @abstractmethod
-    def broadcast_model(self, actor: Any) -> Version | None:
+    def broadcast_model(self, actor: Policy) -> Version | None:
         """Publish a policy as the latest."""
 
     @property
@@ -107,7 +107,7 @@ class TrainingInterface(ABC):
         """Called between two updates, where a checkpoint may be taken that a run goes on from bit for bit."""
         return None
 
-    def record_round(self, row: dict[str, Any]) -> None:
+    def record_round(self, row: Metrics) -> None:
         """A round has ended with this row of statistics."""
         return None
 
@@ -143,16 +143,16 @@ class LocalInterface(TrainingInterface):
             `versions_before`.
     """
 
-    def __init__(self, on_publish: Callable[[Any, Version], None] | None = None, counter: int = 0) -> None:
+    def __init__(self, on_publish: Callable[[Policy, Version], None] | None = None, counter: int = 0) -> None:
         self._on_publish = on_publish
         self._changed = threading.Condition()
         # Guarded by `_changed`: what was put and not retrieved, and whether to stop.
         self._waiting = Buffer(maxlen=None)
         self._stopping = False
         self._version: Version = (1, counter) if counter else (0, 0)
-        self.actor: Any = None
+        self.actor: Policy = None
         self.progress = Progress()
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Metrics] = []
         self.refused: list[tuple[Chunk, str]] = []
         self.samples_committed = 0
         self._outstanding: list[Delivery] = []
@@ -195,7 +195,7 @@ class LocalInterface(TrainingInterface):
             else:
                 self.samples_committed += len(delivery.buffer)
 
-    def broadcast_model(self, actor: Any) -> Version:
+    def broadcast_model(self, actor: Policy) -> Version:
         """Make this policy `actor`. It is the training agent's own object, not a copy."""
         self._version = (1, self._version[1] + 1)
         self.actor = actor
@@ -219,7 +219,7 @@ class LocalInterface(TrainingInterface):
         """Keep the latest in `progress`."""
         self.progress = progress
 
-    def record_round(self, row: dict[str, Any]) -> None:
+    def record_round(self, row: Metrics) -> None:
         """Keep all in `rows`."""
         self.rows.append(row)
 

@@ -10,6 +10,7 @@ import torch
 
 from tmrl_core.training.agents.networks import DeterministicActorCritic
 from tmrl_core.training.agents.td3 import TD3Agent
+from tmrl_core.training.value_types import Settings, Space
 
 one_critic = partial(DeterministicActorCritic, n=1)
 """Make a deterministic policy with a single critic."""
@@ -54,8 +55,8 @@ class DDPGAgent(TD3Agent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = one_critic,
         gamma: float = 0.99,
@@ -71,8 +72,8 @@ class DDPGAgent(TD3Agent):
         l2_critic: float | None = None,
         *,
         hidden_sizes: Sequence[int] | None = None,
-        activation: Any = None,
-        model_kwargs: dict[str, Any] | None = None,
+        activation: object = None,
+        model_kwargs: Settings | None = None,
         compile: bool | str = "auto",
         precision: str = "float32",
     ) -> None:

@@ -21,6 +21,7 @@ from tmrl_core.training.agents.networks import CategoricalActorCritic
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
+from tmrl_core.training.value_types import Settings, Space, Tree
 
 
 class DiscreteSacAgent(OffPolicyAgent):
@@ -66,8 +67,8 @@ class DiscreteSacAgent(OffPolicyAgent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = CategoricalActorCritic,
         gamma: float = 0.99,
@@ -86,8 +87,8 @@ class DiscreteSacAgent(OffPolicyAgent):
         l2_critic: float | None = None,
         *,
         hidden_sizes: Sequence[int] | None = None,
-        activation: Any = None,
-        model_kwargs: dict[str, Any] | None = None,
+        activation: object = None,
+        model_kwargs: Settings | None = None,
         compile: bool | str = "auto",
         precision: str = "float32",
     ) -> None:
@@ -112,7 +113,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
 
-    def _log_probs(self, obs: Any) -> Tensor:
+    def _log_probs(self, obs: Tree) -> Tensor:
         log_prob_BN: Tensor = self.model.actor.log_probs(flatten_batch(self.model.actor.layout, obs))
         return log_prob_BN
 
@@ -141,7 +142,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         q_KB = q_KBN.gather(-1, index_KB1).squeeze(-1)
         return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
 
-    def _update_policy(self, obs: Any, log_prob_BN: Tensor) -> dict[str, Tensor]:
+    def _update_policy(self, obs: Tree, log_prob_BN: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             q_BN = self.critics(obs).amin(dim=0)
         loss = discrete_policy_loss(q_BN, log_prob_BN, self.log_alpha.detach().exp())

@@ -14,6 +14,7 @@ from tmrl_core.training.agents.networks import QNetwork
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
+from tmrl_core.training.value_types import Policy, Settings, Space
 
 
 class DQNAgent(OffPolicyAgent):
@@ -58,8 +59,8 @@ class DQNAgent(OffPolicyAgent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = QNetwork,
         gamma: float = 0.99,
@@ -77,8 +78,8 @@ class DQNAgent(OffPolicyAgent):
         l2: float | None = None,
         *,
         hidden_sizes: Sequence[int] | None = None,
-        activation: Any = None,
-        model_kwargs: dict[str, Any] | None = None,
+        activation: object = None,
+        model_kwargs: Settings | None = None,
         compile: bool | str = "auto",
         precision: str = "float32",
     ) -> None:
@@ -111,7 +112,7 @@ class DQNAgent(OffPolicyAgent):
         progress = min(1.0, self.updates / self.epsilon_updates)
         return self.epsilon_initial + progress * (self.epsilon_final - self.epsilon_initial)
 
-    def get_actor(self) -> Any:
+    def get_actor(self) -> Policy:
         """Return the network that is trained, with the current epsilon for exploration."""
         self.model.actor.set_exploration({"epsilon": self.epsilon})
         return self.model.actor

@@ -16,6 +16,7 @@ from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch, hid
 from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
 from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
+from tmrl_core.training.value_types import Space, Tree
 
 # Shape suffixes: K critics, B batch, I inputs, A action elements, N discrete actions.
 
@@ -92,8 +93,8 @@ class EnsembleCritic(nn.Module):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         count: int = 2,
@@ -106,10 +107,10 @@ class EnsembleCritic(nn.Module):
         self.register_buffer("gain", gain, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
         self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
-        inputs = vector_size(self._layout) + math.prod(action_space.shape)
+        inputs = vector_size(self._layout) + math.prod(action_space.shape or ())
         self.net = ensemble_mlp(count, inputs, hidden_sizes, 1, activation)
 
-    def forward(self, obs: Any, act: Tensor) -> Tensor:
+    def forward(self, obs: Tree, act: Tensor) -> Tensor:
         """[K, B] values.
 
         Args:
@@ -137,8 +138,8 @@ class EnsembleQ(nn.Module):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         count: int = 2,
@@ -149,7 +150,7 @@ class EnsembleQ(nn.Module):
         actions = discrete_actions("EnsembleQ", action_space).count
         self.net = ensemble_mlp(count, vector_size(self._layout), hidden_sizes, actions, activation)
 
-    def forward(self, obs: Any) -> Tensor:
+    def forward(self, obs: Tree) -> Tensor:
         """[K, B, N] values.
 
         Args:
@@ -167,7 +168,7 @@ class CriticList(nn.Module):
         self.critics = nn.ModuleList(critics)
         self.count = len(critics)
 
-    def forward(self, obs: Any, act: Tensor) -> Tensor:
+    def forward(self, obs: Tree, act: Tensor) -> Tensor:
         """[K, B] values."""
         return torch.stack([critic(obs, act).reshape(-1) for critic in self.critics])
 
@@ -191,8 +192,8 @@ class MLPActorCritic(nn.Module):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         n: int = 2,
@@ -207,8 +208,8 @@ class REDQMLPActorCritic(MLPActorCritic):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         n: int = 10,
@@ -249,8 +250,8 @@ class CategoricalActorCritic(nn.Module):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], nn.Module] = "tanh",
         n: int = 2,
@@ -275,8 +276,8 @@ class QNetwork(nn.Module):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         dueling: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from tmrl_core.training.agents.optimizers import follow, minimise
 from tmrl_core.training.batches import Transitions, transitions_of
 from tmrl_core.training.updates.compiled import Compiler
 from tmrl_core.training.updates.rollback import FiniteUpdates
+from tmrl_core.training.value_types import Batch, Metrics, Policy, Settings, Space
 
 COMPILE_AFTER = 20_000
 """Updates after which `compile: auto` compiles: they have cost several times what compiling does."""
@@ -48,11 +49,11 @@ class OffPolicyAgent(TrainingAgent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str | None,
         model_cls: Callable[..., Any],
-        model_kwargs: Mapping[str, Any],
+        model_kwargs: Settings,
         gamma: float,
         polyak: float,
     ) -> None:
@@ -86,23 +87,23 @@ class OffPolicyAgent(TrainingAgent):
         self.compile = compile
         self.precision = precision
 
-    def get_actor(self) -> Any:
+    def get_actor(self) -> Policy:
         """Return the policy that is trained."""
         return self.model.actor
 
-    def train(self, batch: Any) -> dict[str, Any]:
+    def train(self, batch: Batch) -> Metrics:
         """Update once; skip an update with NaN or Inf, see `skipped_updates.SKIPPED`."""
         return self._train_steps([batch])[0]
 
-    def train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:
+    def train_steps(self, batches: Sequence[Batch]) -> list[Metrics]:
         """Call `train` with each batch; compiled updates cost less together."""
         if type(self).train is not OffPolicyAgent.train:
             return super().train_steps(batches)
         return self._train_steps(batches)
 
-    def _train_steps(self, batches: Sequence[Any]) -> list[dict[str, Any]]:
+    def _train_steps(self, batches: Sequence[Batch]) -> list[Metrics]:
         todo = [transitions_of(batch, self.gamma) for batch in batches]
-        done: list[dict[str, Any]] = []
+        done: list[Metrics] = []
         while len(done) < len(todo):
             rest = todo[len(done) :]
             # One update of `GRADIENTS_EVERY` runs uncompiled, so that its gradients can be read.
@@ -186,6 +187,6 @@ def slow_copy(module: nn.Module) -> Any:
     return copy.deepcopy(module).requires_grad_(False)
 
 
-def model_arguments(model_kwargs: Mapping[str, Any] | None, **named: Any) -> dict[str, Any]:
+def model_arguments(model_kwargs: Settings | None, **named: Any) -> dict[str, Any]:
     """Return the model's keyword arguments: `model_kwargs`, overridden by the named ones that are not None."""
     return {**(model_kwargs or {}), **{name: value for name, value in named.items() if value is not None}}

@@ -73,7 +73,7 @@ def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | N
 
 
 @torch.no_grad()
-def optimizer_metrics(agent: Any) -> dict[str, float]:
+def optimizer_metrics(agent: object) -> dict[str, float]:
     """Return learning rates, and norms of the gradients that the latest update has left.
 
     An agent's optimizers are its attributes. `learning_rate` is the first one's, `learning_rate_x` that of an attribute

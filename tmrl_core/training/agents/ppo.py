@@ -31,6 +31,7 @@ from tmrl_core.training.agents.running_moments import RunningMoments
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.updates.rollback import all_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED
+from tmrl_core.training.value_types import Batch, Device, Metrics, Space, Tree
 
 REWARD_LIMIT = 10.0
 """Clipping threshold of scaled rewards."""
@@ -50,8 +51,8 @@ class PPOActorCritic(torch.nn.Module):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         hidden_sizes: Sequence[int],
         activation: str | Callable[[], torch.nn.Module],
         actor_cls: Callable[..., OnPolicyActor] | None,
@@ -126,9 +127,9 @@ class PPOAgent(TrainingAgent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
-        device: Any = None,
+        observation_space: Space,
+        action_space: Space,
+        device: Device = None,
         actor_cls: Callable[..., OnPolicyActor] | None = None,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], torch.nn.Module] = "tanh",
@@ -201,7 +202,7 @@ class PPOAgent(TrainingAgent):
         """Return the policy."""
         return self.model.actor
 
-    def train(self, batch: Any) -> dict[str, Any]:
+    def train(self, batch: Batch) -> Metrics:
         """Train on one round.
 
         Args:
@@ -301,7 +302,7 @@ class PPOAgent(TrainingAgent):
             self.model.actor.obs_std.copy_(self.observations.std)
 
     def _advantages(
-        self, reward_T: Tensor, value_T: Tensor, next_obs: Any, terminated_T: Tensor, ends_T: Tensor
+        self, reward_T: Tensor, value_T: Tensor, next_obs: Tree, terminated_T: Tensor, ends_T: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return [T] advantages and [T] returns; the next value is that of the next row, except where a run ends."""
         next_value_T = torch.cat([value_T[1:], value_T[:1]])
@@ -352,7 +353,7 @@ class PPOAgent(TrainingAgent):
                 group["lr"] = self.lr * (1.0 + part * (self.lr_final - 1.0))
 
 
-def _rows(tree: Any, at: Tensor) -> Any:
+def _rows(tree: Tree, at: Tensor) -> Any:
     """Return the rows `at` of each leaf."""
     if isinstance(tree, dict):
         return {key: _rows(value, at) for key, value in tree.items()}

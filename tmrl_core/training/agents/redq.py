@@ -12,6 +12,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
+from tmrl_core.training.value_types import Settings, Space
 
 
 class REDQSACAgent(SacAgent):
@@ -44,8 +45,8 @@ class REDQSACAgent(SacAgent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = REDQMLPActorCritic,
         n: int = 10,
@@ -53,8 +54,8 @@ class REDQSACAgent(SacAgent):
         q_updates_per_policy_update: int = 1,
         *,
         hidden_sizes: Sequence[int] | None = None,
-        activation: Any = None,
-        model_kwargs: dict[str, Any] | None = None,
+        activation: object = None,
+        model_kwargs: Settings | None = None,
         **settings: Any,
     ) -> None:
         if not 1 <= m <= n:

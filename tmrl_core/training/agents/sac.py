@@ -14,6 +14,7 @@ from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
 from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
+from tmrl_core.training.value_types import Policy, Settings, Space, Tree
 
 
 class SacAgent(OffPolicyAgent):
@@ -61,8 +62,8 @@ class SacAgent(OffPolicyAgent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = MLPActorCritic,
         gamma: float = 0.99,
@@ -81,8 +82,8 @@ class SacAgent(OffPolicyAgent):
         l2_critic: float | None = None,
         *,
         hidden_sizes: Sequence[int] | None = None,
-        activation: Any = None,
-        model_kwargs: dict[str, Any] | None = None,
+        activation: object = None,
+        model_kwargs: Settings | None = None,
         compile: bool | str = "auto",
         precision: str = "float32",
     ) -> None:
@@ -97,7 +98,9 @@ class SacAgent(OffPolicyAgent):
         )
         self.compute_with(compile, precision)
         self.learn_entropy_coef = learn_entropy_coef
-        self.target_entropy = -float(math.prod(action_space.shape)) if target_entropy is None else float(target_entropy)
+        self.target_entropy = (
+            -float(math.prod(action_space.shape or ())) if target_entropy is None else float(target_entropy)
+        )
         self.critics = critics_of(self.model)
         self.target_critics = slow_copy(self.critics)
         self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
@@ -113,7 +116,7 @@ class SacAgent(OffPolicyAgent):
         """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
 
-    def get_actor(self) -> Any:
+    def get_actor(self) -> Policy:
         """Return the policy that is trained; it explores with random actions until the first update."""
         actor = self.model.actor
         if "random" in actor.exploration():
@@ -151,7 +154,7 @@ class SacAgent(OffPolicyAgent):
         q_KB = self.critics(t.obs, t.action)
         return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
 
-    def _update_policy(self, obs: Any, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
+    def _update_policy(self, obs: Tree, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
         # Gradients go through the critics to the action, not into them.
         with held(self.critics.parameters()):
             loss = policy_loss(self._value(self.critics(obs, action)), log_prob_B, self.log_alpha.detach().exp())

@@ -18,6 +18,7 @@ from tmrl_core.training.agents.networks import DeterministicActorCritic, critics
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
 from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
+from tmrl_core.training.value_types import Policy, Settings, Space, Tree
 
 
 class TD3Agent(OffPolicyAgent):
@@ -63,8 +64,8 @@ class TD3Agent(OffPolicyAgent):
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = DeterministicActorCritic,
         gamma: float = 0.99,
@@ -83,8 +84,8 @@ class TD3Agent(OffPolicyAgent):
         l2_critic: float | None = None,
         *,
         hidden_sizes: Sequence[int] | None = None,
-        activation: Any = None,
-        model_kwargs: dict[str, Any] | None = None,
+        activation: object = None,
+        model_kwargs: Settings | None = None,
         compile: bool | str = "auto",
         precision: str = "float32",
     ) -> None:
@@ -112,7 +113,7 @@ class TD3Agent(OffPolicyAgent):
         """Return the target policy and the target critics with their sources."""
         return [(self.target_actor, self.model.actor), (self.target_critics, self.critics)]
 
-    def get_actor(self) -> Any:
+    def get_actor(self) -> Policy:
         """Return the policy that is trained; it explores with random actions until the first update."""
         actor = self.model.actor
         actor.set_exploration({"noise": self.exploration_noise, "random": 0.0 if self.updates else 1.0})
@@ -147,7 +148,7 @@ class TD3Agent(OffPolicyAgent):
         q_KB = self.critics(t.obs, t.action)
         return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
 
-    def _update_policy(self, obs: Any) -> dict[str, Tensor]:
+    def _update_policy(self, obs: Tree) -> dict[str, Tensor]:
         # Gradients go through the critic to the action, not into it.
         with held(self.critics.parameters()):
             loss = deterministic_policy_loss(self.critics(obs, self.model.actor(obs))[0])

@@ -263,7 +263,7 @@ class RunCheckpoints:
             self._the_store().configuration = plain(self.in_force)
         return loaded
 
-    def _agree(self, stored: Mapping[str, Any]) -> None:
+    def _agree(self, stored: Mapping[str, object]) -> None:
         """Compare the configuration of a checkpoint with today's.
 
         Raises:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import RateLimit, default_error, least_error
+from tmrl_core.training.value_types import State
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class RateLimiter:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the band and its settings, for a checkpoint."""
         band = self._band
         held = None if band is None else [band.samples_per_insert, band.error_buffer, band.stored, band.drawn]
@@ -151,7 +152,7 @@ class RateLimiter:
     def _made(self) -> list[Any]:
         return [*self._configured, self.min_size, self.batch_size]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue with the band of a checkpoint, also with a changed one.
 
         If the settings of this limiter are others than those of the checkpoint, they apply from here on.

@@ -19,7 +19,6 @@ from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.samples import Buffer, Chunk
-from tmrl_core.training.agent import Batch
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
 from tmrl_core.training.contracts import AgentLike, MemoryLike, Row, TrainingLoop, TrainingMemory, as_agent, as_memory
@@ -33,6 +32,7 @@ from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
 from tmrl_core.training.memories.sample_schema import expect
 from tmrl_core.training.updates.skipped_updates import BadUpdates
+from tmrl_core.training.value_types import Batch, Device, Indices, State
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +97,9 @@ class TrainingOffline(TrainingLoop):
         max_training_steps_per_env_step: float = 1.0,
         sleep_between_buffer_retrieval_attempts: float = 1.0,
         profiling: bool = False,
-        agent_scheduler: Callable[[Any, int], None] | None = None,
+        agent_scheduler: Callable[[AgentLike, int], None] | None = None,
         start_training: int = 0,
-        device: Any = None,
+        device: Device = None,
         *,
         max_policy_lag: int | None = None,
         max_bad_updates: int = 10,
@@ -142,7 +142,7 @@ class TrainingOffline(TrainingLoop):
         """Mean return of the best evaluation so far."""
         self.elapsed_s = 0.0
         """Seconds that the run had been going when it was saved."""
-        self.delivery: dict[str, Any] = {"incarnation": 0, "counter": 0, "marks": {}}
+        self.delivery: State = {"incarnation": 0, "counter": 0, "marks": {}}
         """Where each worker's stream of samples stands: what this memory holds and what it does not."""
         self.published = False
         self._waits_for = ""
@@ -368,7 +368,7 @@ class TrainingOffline(TrainingLoop):
                 batches = iter(self.memory)
                 continue
             statistics.sampling_s += time.perf_counter() - before
-            indices: Any = None
+            indices: Indices | None = None
             if self.total_updates % self.update_buffer_interval == 0:
                 # What is appended may take the place of what was drawn.
                 indices = self._memory.indices_of(batch)
@@ -400,7 +400,7 @@ class TrainingOffline(TrainingLoop):
         self.statistics.sampling_s += time.perf_counter() - before
         return further
 
-    def _update(self, batches: list[Batch], indices: Any) -> None:
+    def _update(self, batches: list[Batch], indices: Indices | None) -> None:
         """Updates with these batches; `indices` are those of the first one's transitions, if they are known already."""
         before = time.perf_counter()
         if len(batches) == 1:
@@ -421,7 +421,7 @@ class TrainingOffline(TrainingLoop):
             )
             self.statistics.add(metrics)
 
-    def _tell_memory(self, batch: Any) -> None:
+    def _tell_memory(self, batch: Batch) -> None:
         """A memory that draws by priorities learns what its transitions have surprised by."""
         td_error_B = self._agent.td_error_B
         if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:

@@ -19,8 +19,9 @@ from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, stored_dtype
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.trees import flatten, template
+from tmrl_core.training.value_types import Tree
 
-Layout = tuple[tuple[str, "np.dtype[Any] | None", tuple[int, ...]], ...]
+Layout = tuple[tuple[str, "np.dtype | None", tuple[int, ...]], ...]
 """(path, dtype, shape of a row) of each leaf of a column."""
 
 
@@ -171,7 +172,7 @@ class RoundMemory(TrainingMemory):
         parts = [piece.chunk.version[np.asarray(piece.follows, bool)] for piece in pieces]
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
-    def _tree(self, rows: Sequence[Array], name: str, trees: Sequence[Any]) -> Any:
+    def _tree(self, rows: Sequence[Array], name: str, trees: Sequence[Tree]) -> Any:
         leaves = self._tensors([_flat_tree(tree, name) for tree in trees], rows)
         return self._orders.arranged(name, template(trees[0]), leaves)
 
@@ -224,7 +225,7 @@ def _described(layout: Layout) -> str:
     return ", ".join(f"{path} {dtype or ''}{list(shape) if dtype else ''}".strip() for path, dtype, shape in layout)
 
 
-def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.dtype, tuple[int, ...]]]:
     """The one layout of all of these: (path, dtype, shape of a row) of each leaf."""
     layout = [(path, column.dtype, column.shape[1:]) for path, column in flat[0]]
     for other in flat:
@@ -237,7 +238,7 @@ def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.
     return layout
 
 
-def _flat_tree(tree: Any, name: str) -> list[tuple[str, Array]]:
+def _flat_tree(tree: Tree, name: str) -> list[tuple[str, Array]]:
     leaves = flatten(tree)
     for path, column in leaves:
         if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tmrl_core.training.memories.trees import is_tensor
+from tmrl_core.training.value_types import Metrics
 
 
 class RoundStatistics:
@@ -38,7 +39,7 @@ class RoundStatistics:
         self._lag_samples = 0
         self._metrics: dict[str, list[Any]] = {}
 
-    def add(self, metrics: dict[str, Any]) -> None:
+    def add(self, metrics: Metrics) -> None:
         """One update's metrics: numbers, or tensors of one."""
         self.updates += 1
         for name, value in metrics.items():

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tmrl_core.training.value_types import Device
+
 START_S = 0.3
 """Seconds of updates before the first contest; the very first ones are slow."""
 SLICE_S = 0.1
@@ -228,7 +230,7 @@ class Threads:
         device: where updates are made; on any but a CPU nothing is set.
     """
 
-    def __init__(self, fixed: int | None, device: Any) -> None:
+    def __init__(self, fixed: int | None, device: Device) -> None:
         # Training without torch has no threads to set, and must not import it.
         self._torch: Any = sys.modules.get("torch") if str(device or "cpu").startswith("cpu") else None
         self._fixed = fixed

@@ -11,6 +11,7 @@ import numpy as np
 from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
+from tmrl_core.training.value_types import Tree
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -36,7 +37,7 @@ def check_finite_samples(chunk: Chunk, *, as_float32: bool = False) -> None:
                 )
 
 
-def _columns(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _columns(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict):
         for key, child in tree.items():
             yield from _columns(child, f"{path}/{key}")

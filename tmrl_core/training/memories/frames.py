@@ -21,6 +21,7 @@ import numpy as np
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, describe_spec, spec_of
+from tmrl_core.training.value_types import State
 
 MAX_FRAME_BYTES = 1 << 31
 
@@ -94,7 +95,7 @@ class Frames(ABC):
         dtype: of a frame.
     """
 
-    def __init__(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.size = size
         self.shape = shape
         self.dtype = dtype
@@ -136,9 +137,7 @@ class RamFrames(Frames):
         ConfigError: there is no room for so many.
     """
 
-    def __init__(
-        self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype[Any], tail_rows: int = 1
-    ) -> None:
+    def __init__(self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype, tail_rows: int = 1) -> None:
         super().__init__(frames_held(capacity, stack, tail_rows), shape, dtype)
         try:
             self.ring: Array = np.empty((self.size, *shape), dtype)
@@ -299,12 +298,12 @@ class FrameStore:
         needs: Array = self._needs[np.arange(start, stop) % len(self._needs)]
         return needs
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """For a checkpoint: a copy of all frames that are there."""
         numbers = np.arange(self.oldest, self.written)
         return {"written": self.written, "frames": self.frames(numbers), "needs": self._needs.copy()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Undo `state_dict`.
 
         Raises:

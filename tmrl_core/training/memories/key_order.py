@@ -10,16 +10,17 @@ import logging
 from typing import Any
 
 from tmrl_core.training.memories.trees import flatten, rebuild, template
+from tmrl_core.training.value_types import Tree
 
 logger = logging.getLogger(__name__)
 
 
-def numbered(tree: Any) -> Any:
+def numbered(tree: Tree) -> Tree:
     """Return the tree with each leaf replaced by its index in `flatten(tree)`; dicts keep their own order."""
     return _like(tree, rebuild(template(tree), list(range(len(flatten(tree))))))
 
 
-def arranged(order: Any, leaves: list[Any]) -> Any:
+def arranged(order: Tree, leaves: list[Tree]) -> Tree:
     """Return the tree of a `numbered` tree with `leaves`, which are in the order of `flatten`."""
     if isinstance(order, dict):
         return {key: arranged(item, leaves) for key, item in order.items()}
@@ -32,10 +33,10 @@ class KeyOrders:
     """The order of keys of each column, by its name; it is the first sample's."""
 
     def __init__(self) -> None:
-        self._orders: dict[str, Any] = {}
+        self._orders: dict[str, Tree] = {}
         self._warned = False
 
-    def note(self, name: str, tree: Any) -> bool:
+    def note(self, name: str, tree: Tree) -> bool:
         """Take over the order of a column of a new structure, and warn once of a sample in another order.
 
         Returns:
@@ -58,7 +59,7 @@ class KeyOrders:
             )
         return False
 
-    def arranged(self, name: str, shape: Any, leaves: list[Any]) -> Any:
+    def arranged(self, name: str, shape: Tree, leaves: list[Tree]) -> Tree:
         """Return the tree of `leaves`, of the template `shape`, in the order noted; sorted if none is."""
         order = self._orders.get(name)
         return rebuild(shape, leaves) if order is None else arranged(order, leaves)
@@ -67,7 +68,7 @@ class KeyOrders:
         """Return JSON-able values; `restore` undoes it."""
         return {name: _numbers(order) for name, order in self._orders.items()}
 
-    def restore(self, name: str, numbers: Any, shape: Any, count: int) -> None:
+    def restore(self, name: str, numbers: Tree, shape: Tree, count: int) -> None:
         """Take over the order that `describe` described.
 
         Args:
@@ -88,7 +89,7 @@ class KeyOrders:
             raise ValueError(f"the {name} is nested too deeply") from exc
 
 
-def _like(tree: Any, other: Any) -> Any:
+def _like(tree: Tree, other: Tree) -> Tree:
     """Return `other` with its keys in the order of a tree of the same structure."""
     if isinstance(tree, dict):
         return {key: _like(item, other[key]) for key, item in tree.items()}
@@ -97,14 +98,14 @@ def _like(tree: Any, other: Any) -> Any:
     return other
 
 
-def _numbers(order: Any) -> list[int]:
+def _numbers(order: Tree) -> list[int]:
     if isinstance(order, (dict, tuple)):
         items = order.values() if isinstance(order, dict) else order
         return [number for item in items for number in _numbers(item)]
     return [order]
 
 
-def _sorted_by(place: dict[int, int], order: Any) -> Any:
+def _sorted_by(place: dict[int, int], order: Tree) -> Tree:
     if isinstance(order, tuple):
         return tuple([_sorted_by(place, item) for item in order])
     if not isinstance(order, dict):
@@ -116,7 +117,7 @@ def _sorted_by(place: dict[int, int], order: Any) -> Any:
     return {key: _sorted_by(place, item) for key, item in sorted(order.items(), key=first)}
 
 
-def _shown(tree: Any) -> str:
+def _shown(tree: Tree) -> str:
     if isinstance(tree, dict):
         nested = [f": {_shown(item)}" if isinstance(item, (dict, tuple)) else "" for item in tree.values()]
         return "{" + ", ".join(f"{key}{inner}" for key, inner in zip(tree, nested, strict=True)) + "}"

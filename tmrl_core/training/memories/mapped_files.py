@@ -6,8 +6,6 @@ the elements of each record begin is said by a `RowTable`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tmrl_core.storage import RecordLog, SegmentReader
@@ -91,5 +89,5 @@ class MappedFiles:
         return segment.views[size]
 
 
-def _void(size: int) -> np.dtype[Any]:
+def _void(size: int) -> np.dtype:
     return np.dtype((np.void, size))

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -22,12 +22,18 @@ from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.memories.layout import Array, stored_dtype
 from tmrl_core.training.memories.trees import flatten
+from tmrl_core.training.value_types import Batch, Device, Tree
 
 MAX_STREAMS = 4096
 """Streams whose last row is kept; the longest silent one is forgotten first (its open episode then has a gap)."""
 
 MOST = 1 << 62
 """Sizes stay within int64, and sums of two of them."""
+
+Values: TypeAlias = tuple[Tree, ...]
+"""Values of a transition."""
+Transition: TypeAlias = tuple[Tree, Tree, Tree, Tree, Tree, Tree, dict[Any, Any]]
+"""(prev_obs, act, rew, obs, terminated, truncated, info)."""
 
 
 def whole_number(value: float, name: str) -> int:
@@ -76,7 +82,7 @@ def last_row_of(chunk: Chunk) -> LastRow:
     return LastRow(segment.episode, segment.first_step + segment.rows - 1)
 
 
-def collate_to_torch(values: Sequence[Any], device: torch.device | str | None) -> Any:
+def collate_to_torch(values: Sequence[Tree], device: Device) -> Tree:
     """One tree of tensors [len(values), *shape] out of many trees of arrays and numbers."""
     first = values[0]
     if isinstance(first, dict):
@@ -91,7 +97,7 @@ def collate_to_torch(values: Sequence[Any], device: torch.device | str | None) -
     return torch.from_numpy(column).to(device or "cpu")
 
 
-def compare_with_original(original: Sequence[Any], rebuilt: Sequence[Any], downcast_float64: bool = True) -> None:
+def compare_with_original(original: Sequence[Tree], rebuilt: Sequence[Tree], downcast_float64: bool = True) -> None:
     """Compare a rebuilt transition with what the worker saw: whole arrays, not only their sums.
 
     Args:
@@ -119,7 +125,7 @@ def compare_with_original(original: Sequence[Any], rebuilt: Sequence[Any], downc
             raise ValueError(f"crc_debug: {name} of a rebuilt transition has another structure than the worker saw")
 
 
-def _as_tuples(value: Any) -> Any:
+def _as_tuples(value: Tree) -> Tree:
     """`value` with its lists as tuples: what travelled inside an info may have become a list."""
     if isinstance(value, dict):
         return {key: _as_tuples(item) for key, item in value.items()}
@@ -152,7 +158,7 @@ class Memory(TrainingMemory):
         self,
         device: torch.device | str | None,
         nb_steps: float,
-        sample_preprocessor: Callable[..., tuple[Any, ...]] | None = None,
+        sample_preprocessor: Callable[..., Values] | None = None,
         memory_size: float = 1_000_000,
         batch_size: float = 256,
         dataset_path: str = "",
@@ -172,12 +178,12 @@ class Memory(TrainingMemory):
     transient: ClassVar[frozenset[str]] = parameters_of(__init__)
     """Attributes that no checkpoint holds: they come from the configuration."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         """Yield `nb_steps` batches."""
         for _ in range(self.nb_steps):
             yield self.sample()
 
-    def __getitem__(self, item: int) -> tuple[Any, ...]:
+    def __getitem__(self, item: int) -> Values:
         """Transition `item` after the preprocessor, without its info; the flags are float32."""
         *transition, info = self.get_transition(item)
         if self.crc_debug and "crc_sample" in info:
@@ -192,7 +198,7 @@ class Memory(TrainingMemory):
         items: list[int] = self.generator.integers(0, len(self), size=self.batch_size).tolist()
         return items
 
-    def sample(self) -> Any:
+    def sample(self) -> Batch:
         """One batch.
 
         Raises:
@@ -217,7 +223,7 @@ class Memory(TrainingMemory):
         return []
 
     @abstractmethod
-    def append_buffer(self, buffer: Buffer) -> Any:
+    def append_buffer(self, buffer: Buffer) -> object:
         """Take over a buffer's samples, dropping the oldest beyond `memory_size`.
 
         Raises:
@@ -229,18 +235,18 @@ class Memory(TrainingMemory):
         """Items that `get_transition` takes."""
 
     @abstractmethod
-    def get_transition(self, item: int) -> tuple[Any, Any, Any, Any, Any, Any, dict[Any, Any]]:
+    def get_transition(self, item: int) -> Transition:
         """Transition `item`: (prev_obs, act, rew, obs, terminated, truncated, info)."""
 
     @abstractmethod
-    def collate(self, batch: Sequence[tuple[Any, ...]], device: Any) -> Any:
+    def collate(self, batch: Sequence[Values], device: Device) -> Batch:
         """One batch out of a list of transitions."""
 
 
 class TorchMemory(Memory):
     """A `Memory` whose batches are tensors."""
 
-    def collate(self, batch: Sequence[tuple[Any, ...]], device: Any) -> Any:
+    def collate(self, batch: Sequence[Values], device: Device) -> Batch:
         """Nested tuples of tensors [batch_size, *shape] on `device`."""
         return collate_to_torch(batch, device)
 
@@ -258,7 +264,7 @@ class GenericTorchMemory(TorchMemory):
         self,
         device: torch.device | str | None = None,
         nb_steps: float = 1,
-        sample_preprocessor: Callable[..., tuple[Any, ...]] | None = None,
+        sample_preprocessor: Callable[..., Values] | None = None,
         memory_size: float = 1_000_000,
         batch_size: float = 256,
         dataset_path: str = "",
@@ -320,7 +326,7 @@ class GenericTorchMemory(TorchMemory):
         self.previous = [before for _, before in kept]
         self.last_rows = {key: row for key, row in self.last_rows.items() if row[0] >= self.first_number}
 
-    def get_transition(self, item: int) -> tuple[Any, Any, Any, Any, Any, Any, dict[Any, Any]]:
+    def get_transition(self, item: int) -> Transition:
         """Transition `item`, 0 being the oldest."""
         now = self.transitions[item] - self.first_number
         before = self.previous[item] - self.first_number

@@ -17,6 +17,7 @@ from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.sampler import Sampler
 from tmrl_core.training.memories.staleness import FreshRows
 from tmrl_core.training.memories.sum_tree import SumTree, sum_tree
+from tmrl_core.training.value_types import State
 
 INDICES = "indices"
 WEIGHTS = "weights"
@@ -140,13 +141,13 @@ class Priorities:
         shares: Array = self._tree.leaves[indices % self.capacity]
         return shares
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """For a checkpoint."""
         held = min(self._stop, self.capacity)
         indices = np.arange(self._stop - held, self._stop)
         return {"stop": self._stop, "values": self.of(indices), "batches": self.batches, "highest": self.highest}
 
-    def load_state_dict(self, state: dict[str, Any], stop: int | None = None) -> None:
+    def load_state_dict(self, state: State, stop: int | None = None) -> None:
         """Undo `state_dict`; transitions that are newer keep what they have.
 
         Args:

@@ -74,7 +74,7 @@ class RowFormat:
         return cls.from_columns([a.dtype for a in arrays], [a.shape[1] for a in arrays])
 
     @classmethod
-    def from_columns(cls, dtypes: Iterable[np.dtype[Any]], widths: Iterable[int]) -> RowFormat:
+    def from_columns(cls, dtypes: Iterable[np.dtype], widths: Iterable[int]) -> RowFormat:
         """The format of arrays of these dtypes and widths."""
         return cls(tuple(d.newbyteorder("<").str for d in dtypes), tuple(widths))
 
@@ -122,7 +122,7 @@ class RowFormat:
         return sum(np.dtype(d).itemsize * w for d, w in zip(self.dtypes, self.widths, strict=True))
 
     @cached_property
-    def _places(self) -> list[tuple[np.dtype[Any], int, int]]:
+    def _places(self) -> list[tuple[np.dtype, int, int]]:
         """Of each array its dtype, and where in a row its elements begin and end."""
         dtypes = map(np.dtype, self.dtypes)
         return [

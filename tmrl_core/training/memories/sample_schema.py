@@ -18,6 +18,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.contracts import AgentLike, TrainingMemory
+from tmrl_core.training.value_types import Space, Tree
 
 WHAT = frozenset({"observation", "action", "extras", "dtypes"})
 """What can be held against what is declared; "dtypes" of actions and extras."""
@@ -27,7 +28,9 @@ ADVICE = (
 )
 
 
-def expect(memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Any, Any], what: Collection[str]) -> None:
+def expect(
+    memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Space, Space], what: Collection[str]
+) -> None:
     """Have a memory refuse samples that differ from what is declared, if it can.
 
     Args:
@@ -44,7 +47,7 @@ def expect(memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Any,
         raise ConfigError(f"declared: found {_names(odd)}, allowed: {_names(WHAT)}")
     if what:
         # A policy that says nothing of its extras may bring some all the same.
-        extras: Mapping[str, Any] = {}
+        extras: Mapping[str, Tree] = {}
         if "extras" in what:
             actor = agent.get_actor()
             extras = actor.reset_extras() if isinstance(actor, ActorModule) else {}
@@ -63,15 +66,15 @@ class DeclaredSamples:
 
     def __init__(
         self,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         what: Collection[str] = WHAT,
-        extras: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Tree] | None = None,
     ) -> None:
         self._observation = observation_space if "observation" in what else None
         self._action = action_space if "action" in what else None
         self._exact = "dtypes" in what
-        self._extras: dict[str, Any] | None = None
+        self._extras: dict[str, Tree] | None = None
         if "extras" in what and extras is not None:
             self._extras = {name: np.asarray(value) for name, value in extras.items()}
 
@@ -92,7 +95,7 @@ class DeclaredSamples:
         if self._extras is not None:
             self._check_extras(self._extras, chunk.extras)
 
-    def _check_extras(self, declared: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
+    def _check_extras(self, declared: Mapping[str, Tree], extras: Mapping[str, Tree]) -> None:
         if extras.keys() != declared.keys():
             raise SampleRefusedError(
                 f"samples bring the extras {_names(extras)}, and the policy's are {_names(declared)}. Workers and "
@@ -108,7 +111,7 @@ class DeclaredSamples:
                 )
 
 
-def _check(space: Any, tree: Any, what: str, rows: Any, fits: Callable[[Any, np.dtype[Any]], bool]) -> None:
+def _check(space: Space, tree: Tree, what: str, rows: Any, fits: Callable[[Space, np.dtype], bool]) -> None:
     """See that columns are as a space says.
 
     Args:
@@ -136,31 +139,31 @@ def _check(space: Any, tree: Any, what: str, rows: Any, fits: Callable[[Any, np.
         _check_values(space, tree if rows is None else tree[rows], what)
 
 
-def _any_number(space: Any, dtype: np.dtype[Any]) -> bool:
+def _any_number(space: Space, dtype: np.dtype) -> bool:
     return dtype.kind in "biuf"
 
 
-def _of_environment(space: Any, dtype: np.dtype[Any]) -> bool:
+def _of_environment(space: Space, dtype: np.dtype) -> bool:
     """Of a Discrete space any integers: environments return Python's own, or NumPy's."""
     return dtype.kind in "iu" if isinstance(space, spaces.Discrete) else _of_space(space, dtype)
 
 
-def _of_policy(space: Any, dtype: np.dtype[Any]) -> bool:
+def _of_policy(space: Space, dtype: np.dtype) -> bool:
     """The project's policies choose among numbered actions by int64, whatever integers the space has."""
     return bool(dtype.newbyteorder("=") == _dtype_of_policy(space))
 
 
-def _dtype_of_policy(space: Any) -> np.dtype[Any]:
+def _dtype_of_policy(space: Space) -> np.dtype:
     dtype = np.dtype(np.int64 if isinstance(space, spaces.Discrete) else space.dtype)
-    native: np.dtype[Any] = dtype.newbyteorder("=")
+    native: np.dtype = dtype.newbyteorder("=")
     return native
 
 
-def _of_space(space: Any, dtype: np.dtype[Any]) -> bool:
+def _of_space(space: Space, dtype: np.dtype) -> bool:
     return bool(dtype.newbyteorder("=") == np.dtype(space.dtype).newbyteorder("="))
 
 
-def _check_values(space: Any, column: Any, what: str) -> None:
+def _check_values(space: Space, column: Any, what: str) -> None:
     """Integers that choose one of so many are used as indices."""
     if isinstance(space, spaces.Discrete):
         first, count = np.asarray(space.start), np.asarray(space.n)
@@ -178,7 +181,7 @@ def _refuse(what: str, found: str, declared: str) -> None:
     raise SampleRefusedError(f"{what} of samples is {found}, and the environment declares {declared}. {ADVICE}")
 
 
-def _found(tree: Any) -> str:
+def _found(tree: Tree) -> str:
     if isinstance(tree, np.ndarray):
         return f"{tree.dtype}{list(tree.shape[1:])}"
     if isinstance(tree, dict):

@@ -10,6 +10,7 @@ import numpy as np
 from tmrl_core.errors import CodecError, StorageError
 from tmrl_core.samples import decode_value, encode_value
 from tmrl_core.storage import MAX_NOTE_BYTES
+from tmrl_core.training.value_types import State, Tree
 
 MAX_STREAMS = 4096
 """Streams whose state is kept; the longest silent one is forgotten first."""
@@ -35,7 +36,7 @@ class StreamStates:
     def __init__(self) -> None:
         self.marks: dict[bytes, list[int]] = {}
         self.tails: dict[bytes, list[Any]] = {}
-        self.values: dict[str, Any] = {}
+        self.values: State = {}
 
     def apply(self, changes: Mapping[str, Mapping[Any, Any]]) -> None:
         """Take over what has changed; a tail that is None has ended."""
@@ -64,7 +65,7 @@ def encoded(changes: Changes) -> bytes:
     return encode_value({**changes, "tails": dict(reversed(kept.items()))})
 
 
-def _tree_bytes(tree: Any) -> int:
+def _tree_bytes(tree: Tree) -> int:
     if isinstance(tree, dict):
         return sum(map(_tree_bytes, tree.values()))
     if isinstance(tree, tuple):
@@ -98,7 +99,7 @@ def decoded(data: bytes) -> Changes:
     return changes
 
 
-def _is_tree(tree: Any) -> bool:
+def _is_tree(tree: Tree) -> bool:
     if isinstance(tree, dict):
         return all(map(_is_tree, tree.values()))
     if isinstance(tree, tuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
+
+from tmrl_core.training.value_types import Tree
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +17,7 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: Tree, path: str = "") -> list[tuple[str, Tree]]:
     """Return the leaves of nested tuples and dicts with their paths; dicts in the order of their sorted keys."""
     if isinstance(tree, dict):
         return [leaf for key in sorted(tree) for leaf in flatten(tree[key], f"{path}/{key}")]
@@ -24,7 +26,7 @@ def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
     return [(path, tree)]
 
 
-def template(tree: Any) -> Any:
+def template(tree: Tree) -> Tree:
     """Return `tree` without its leaves, for `rebuild`. JSON-able: tuples become ["tuple", ...]."""
     if isinstance(tree, dict):
         return ["dict", {key: template(tree[key]) for key in sorted(tree)}]
@@ -33,7 +35,7 @@ def template(tree: Any) -> Any:
     return None
 
 
-def rebuild(shape: Any, leaves: list[Any]) -> Any:
+def rebuild(shape: Tree, leaves: list[Tree]) -> Tree:
     """Return the tree of `template` `shape` with `leaves`, which are taken from the front of the list."""
     if shape is None:
         return leaves.pop(0)

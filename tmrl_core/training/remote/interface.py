@@ -42,6 +42,7 @@ from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import info_means, plain_names
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
 from tmrl_core.training.memories.finite_samples import check_finite_samples
+from tmrl_core.training.value_types import Metrics, Policy, State
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class RemoteInterface(TrainingInterface):
         target_return: float | None = None,
         time_limit_s: float | None = None,
         signature: dict[str, str] | None = None,
-        on_publish: Callable[[Any], object] | None = None,
+        on_publish: Callable[[Policy], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.link = link
@@ -130,7 +131,7 @@ class RemoteInterface(TrainingInterface):
         self._refusals_said: set[tuple[str, str]] = set()
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
-        self._policy: dict[str, Any] = {}
+        self._policy: State = {}
         """Architecture of the policy that is published; empty before the first one, and where it is not known."""
         self._unfit: dict[bytes, str] = {}
         """Linked streams whose workers cannot take that policy, and why."""
@@ -288,7 +289,7 @@ class RemoteInterface(TrainingInterface):
 
     # --- policies and directives --------------------------------------------------------------------------------------
 
-    def broadcast_model(self, actor: Any) -> Version:
+    def broadcast_model(self, actor: Policy) -> Version:
         """Publish a policy as the latest."""
         tag, data = actor.to_blob()
         if not self._policy and isinstance(actor, ActorModule):
@@ -444,7 +445,7 @@ class RemoteInterface(TrainingInterface):
         if self.on_rest is not None:
             self.on_rest()
 
-    def record_round(self, row: dict[str, Any]) -> None:
+    def record_round(self, row: Metrics) -> None:
         """Write a round's row to the records, with the means over the latest training episodes."""
         self._stale_samples = int(row.get("samples_stale", 0))
         values = names.of_rows("round", row)
@@ -459,7 +460,7 @@ class RemoteInterface(TrainingInterface):
         if self.recorder is not None:
             self.recorder.event(event, message, step=self.progress.updates if step is None else step, **values)
 
-    def _record(self, kind: Any, values: dict[str, Any]) -> None:
+    def _record(self, kind: Any, values: Metrics) -> None:
         if self.recorder is not None:
             self.recorder.record(kind, values, step=self.progress.updates)
 
@@ -641,7 +642,7 @@ def _means(episodes: Collection[EpisodeRecord]) -> dict[str, float]:
     }
 
 
-def _signature_of(member: Member) -> dict[str, Any]:
+def _signature_of(member: Member) -> State:
     """Return what a worker says of its environment and policy; it may be anything."""
     try:
         signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}

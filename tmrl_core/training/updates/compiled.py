@@ -40,6 +40,7 @@ from tmrl_core.training.batches import Transitions
 from tmrl_core.training.updates.cuda_graphs import Recorder, Replayed, record_cuda
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.updates.update_graph import Backend, Graph, optimizers_of, recorded
+from tmrl_core.training.value_types import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def _check_cache() -> None:
         )
 
 
-def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[Metrics]:
     """Return the settings of each parameter group."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return [{name: value for name, value in group.items() if name != "params"} for group in groups]
@@ -133,13 +134,13 @@ class Compiler:
         self._runs: dict[tuple[int, ...], Replayed | None] = {}
         """CUDA graphs of `AT_ONCE` updates, by the updates' graphs."""
         self._states: list[Any] = []
-        self._settings: list[dict[str, Any]] = []
+        self._settings: list[Metrics] = []
         self._settings_key = ""
         self._primed: set[Hashable] = set()
         self.gave_up = False
         """True: compiling failed or does not pay, and updates run uncompiled."""
 
-    def updates(self, batches: Sequence[Transitions]) -> list[tuple[dict[str, Any], Tensor | None]]:
+    def updates(self, batches: Sequence[Transitions]) -> list[tuple[Metrics, Tensor | None]]:
         """Run compiled updates with these batches in order, up to the first that cannot be compiled.
 
         Returns:
@@ -272,10 +273,10 @@ def _unflat(leaves: list[Any], spec: Any) -> Transitions:
     return Transitions(*(leaves if spec is None else pytree.tree_unflatten(leaves, spec)))
 
 
-def _outcome(names: Sequence[str], results: Sequence[Tensor]) -> tuple[dict[str, Any], Tensor | None]:
+def _outcome(names: Sequence[str], results: Sequence[Tensor]) -> tuple[Metrics, Tensor | None]:
     """Return an update's metrics, and its rows' TD errors where the results hold them."""
     *results, finite = results
-    metrics: dict[str, Any] = dict(zip(names, results, strict=False))
+    metrics: Metrics = dict(zip(names, results, strict=False))
     if finite.device.type != "cpu":
         metrics[SKIPPED] = ~finite
     elif not finite:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tmrl_core.training.checkpointable import saved_attributes
 from tmrl_core.training.updates.skipped_updates import SKIPPED
+from tmrl_core.training.value_types import Metrics
 
 
 class FiniteUpdates:
@@ -25,7 +26,7 @@ class FiniteUpdates:
         agent: its tensors are those of the modules, optimizers and tensors among its attributes.
     """
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: object) -> None:
         self._agent = agent
         self._stamp: Any = None
         self._kept: list[Tensor] = []
@@ -35,7 +36,7 @@ class FiniteUpdates:
         """On a device, for each dtype: the copies [numbers] and their original tensors. Empty on a CPU."""
 
     @torch.no_grad()
-    def run(self, update: Callable[[], dict[str, Tensor]], batch: Sequence[Any]) -> dict[str, Any]:
+    def run(self, update: Callable[[], dict[str, Tensor]], batch: Sequence[Any]) -> Metrics:
         """Run one update.
 
         Args:
@@ -49,7 +50,7 @@ class FiniteUpdates:
         self._look()
         torch._foreach_copy_(self._copies, self._kept)
         with torch.enable_grad():
-            metrics: dict[str, Any] = dict(update())
+            metrics: Metrics = dict(update())
         self._look()
         floats = floating([*batch, *metrics.values()])
         if self._wholes:
@@ -122,7 +123,7 @@ def all_finite(leaves: Iterable[Any]) -> bool:
     return all(bool(leaf.isfinite().all()) for leaf in floating(leaves))
 
 
-def kept_tensors(agent: Any) -> list[Tensor]:
+def kept_tensors(agent: object) -> list[Tensor]:
     """Return the agent's tensors: those of its modules and optimizers, and those among its attributes; each once."""
     found: dict[int, Tensor] = {}
     for value in saved_attributes(agent).values():

@@ -12,8 +12,8 @@ import numpy as np
 
 from tmrl_core.errors import BadUpdatesError
 from tmrl_core.storage import write_whole
-from tmrl_core.training.agent import Batch, Metrics
 from tmrl_core.training.memories.trees import is_tensor
+from tmrl_core.training.value_types import Batch, Indices, Metrics, Tree
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _FIELDS = ("prev_obs", "new_act", "rew", "new_obs", "terminated", "truncated", "
 class Indexed(Protocol):
     """A memory that may know the indices of transitions."""
 
-    def indices_of(self, batch: Batch, /) -> Any:
+    def indices_of(self, batch: Batch, /) -> Indices | None:
         """Return the indices of a batch's transitions; None: unknown."""
 
 
@@ -50,11 +50,11 @@ class BadUpdates:
         self.limit = limit
         self.folder = Path(folder) if folder is not None else None
         self.in_row = 0
-        self._unread: list[tuple[int, Any, Any, Any]] = []
+        self._unread: list[tuple[int, Tree, Batch, Indices]] = []
         self._held_bytes = 0
         self._written = 0
 
-    def note(self, update: int, metrics: Metrics, batch: Batch, memory: Indexed, indices: Any = None) -> int:
+    def note(self, update: int, metrics: Metrics, batch: Batch, memory: Indexed, indices: Indices | None = None) -> int:
         """Read the outcome of an update, or defer it until `look` where reading would wait for the device.
 
         Args:
@@ -105,7 +105,7 @@ class BadUpdates:
             )
         return found
 
-    def _say(self, update: int, batch: Any, indices: Any) -> None:
+    def _say(self, update: int, batch: Batch, indices: Indices | None) -> None:
         where = bad_columns(batch)
         reason = f"in its batch: {', '.join(where)}" if where else "in losses or gradients; its batch is finite"
         logger.warning("update %d was skipped: NaN or Inf %s", update, reason)
@@ -130,7 +130,7 @@ def _values(flags: list[Any]) -> list[bool]:
     return values
 
 
-def _bytes_of(value: Any) -> int:
+def _bytes_of(value: Tree) -> int:
     if isinstance(value, dict):
         return sum(map(_bytes_of, value.values()))
     if isinstance(value, (tuple, list)):
@@ -138,7 +138,7 @@ def _bytes_of(value: Any) -> int:
     return int(value.nbytes) if is_tensor(value) or isinstance(value, np.ndarray) else 0
 
 
-def bad_columns(batch: Any) -> dict[str, list[int]]:
+def bad_columns(batch: Batch) -> dict[str, list[int]]:
     """Return the rows with NaN or Inf of each column of a batch that has any."""
     found: dict[str, list[int]] = {}
     for name, value in zip(_FIELDS, batch if isinstance(batch, tuple) else (), strict=False):
@@ -146,7 +146,7 @@ def bad_columns(batch: Any) -> dict[str, list[int]]:
     return found
 
 
-def _look_into(name: str, value: Any, found: dict[str, list[int]]) -> None:
+def _look_into(name: str, value: Tree, found: dict[str, list[int]]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             _look_into(f"{name}.{key}", item, found)

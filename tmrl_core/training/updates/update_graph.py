@@ -42,7 +42,7 @@ class Graph:
 
     def __init__(
         self,
-        agent: Any,
+        agent: object,
         update: Callable[..., list[Tensor]],
         leaves: Sequence[Tensor],
         backend: Backend,
@@ -126,16 +126,16 @@ def recorded(graphs: Sequence[Graph], leaves: Sequence[Tensor], record: Recorder
         return None
 
 
-def optimizers_of(agent: Any) -> list[torch.optim.Optimizer]:
+def optimizers_of(agent: object) -> list[torch.optim.Optimizer]:
     """Return the optimizers among an agent's attributes."""
     return [value for value in vars(agent).values() if isinstance(value, torch.optim.Optimizer)]
 
 
-def _integers(agent: Any) -> dict[str, int]:
+def _integers(agent: object) -> dict[str, int]:
     return {name: value for name, value in vars(agent).items() if type(value) is int}
 
 
-def _steps(agent: Any) -> list[tuple[dict[str, Any], str]]:
+def _steps(agent: object) -> list[tuple[dict[str, Any], str]]:
     """Return the optimizers' scalar states, such as step counts, as pairs of a state and a name."""
     return [
         (state, name)
