@@ -22,9 +22,10 @@ class FrameStackMemory(ReplayMemory):
     same transitions from both.
 
     Args:
-        args, kwargs: of `ReplayMemory`.
+        *args: positional arguments of `ReplayMemory`.
         frame_stack: frames in an observation. Each leaf of an observation whose first axis is that long, and that has
             another axis, is a stack.
+        **kwargs: keyword arguments of `ReplayMemory`.
 
     Raises:
         ConfigError, FolderLockedError, StorageError: as `ReplayMemory`; or the folder holds observations without
