@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tmrl_core.networking.security import admission
-from tmrl_core.networking.security.admission import Admission, AdmissionSettings, Visit, network_of
+from tmrl_core.networking.security.admission import Admission, AdmissionSettings, PendingConnection, network_of
 
 ATTACKER = "192.0.2.66:5000"
 FLEET = "198.51.100.7:5000"
@@ -24,14 +24,14 @@ class Door:
         self.closed: list[int] = []
         self._number = 0
 
-    def come(self, address: str, now: float = 0.0) -> Visit | str:
+    def come(self, address: str, now: float = 0.0) -> PendingConnection | str:
         number = self._number
         self._number += 1
         return self.admission.arrive(address, now, lambda reason: self.closed.append(number))
 
-    def enter(self, address: str, now: float = 0.0) -> Visit:
+    def enter(self, address: str, now: float = 0.0) -> PendingConnection:
         visit = self.come(address, now)
-        assert isinstance(visit, Visit), visit
+        assert isinstance(visit, PendingConnection), visit
         return visit
 
 
@@ -40,8 +40,8 @@ def test_an_address_has_a_burst_and_then_its_rate() -> None:
     for _ in range(8):
         door.admission.leave(door.enter(ATTACKER))
     assert "too many connections from that address" in str(door.come(ATTACKER))
-    assert isinstance(door.come(FLEET), Visit), "another address has its own"
-    came = sum(isinstance(door.come(ATTACKER, now / 10), Visit) for now in range(1, 21))
+    assert isinstance(door.come(FLEET), PendingConnection), "another address has its own"
+    came = sum(isinstance(door.come(ATTACKER, now / 10), PendingConnection) for now in range(1, 21))
     assert came == 4, "two seconds at two a second"
     assert door.admission.turned_away == 17
 
@@ -59,9 +59,9 @@ def test_many_unknown_addresses_do_not_keep_the_known_ones_out() -> None:
     for i in range(16):
         door.admission.leave(door.enter(f"203.0.113.{i}:1"))
     assert "too many connections from unknown addresses" in str(door.come("203.0.113.99:1"))
-    assert isinstance(door.come(FLEET), Visit)
-    assert isinstance(door.come("127.0.0.1:9"), Visit)
-    assert isinstance(door.come("::1:9"), Visit)
+    assert isinstance(door.come(FLEET), PendingConnection)
+    assert isinstance(door.come("127.0.0.1:9"), PendingConnection)
+    assert isinstance(door.come("::1:9"), PendingConnection)
 
 
 def test_an_address_is_known_for_a_day() -> None:
@@ -69,7 +69,7 @@ def test_an_address_is_known_for_a_day() -> None:
     door.admission.let_in(door.enter(FLEET), 0.0)
     for i in range(8):
         door.admission.leave(door.enter(f"203.0.113.{i}:1"))
-    assert isinstance(door.come(FLEET, admission.KNOWN_S - 1), Visit)
+    assert isinstance(door.come(FLEET, admission.KNOWN_S - 1), PendingConnection)
     assert "too many connections from unknown addresses" in str(door.come(FLEET, admission.KNOWN_S + 1))
 
 
@@ -80,7 +80,7 @@ def test_a_peer_that_stays_keeps_its_address_known() -> None:
     for i in range(8):
         door.admission.leave(door.enter(f"203.0.113.{i}:1", admission.KNOWN_S))
     assert isinstance(door.come("203.0.113.9:1", admission.KNOWN_S), str)
-    assert isinstance(door.come(FLEET, admission.KNOWN_S + 1), Visit)
+    assert isinstance(door.come(FLEET, admission.KNOWN_S + 1), PendingConnection)
 
 
 def test_at_the_limit_the_longest_waiting_of_the_busiest_address_makes_room() -> None:
@@ -129,7 +129,7 @@ def test_an_honest_peer_gets_in_beside_one_that_never_stops() -> None:
             continue
         next_try = now + source.uniform(0.1, 0.5)
         visit = door.come("127.0.0.1:2", now)
-        if isinstance(visit, Visit):
+        if isinstance(visit, PendingConnection):
             door.admission.let_in(visit, now + 0.3)
             waited.append(now - wants_since)
             wants_since = next_try = now + 1.0
@@ -190,14 +190,14 @@ def test_what_counts_as_one_address(address: str, network: str) -> None:
 def test_whatever_comes_the_bounds_hold(seed: int, places: int) -> None:
     source = random.Random(seed)
     door = Door(max_unauthenticated=places, connections_per_s=5.0)
-    inside: list[Visit] = []
+    inside: list[PendingConnection] = []
     now = 0.0
     for _ in range(300):
         now += source.expovariate(20.0)
         action = source.random()
         if action < 0.6 or not inside:
             visit = door.come(f"203.0.113.{source.randrange(5)}:1", now)
-            if isinstance(visit, Visit):
+            if isinstance(visit, PendingConnection):
                 visit.certified = source.random() < 0.2
                 inside.append(visit)
         elif action < 0.8:

@@ -69,7 +69,7 @@ class AdmissionSettings(msgspec.Struct, frozen=True):
         return max(1, self.max_unauthenticated // 2)
 
 
-class Visit:
+class PendingConnection:
     """A connection whose peer has not been let in yet."""
 
     __slots__ = ("certified", "close", "known", "network", "since")
@@ -93,7 +93,7 @@ class Admission:
         self.crowded_out = 0
         """Visits closed to make room for others."""
         self.failed_logins = 0
-        self._visits: dict[Visit, None] = {}  # the longest waiting first
+        self._visits: dict[PendingConnection, None] = {}  # the longest waiting first
         self._of_network: dict[str, int] = {}
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         rate_per_s = _ADDRESSES_AT_ONCE * self.settings.connections_per_s
@@ -106,7 +106,9 @@ class Admission:
         """Visits at the moment."""
         return len(self._visits)
 
-    def arrive(self, address: str, now: float, close: Callable[[str], None] = lambda reason: None) -> Visit | str:
+    def arrive(
+        self, address: str, now: float, close: Callable[[str], None] = lambda reason: None
+    ) -> PendingConnection | str:
         """Somebody has connected from `address` (`host:port`): a visit, or in words why it is to be closed at once.
 
         Args:
@@ -131,12 +133,12 @@ class Admission:
         bucket.spend()
         if not known:
             self._unknown.spend()
-        visit = Visit(network, now, known, close)
+        visit = PendingConnection(network, now, known, close)
         self._visits[visit] = None
         self._of_network[network] = self._of_network.get(network, 0) + 1
         return visit
 
-    def let_in(self, visit: Visit, now: float) -> None:
+    def let_in(self, visit: PendingConnection, now: float) -> None:
         """The peer has proved who it is: this is no visit any more."""
         if not self._remove(visit):
             return
@@ -149,7 +151,7 @@ class Admission:
         """A peer that was let in is there, or was until now."""
         _remember(self._known, network, now)
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, visit: PendingConnection) -> None:
         """The connection is gone."""
         self._remove(visit)
 
@@ -195,7 +197,7 @@ class Admission:
         victim.close("it was the oldest of too many unauthenticated connections")
         return True
 
-    def _remove(self, visit: Visit) -> bool:
+    def _remove(self, visit: PendingConnection) -> bool:
         if visit not in self._visits:
             return False
         del self._visits[visit]

@@ -21,7 +21,7 @@ from typing import Any, cast
 from tmrl_core.errors import HandshakeError, NetworkError
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import spare
-from tmrl_core.networking.security.admission import Admission, Visit
+from tmrl_core.networking.security.admission import Admission, PendingConnection
 from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess
 from tmrl_core.networking.security.certificates import clean_serial
 from tmrl_core.networking.security.handshakes import reason_of
@@ -98,7 +98,7 @@ class TlsTransport(Transport):
         loop = asyncio.get_running_loop()
         listener = _TlsListener()
 
-        def make(visit: Visit) -> _TlsDriver:
+        def make(visit: PendingConnection) -> _TlsDriver:
             driver = _TlsDriver(self, accept(), loop, visit)
             listener.drivers.add(driver)
             driver.ended.add_done_callback(lambda _: listener.drivers.discard(driver))
@@ -194,7 +194,7 @@ class _Gate(asyncio.Protocol):
     """Looks at who connects before anything is spent on it, and hands its socket to a driver."""
 
     def __init__(
-        self, owner: TlsTransport, make: Callable[[Visit], _TlsDriver], loop: asyncio.AbstractEventLoop
+        self, owner: TlsTransport, make: Callable[[PendingConnection], _TlsDriver], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._owner = owner
         self._make = make
@@ -220,7 +220,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         transport: TlsTransport,
         connection: Connection,
         loop: asyncio.AbstractEventLoop,
-        visit: Visit | None,
+        visit: PendingConnection | None,
     ) -> None:
         super().__init__(connection, loop)
         self.ready: asyncio.Future[None] = loop.create_future()

@@ -35,7 +35,7 @@ from twisted.internet import error, reactor, ssl
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.python.failure import Failure
 
-from tmrl_core.networking.security.admission import Admission, AdmissionSettings, Visit
+from tmrl_core.networking.security.admission import Admission, AdmissionSettings, PendingConnection
 from tmrl_core.networking.transports.tlspyo.link import MAX_MESSAGE_BYTES, refusal
 
 HUB = "hub"
@@ -275,14 +275,14 @@ class _TurnedAway(Protocol):  # type: ignore[misc]
 class RelayProtocol(ServerProtocol):  # type: ignore[misc]
     """The Server's end of one peer's connection."""
 
-    def __init__(self, server: Relay, address: str, visit: Visit) -> None:
+    def __init__(self, server: Relay, address: str, visit: PendingConnection) -> None:
         super().__init__(server)
         self.address = address
         self._prefix = self._header_size + self._len_password
         self._timer: Any = None
         """Until it has shown the password, then while it is to close."""
         self._network = visit.network
-        self._visit: Visit | None = visit
+        self._visit: PendingConnection | None = visit
         self._closing = False
         visit.close = self._crowded_out
 
