@@ -47,7 +47,7 @@ from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spooling import HandOvers
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
-from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, Room
+from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.memory import Spool
 
@@ -114,7 +114,7 @@ class Relay:
         self.streams: dict[bytes, RelayStream] = {}
         self._stream_owners = Owners()
         self._peer_owners = Owners()
-        self._room = Room()
+        self._stream_budget = StreamBudget()
         self._raises: Counter[str] = Counter()
         self.hand_overs = HandOvers(self, spool, say)
         self.flow = Flow(self)
@@ -376,8 +376,8 @@ class Relay:
         if older is not None:
             self._detach(older)
             self._forget(older)
-        if no_room := self._room.take(stream.id, connection.principal, len(message.signature)):
-            self.refuse_peer(connection, "full", f"{no_room}; the worker tries again")
+        if no_space := self._stream_budget.acquire(stream.id, connection.principal, len(message.signature)):
+            self.refuse_peer(connection, "full", f"{no_space}; the worker tries again")
             return
         stream.worker = connection
         stream.channel = message.channel
@@ -414,7 +414,7 @@ class Relay:
         """Remove a stream and its queued messages."""
         self.flow.void(stream)
         self.streams.pop(stream.id, None)
-        self._room.give_back(stream.id)
+        self._stream_budget.release(stream.id)
         if stream.trainer_channel:
             self._by_trainer_channel.pop(stream.trainer_channel, None)
             if self.trainer is not None:
@@ -453,7 +453,7 @@ class Relay:
             self.flow.void(stream)
             if stream.worker is None:
                 del self.streams[stream.id]
-                self._room.give_back(stream.id)
+                self._stream_budget.release(stream.id)
             else:
                 stream.worker.hasten("report")  # it is the word of the one that has left
                 stream.worker.send(Halt(stream.channel))

@@ -9,15 +9,16 @@ from __future__ import annotations
 STREAM_BYTES = 2_048
 """Cost of a stream besides its signature."""
 OF_ONE_BYTES = 32 << 20
-"""Most that the streams of one identity may cost: 13,000 of the usual ones."""
+"""Maximum cost of one identity's streams, enough for 13,000 usual ones."""
 IN_ALL_BYTES = 128 << 20
-"""Most that all of them may."""
+"""Maximum cost of all streams."""
 LINKS_OF_ONE = 2_048
-"""Most links of one worker's certificate at a time. A role's token, which a fleet may share, has no such limit."""
+"""Maximum number of simultaneous links of one worker's certificate. A role's token, which a fleet may share, has no
+such limit."""
 
 
-class Room:
-    """Remembers what the streams that are known cost, and whose they are.
+class StreamBudget:
+    """Memory budget of all known streams, with the cost and the owner of each.
 
     Args:
         of_one_bytes, in_all_bytes: bounds.
@@ -30,9 +31,9 @@ class Room:
         self._of: dict[str, int] = {}
         self._all = 0
 
-    def take(self, stream: bytes, identity: str, signature_bytes: int) -> str:
-        """Have `identity` open a stream, instead of what that stream cost before; in words why not, or nothing."""
-        self.give_back(stream)
+    def acquire(self, stream: bytes, identity: str, signature_bytes: int) -> str:
+        """Reserve memory for a stream of `identity`, in place of its earlier cost. Return the reason of a refusal, or ""."""
+        self.release(stream)
         cost = STREAM_BYTES + signature_bytes
         of_one = self._of.get(identity, 0) + cost
         if of_one > self._of_one_bytes:
@@ -44,8 +45,8 @@ class Room:
         self._all += cost
         return ""
 
-    def give_back(self, stream: bytes) -> None:
-        """A stream is known no more; nothing happens where it has cost nothing."""
+    def release(self, stream: bytes) -> None:
+        """Release a stream's memory, if it has reserved some."""
         identity, cost = self._taken.pop(stream, ("", 0))
         if cost:
             self._all -= cost
