@@ -76,7 +76,7 @@ __all__ = [
     "BundleRole",
     "ClientRole",
     "Created",
-    "Record",
+    "CredentialInfo",
     "TokenVerifier",
     "bundle",
     "client_context",
@@ -109,7 +109,7 @@ class Created(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...]
 
 
-class Record(msgspec.Struct, frozen=True):
+class CredentialInfo(msgspec.Struct, frozen=True):
     """One line of `show`.
 
     `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `tlspyo certificate`,
@@ -424,7 +424,7 @@ def _move_aside(folder: Path) -> None:
     logger.warning("the credentials of another CA that were in %s are in %s now", folder, aside)
 
 
-def show(directory: str | os.PathLike[str]) -> list[Record]:
+def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
     """List the content of a credentials folder (or bundle file): fingerprints and expiry, no secret.
 
     Raises:
@@ -433,31 +433,31 @@ def show(directory: str | os.PathLike[str]) -> list[Record]:
     folder = Path(directory).expanduser()
     if folder.is_file():
         content = read_bundle(folder)
-        records = [_certificate_record(content.ca, str(folder)), _certificate_record(content.certificate, str(folder))]
+        records = [_certificate_info(content.ca, str(folder)), _certificate_info(content.certificate, str(folder))]
         if content.token:
-            records.append(_token_record(content.role, token_hash(content.token), str(folder)))
-        records += [_token_record(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
+            records.append(_token_info(content.role, token_hash(content.token), str(folder)))
+        records += [_token_info(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
         return records
     need(folder / "ca.pem")
     files = [file for file in folder.glob("*.pem") if file.name != tlspyo_files.KEY]
     files.sort(key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
-    records = [_certificate_record(read_file(file), str(file)) for file in files]
+    records = [_certificate_info(read_file(file), str(file)) for file in files]
     if (folder / "ca.key").exists():
-        records.append(Record("CA key", str(folder / "ca.key")))
+        records.append(CredentialInfo("CA key", str(folder / "ca.key")))
     for role, digest in folder_hashes(folder).items():
         token_file = folder / f"{role}.token"
-        records.append(_token_record(role, digest, str(token_file if token_file.exists() else folder / TOKENS_FILE)))
+        records.append(_token_info(role, digest, str(token_file if token_file.exists() else folder / TOKENS_FILE)))
     taken_back = read_list(folder / REVOKED_FILE)
     gone = {one.serial for one in taken_back}
     for one in read_list(folder / ISSUED_FILE):
         if one.serial not in gone:
-            records.append(_listed_record("handed out", one, folder / ISSUED_FILE))
-    return records + [_listed_record("revoked", one, folder / REVOKED_FILE) for one in taken_back]
+            records.append(_listed_info("handed out", one, folder / ISSUED_FILE))
+    return records + [_listed_info("revoked", one, folder / REVOKED_FILE) for one in taken_back]
 
 
-def _listed_record(what: str, one: Listed, file: Path) -> Record:
+def _listed_info(what: str, one: Listed, file: Path) -> CredentialInfo:
     left = (one.not_after - datetime.now(timezone.utc)) // timedelta(days=1)
-    return Record(
+    return CredentialInfo(
         what,
         str(file),
         one.name,
@@ -469,7 +469,7 @@ def _listed_record(what: str, one: Listed, file: Path) -> Record:
     )
 
 
-def _certificate_record(text: str, file: str) -> Record:
+def _certificate_info(text: str, file: str) -> CredentialInfo:
     try:
         facts = read_facts(text)
     except CredentialsError as exc:
@@ -483,7 +483,7 @@ def _certificate_record(text: str, file: str) -> Record:
     else:
         what, role = "CA certificate", ""
     left = (facts.not_after - datetime.now(timezone.utc)) // timedelta(days=1)
-    return Record(
+    return CredentialInfo(
         what,
         file,
         facts.subject,
@@ -497,6 +497,6 @@ def _certificate_record(text: str, file: str) -> Record:
     )
 
 
-def _token_record(role: str, digest: str, file: str) -> Record:
+def _token_info(role: str, digest: str, file: str) -> CredentialInfo:
     pairs = [digest[i : i + 2].upper() for i in range(0, len(digest), 2)]
-    return Record("token", file, role=role, fingerprint=":".join(pairs))
+    return CredentialInfo("token", file, role=role, fingerprint=":".join(pairs))
