@@ -100,9 +100,9 @@ def test_who_hands_over_without_end_fills_no_log_either() -> None:
     now = [NOW]
     relay = Relay(spool=MemorySpool(1 << 20), say=said.append, wall_clock=lambda: now[0])
     for i in range(2 * LINES_AT_ONCE):
-        relay.hand_overs.say(f"worker {i} has handed over 1 sample")
+        relay.spool_handoff.say(f"worker {i} has handed over 1 sample")
     assert len(said) == LINES_AT_ONCE
     now[0] += 2.0
-    relay.hand_overs.say("a trainer has come")
+    relay.spool_handoff.say("a trainer has come")
     assert said[-1].startswith("a trainer has come")
     assert f"{LINES_AT_ONCE} that were about the spool" in said[-1]

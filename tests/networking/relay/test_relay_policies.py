@@ -229,19 +229,19 @@ def test_an_older_version_is_taken_and_goes_to_nobody() -> None:
         policies.take(frame(FULL, LAST), 1)
     assert policies.latest is not None
     assert policies.latest.version == (1, 5)
-    assert policies.next_for("run", (1, 4)) is policies.latest
-    assert policies.next_for("run", (1, 5)) is None
-    assert policies.next_for("another run", (0, 0)) is None
+    assert policies.version_for("run", (1, 4)) is policies.latest
+    assert policies.version_for("run", (1, 5)) is None
+    assert policies.version_for("another run", (0, 0)) is None
 
 
 def test_a_policy_begun_anew_takes_the_place_of_its_beginning() -> None:
     policies = Policies(1 << 20)
     policies.begin_run("run")
     first = policies.take(begin((1, 1)), 1)
-    assert policies.next_for("run", (0, 0)) is first
+    assert policies.version_for("run", (0, 0)) is first
     second = policies.take(begin((1, 2)), 1)
     assert (first.abandoned, second.abandoned) == (True, False)
-    assert policies.next_for("run", (0, 0)) is second
+    assert policies.version_for("run", (0, 0)) is second
 
 
 def test_a_run_that_begins_leaves_nothing_of_another() -> None:

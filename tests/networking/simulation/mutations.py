@@ -17,7 +17,7 @@ from tmrl_core.networking.protocol.messages import Want
 from tmrl_core.networking.relay import Relay, RelayConnection
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.policies import Policies
-from tmrl_core.networking.relay.spooling import HandOvers
+from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.memory import About, Spool, SpooledMessage
 
@@ -195,11 +195,11 @@ def stored_before_written() -> Iterator[None]:
 def spool_skipped() -> Iterator[None]:
     """The Server resumes a worker or its own queue without what it had taken over before."""
 
-    def nothing(self: HandOvers, stream: RelayStream, next_number: int) -> int:
+    def nothing(self: SpoolHandoff, stream: RelayStream, next_number: int) -> int:
         kept = self.kept(stream)
         return max(next_number, kept.next_number) if kept is not None else next_number
 
-    with patch.object(HandOvers, "replay", nothing):
+    with patch.object(SpoolHandoff, "replay", nothing):
         yield
 
 

@@ -364,7 +364,7 @@ class Scenario:
 
     def spooled(self) -> int:
         """How many streams of the run the Server's spool keeps."""
-        spool = self.network.relay.hand_overs.spool
+        spool = self.network.relay.spool_handoff.spool
         return 0 if spool is None else len(spool.of_run("run"))
 
     def lagging(self) -> str:

@@ -120,7 +120,7 @@ class RelayConnection(Connection):
                 relay.greet(self, message)
                 self._let_in()
                 if self.state in _REGISTERED:
-                    relay.register.came(self, self._now)
+                    relay.membership_log.joined(self, self._now)
             case Probe():
                 relay.probes.greet(self, message, self._now)
                 self._let_in()
@@ -136,7 +136,7 @@ class RelayConnection(Connection):
             case Unused():
                 relay.flow.unused(self, message)
             case HandOver():
-                relay.hand_overs.begin(self, message.channel)
+                relay.spool_handoff.begin(self, message.channel)
             case Waits():
                 relay.waits(self, message)
             case Have():
@@ -209,7 +209,7 @@ class RelayConnection(Connection):
             return None
         policy = self._policy
         if policy is None or policy.abandoned:
-            policy = self._policy = self.relay.policies.next_for(self.run, self.have)
+            policy = self._policy = self.relay.policies.version_for(self.run, self.have)
             self._policy_index = 0
         if policy is None or self._policy_index == len(policy.frames):
             return None
@@ -252,7 +252,7 @@ class RelayConnection(Connection):
             return
         self._left = True
         if self.state in _REGISTERED:
-            self.relay.register.left(self, self._parting or self.reason, self._now)
+            self.relay.membership_log.left(self, self._parting or self.reason, self._now)
         if self.state == "worker":
             self.relay.worker_left(self)
         elif self.state == "trainer":

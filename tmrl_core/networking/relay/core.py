@@ -40,12 +40,12 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.credit_flow import Flow
-from tmrl_core.networking.relay.id_registry import Owners
-from tmrl_core.networking.relay.membership_log import Register
+from tmrl_core.networking.relay.id_registry import IdRegistry
+from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.settings import RelaySettings
-from tmrl_core.networking.relay.spooling import HandOvers
+from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
 from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
@@ -102,7 +102,7 @@ class Relay:
         self.versions = versions
         self.wall_clock = wall_clock
         self.probes = Probes(self)
-        self.register = Register(say)
+        self.membership_log = MembershipLog(say)
         self.incarnation = 0
         self.policies = Policies(self.settings.max_policy_bytes, check_update)
         self.workers: dict[bytes, RelayConnection] = {}
@@ -112,11 +112,11 @@ class Relay:
         self.process: Callable[[], Mapping[str, Any]] = dict
         """Return facts about the process for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
         self.streams: dict[bytes, RelayStream] = {}
-        self._stream_owners = Owners()
-        self._peer_owners = Owners()
+        self._stream_ids = IdRegistry()
+        self._peer_ids = IdRegistry()
         self._stream_budget = StreamBudget()
         self._raises: Counter[str] = Counter()
-        self.hand_overs = HandOvers(self, spool, say)
+        self.spool_handoff = SpoolHandoff(self, spool, say)
         self.flow = Flow(self)
         self.refused_peers = 0
         """Number of peers whose requests were refused."""
@@ -166,7 +166,7 @@ class Relay:
             hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
         link = self.workers.get(hello.peer)
         taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
-        if hello.role != "observer" and (taken or not self._peer_owners.claim(hello.peer, connection.principal)):
+        if hello.role != "observer" and (taken or not self._peer_ids.claim(hello.peer, connection.principal)):
             self.refuse_peer(
                 connection,
                 "name",
@@ -215,7 +215,7 @@ class Relay:
                 settings.max_message_bytes,
                 settings.max_policy_bytes,
                 settings.heartbeat_s,
-                self.hand_overs.spool_bytes,
+                self.spool_handoff.spool_bytes,
                 connection.anew,
             )
         )
@@ -306,7 +306,7 @@ class Relay:
         for stream in self.streams.values():
             if stream.worker is not None:
                 self.introduce(stream)
-        self.hand_overs.introduce(hello.run)
+        self.spool_handoff.introduce(hello.run)
         self.notice()
 
     def _greet_observer(self, connection: RelayConnection) -> None:
@@ -360,7 +360,7 @@ class Relay:
         older = self.streams.get(message.stream)
         link = older.worker if older is not None else None
         taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
-        if taken or not self._stream_owners.claim(message.stream, connection.principal):
+        if taken or not self._stream_ids.claim(message.stream, connection.principal):
             self.refuse_peer(
                 connection,
                 "name",
@@ -371,7 +371,7 @@ class Relay:
         name = plain(message.name, 200)
         label = connection.name if name == connection.called else name
         stream = RelayStream(message.stream, label, connection.run, message.signature)
-        self.hand_overs.kept(stream)  # if it is spooled, then as one of this run
+        self.spool_handoff.kept(stream)  # if it is spooled, then as one of this run
         older = self.streams.get(message.stream)
         if older is not None:
             self._detach(older)
@@ -390,7 +390,7 @@ class Relay:
         stream = connection.stream(channel)
         self._detach(stream)
         stream.ended = True
-        self.hand_overs.ended(stream)
+        self.spool_handoff.ended(stream)
         self.forget_if_done(stream)
 
     def _detach(self, stream: RelayStream) -> None:
@@ -407,7 +407,7 @@ class Relay:
         """
         if stream.worker is not None or self.flow.held_bytes(stream):
             return
-        if not stream.trainer_channel or self.hand_overs.kept(stream) is None:
+        if not stream.trainer_channel or self.spool_handoff.kept(stream) is None:
             self._forget(stream)
 
     def _forget(self, stream: RelayStream) -> None:
@@ -464,12 +464,12 @@ class Relay:
     def resume(self, message: Resume) -> None:
         """Resume a stream from the message that the trainer names."""
         stream = self._by_trainer_channel.get(message.channel)
-        if stream is None or (stream.worker is None and self.hand_overs.kept(stream) is None):
+        if stream is None or (stream.worker is None and self.spool_handoff.kept(stream) is None):
             return  # it has left meanwhile, and the trainer is notified
         self.flow.void(stream)
         stream.handing = False
         stream.next_number = message.next
-        following = self.hand_overs.replay(stream, message.next)
+        following = self.spool_handoff.replay(stream, message.next)
         self.flow.activate(stream)
         if stream.worker is not None:
             stream.worker.send(Resume(stream.channel, following, stream.epoch, stream.limit))
@@ -493,7 +493,7 @@ class Relay:
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None:
             return
-        self.hand_overs.acknowledged(stream, message.next)
+        self.spool_handoff.acknowledged(stream, message.next)
         if stream.worker is not None:
             stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused))
         else:

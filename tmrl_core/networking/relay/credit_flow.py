@@ -159,7 +159,7 @@ class Flow:
                 raise RemoteProtocolError("a message's frames and its head say different lengths")
             frames, stream.partial = stream.partial, []
             if stream.handing:
-                self._relay.hand_overs.take(stream, frames, stream.partial_bytes)
+                self._relay.spool_handoff.take(stream, frames, stream.partial_bytes)
                 return
             stream.queue.append((frames, stream.partial_bytes))
             self.queued_bytes += stream.partial_bytes
@@ -293,7 +293,7 @@ class Flow:
         turns = self._turns
         while turns:
             turn, _, stream = turns[0]
-            spooled = self._relay.hand_overs.upcoming(stream)
+            spooled = self._relay.spool_handoff.upcoming(stream)
             if spooled is None and not stream.queue:
                 heappop(turns)
                 stream.in_turn = False
@@ -304,7 +304,7 @@ class Flow:
             if spooled is None:
                 frames, size = stream.queue.popleft()
             else:
-                replayed = self._relay.hand_overs.frames(stream)
+                replayed = self._relay.spool_handoff.frames(stream)
                 if replayed is None:
                     self._relay.forget_if_done(stream)
                     continue

@@ -17,7 +17,7 @@ IN_ALL = 32_768
 """Ids remembered in all: some 8 MB."""
 
 
-class Owners:
+class IdRegistry:
     """Remembers which identity used an id first."""
 
     def __init__(self, of_one: int = OF_ONE_IDENTITY, in_all: int = IN_ALL) -> None:

@@ -12,7 +12,7 @@ LINES_PER_S = 1.0
 """Rate of lines after a burst, so that a peer that keeps joining and leaving cannot fill a disk."""
 
 
-class Lines:
+class RateLimitedLog:
     """Rate-limited log: forward a burst of lines, then lines at a low rate, and count the rest.
 
     Args:
@@ -24,20 +24,20 @@ class Lines:
         self._say = say
         self._what = what
         self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
-        self._unsaid = 0
+        self._suppressed = 0
 
     def __call__(self, line: str, now: float) -> None:
         """Log a line or count it; `now` in seconds of any clock."""
         if not self._lines.take(now):
-            self._unsaid += 1
+            self._suppressed += 1
             return
-        if self._unsaid:
-            line += f" (and {self._unsaid} {self._what} and were not logged)"
-            self._unsaid = 0
+        if self._suppressed:
+            line += f" (and {self._suppressed} {self._what} and were not logged)"
+            self._suppressed = 0
         self._say(line)
 
 
-class Register:
+class MembershipLog:
     """Membership log: a line for each worker or trainer that joins, and one for each that leaves, with the reason.
 
     Args:
@@ -45,9 +45,9 @@ class Register:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._line = Lines(say, "that joined or left")
+        self._line = RateLimitedLog(say, "that joined or left")
 
-    def came(self, connection: RelayConnection, now: float) -> None:
+    def joined(self, connection: RelayConnection, now: float) -> None:
         """Log that a peer was admitted."""
         self._line(f"{_who(connection)} joined, run {connection.run!r}", now)
 

@@ -125,7 +125,7 @@ class Policies:
         old = self.latest is not None and begun <= self.latest.version
         return Policy(begun, message_bytes(POLICY_HEAD, length), abandoned=old or begun[0] != incarnation)
 
-    def next_for(self, run: str, have: Version) -> Policy | None:
+    def version_for(self, run: str, have: Version) -> Policy | None:
         """Return the policy to send next to a worker of `run` that has version `have`; None: nothing.
 
         The complete policy goes first: it is available immediately, however slow the trainer's link is.

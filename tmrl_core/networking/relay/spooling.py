@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import HEADER_BYTES, SAMPLES_HEAD, Kind, cut
 from tmrl_core.networking.protocol.messages import Resume, Stored
-from tmrl_core.networking.relay.membership_log import Lines
+from tmrl_core.networking.relay.membership_log import RateLimitedLog
 from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.memory import About, Spool, SpooledStream
 
@@ -33,7 +33,7 @@ _MAX_UNREAD_BYTES = 1 << 20
 """Maximum unread control bytes of a worker that hands over; beyond it, the worker loses its link."""
 
 
-class HandOvers:
+class SpoolHandoff:
     """Handoff of samples from the relay to its spool, and from the spool to a trainer.
 
     Args:
@@ -45,7 +45,7 @@ class HandOvers:
     def __init__(self, relay: Relay, spool: Spool | None, say: Callable[[str], None]) -> None:
         self.relay = relay
         self.spool = spool
-        self._line = Lines(say, "that were about the spool too")
+        self._line = RateLimitedLog(say, "that were about the spool too")
         self._said: dict[bytes, int] = {}
         if spool is not None:
             spool.on_stored = self._stored

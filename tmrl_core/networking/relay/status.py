@@ -61,7 +61,7 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
     connections = [*([relay.trainer] if relay.trainer is not None else []), *relay.workers.values(), *relay.observers]
     # A share for each, so that a worker with a thousand streams hides no peer; the rest is for all else.
     eighth = limit_bytes // 8 - 1_024
-    kept = relay.hand_overs.spool.streams if relay.hand_overs.spool is not None else {}
+    kept = relay.spool_handoff.spool.streams if relay.spool_handoff.spool is not None else {}
     peers, peers_left_out = _that_fit((_peer(one, now) for one in connections), 3 * eighth, len(connections))
     streams, streams_left_out = _that_fit(map(_stream, relay.streams.values()), 4 * eighth, len(relay.streams))
     spooled, spooled_left_out = _that_fit(map(_spooled, kept.values()), eighth, len(kept))
@@ -127,7 +127,7 @@ def _budgets(relay: Relay) -> dict[str, BudgetStatus]:
         ),
         "policy": BudgetStatus(used_bytes=relay.policies.held_bytes, limit_bytes=relay.settings.max_policy_bytes),
     }
-    spool = relay.hand_overs.spool
+    spool = relay.spool_handoff.spool
     if spool is not None:
         budgets["spool"] = BudgetStatus(used_bytes=spool.used_bytes, limit_bytes=spool.limit_bytes)
     return budgets

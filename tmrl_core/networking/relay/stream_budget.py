@@ -32,7 +32,7 @@ class StreamBudget:
         self._all = 0
 
     def acquire(self, stream: bytes, identity: str, signature_bytes: int) -> str:
-        """Reserve memory for a stream of `identity`, in place of its earlier cost. Return the reason of a refusal, or ""."""
+        """Reserve memory for a stream of `identity`, in place of its earlier cost. Return the reason of a refusal."""
         self.release(stream)
         cost = STREAM_BYTES + signature_bytes
         of_one = self._of.get(identity, 0) + cost
