@@ -20,13 +20,11 @@ from tmrl_core.training.value_types import State
 
 @dataclass(frozen=True)
 class _Band:
-    samples_per_insert: float
-    error_buffer: float
+    above: RateLimit
+    below: RateLimit
     stored: int
     drawn: int
     """Samples received and transitions sampled before the band was set, which it does not count."""
-    above: RateLimit
-    below: RateLimit
 
 
 class RateLimiter:
@@ -82,17 +80,17 @@ class RateLimiter:
                 f"error_buffer must be at least {least:g} (a batch, what one sample allows), got {error_buffer!r}"
             )
         above = RateLimit(float(samples_per_insert), float(error_buffer))
-        return _Band(float(samples_per_insert), float(error_buffer), stored, drawn, above, above.inverse)
+        return _Band(above, above.inverse, stored, drawn)
 
     @property
     def samples_per_insert(self) -> float | None:
         """Return the middle of the band; None: no band."""
-        return None if self._band is None else self._band.samples_per_insert
+        return None if self._band is None else float(self._band.above.ratio)
 
     @property
     def error_buffer(self) -> float | None:
         """Return half the width of the band; None: no band."""
-        return None if self._band is None else self._band.error_buffer
+        return None if self._band is None else float(self._band.above.slack)
 
     def change(self, samples_per_insert: float | None, error_buffer: float | None, samples: int, updates: int) -> None:
         """Set another band from now on, or none; the counts so far are taken as its middle.
@@ -136,8 +134,8 @@ class RateLimiter:
             return ""
         return (
             f"{drawn - band.drawn} transitions drawn of {samples - band.stored} samples is above "
-            f"{band.samples_per_insert:g} for each (trainer.limiter.samples_per_insert) after the first "
-            f"{self.min_size}, and {band.error_buffer:g} over"
+            f"{band.above.ratio:g} for each (trainer.limiter.samples_per_insert) after the first "
+            f"{self.min_size}, and {band.above.slack:g} over"
         )
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -145,7 +143,7 @@ class RateLimiter:
     def state_dict(self) -> State:
         """Return the band and its settings, for a checkpoint."""
         band = self._band
-        held = None if band is None else [band.samples_per_insert, band.error_buffer, band.stored, band.drawn]
+        held = None if band is None else [band.above.ratio, band.above.slack, band.stored, band.drawn]
         return {"made": self._made, "band": held, "seen": list(self._seen)}
 
     @property
