@@ -36,41 +36,41 @@ import msgspec
 from tmrl_core.token_bucket import TokenBucket
 
 GRACE_S = 1.0
-"""A visit younger than this is not closed to make room."""
+"""Visits younger than this are not closed in favour of others."""
 KNOWN_S = 86_400.0
 """Time that an address stays known after its last peer was admitted, or left."""
 MOST_ADDRESSES = 4_096
-"""Most addresses remembered in each table."""
+"""Maximum number of addresses in each table."""
 FREE_FAILURES = 3
-"""Failed logins of an address that are answered at once."""
+"""Number of an address's failed logins that are answered without delay."""
 FIRST_DELAY_S = 0.25
 MOST_DELAY_S = 4.0
-"""Longest that a refusal is held back: shorter than peers wait for an answer (`LinkSettings.connect_timeout_s`)."""
+"""Maximum delay of a rejection: shorter than peers wait for an answer (`LinkSettings.connect_timeout_s`)."""
 FORGET_S = 60.0
-"""In so many seconds half of an address's failed logins are forgotten."""
+"""Half-life of an address's count of failed logins, in seconds."""
 _ADDRESSES_AT_ONCE = 5
-"""The bucket of all unknown addresses fills as fast as so many addresses' own."""
+"""Refill rate of the bucket of all unknown addresses, as a multiple of one address's rate."""
 _MOST_FAILURES = 64.0
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True):
-    """Bounds for connections whose peers have not been let in."""
+    """Limits for unauthenticated connections."""
 
     greeting_s: float = 10.0
-    """Seconds from a connection's first packet within which its peer must have been let in."""
+    """Seconds from a connection's first packet within which its peer must be admitted."""
     max_unauthenticated: int = 256
-    """Most visits at a time; half of it for one address."""
+    """Maximum number of simultaneous visits; one address may have half of them."""
     connections_per_s: float = 20.0
-    """New connections a second of one address, once `max_unauthenticated` have come at once."""
+    """New connections per second from one address, after a burst of `max_unauthenticated`."""
 
     @property
     def most_of_one_address(self) -> int:
-        """Most visits of one address at a time."""
+        """Maximum number of simultaneous visits of one address."""
         return max(1, self.max_unauthenticated // 2)
 
 
 class PendingConnection:
-    """A connection whose peer has not been let in yet."""
+    """Connection whose peer is not admitted yet: a visit."""
 
     __slots__ = ("certified", "close", "known", "network", "since")
 
@@ -84,14 +84,14 @@ class PendingConnection:
 
 
 class Admission:
-    """Decides about connections before their peers are let in. Not thread-safe: one event loop uses it."""
+    """Admission control for unauthenticated connections. Not thread-safe: one event loop uses it."""
 
     def __init__(self, settings: AdmissionSettings | None = None) -> None:
         self.settings = settings or AdmissionSettings()
         self.turned_away = 0
-        """Connections closed before their handshake, for want of a token or a place."""
+        """Number of connections closed before their handshake, because of the rate or the number of visits."""
         self.crowded_out = 0
-        """Visits closed to make room for others."""
+        """Number of visits closed in favour of others."""
         self.failed_logins = 0
         self._visits: dict[PendingConnection, None] = {}  # the longest waiting first
         self._of_network: dict[str, int] = {}
@@ -103,18 +103,18 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Visits at the moment."""
+        """Number of current visits."""
         return len(self._visits)
 
     def arrive(
         self, address: str, now: float, close: Callable[[str], None] = lambda reason: None
     ) -> PendingConnection | str:
-        """Somebody has connected from `address` (`host:port`): a visit, or in words why it is to be closed at once.
+        """Handle a new connection from `address` (`host:port`). Return a visit, or the reason to close it immediately.
 
         Args:
-            address: where from.
+            address: address of the peer.
             now: seconds.
-            close: called with a reason when the visit has to make room for another.
+            close: called with a reason when the visit is closed in favour of another.
         """
         network = network_of(address)
         known = self._is_known(network, now)
@@ -139,7 +139,7 @@ class Admission:
         return visit
 
     def let_in(self, visit: PendingConnection, now: float) -> None:
-        """The peer has proved who it is: this is no visit any more."""
+        """Admit an authenticated peer and end its visit."""
         if not self._remove(visit):
             return
         self._bucket_of(visit.network).give_back()
@@ -148,15 +148,15 @@ class Admission:
         self.seen(visit.network, now)
 
     def seen(self, network: str, now: float) -> None:
-        """A peer that was let in is there, or was until now."""
+        """Mark the network of an admitted peer as known."""
         _remember(self._known, network, now)
 
     def leave(self, visit: PendingConnection) -> None:
-        """The connection is gone."""
+        """Handle the end of the connection."""
         self._remove(visit)
 
     def failed(self, address: str, now: float) -> float:
-        """Somebody at `address` (`host:port`) could not prove who it is: for how many seconds to hold that back."""
+        """Count a failed login from `address` (`host:port`). Return the seconds by which to delay the rejection."""
         self.failed_logins += 1
         network = network_of(address)
         count, at = self._failures.get(network, (0.0, now))
@@ -183,7 +183,7 @@ class Admission:
         return bucket
 
     def _make_room(self, now: float, network: str | None) -> bool:
-        """Close the visit (of that network) that is least likely to be an honest peer's; False: there is none such."""
+        """Close the visit (of that network) that is least likely a legitimate peer's; False: there is none to close."""
         old = now - GRACE_S
         candidates = [
             visit for visit in self._visits if visit.since <= old and (network is None or visit.network == network)

@@ -1,9 +1,9 @@
-"""Credentials in use: read again when their files change, so that nothing has to be restarted; who is let in by them.
+"""Credentials in use, reloaded without a restart when their files change, and the authentication based on them.
 
-A file is taken to have changed when its inode, size or time of change has: all of ours are replaced in one step. What
-cannot be read is looked at once more a moment later, since a certificate and its key are two files; then it is said in
-the log, and what was read before goes on to count until a later look succeeds: the reason may have been a folder that
-was away, or that no file could be opened. At the start it is an error instead: a Server with a damaged list of
+A file counts as changed when its inode, size or time of change differs: all files of this package are replaced in one
+step. A file that cannot be read is checked once more a moment later, since a certificate and its key are two files. If
+it still fails, the log says so, and the previous credentials stay in use until a later check succeeds: the folder may
+have been unavailable, or no file could be opened. At the start it is an error instead: a Server with a damaged list of
 revoked certificates does not run.
 """
 
@@ -39,13 +39,13 @@ from tmrl_core.networking.security.tls_contexts import (
 logger = logging.getLogger(__name__)
 
 WARN_DAYS = 30
-"""Days before its end from which a certificate's expiry is warned of."""
+"""Number of days before a certificate's expiry at which warnings begin."""
 _SAY_AGAIN = timedelta(days=1)
 _TRY_AGAIN_LOOKS = 10
-"""At every so manieth look, what could not be read is tried again."""
+"""Number of checks between two attempts to read a file that could not be read."""
 
 Judge: TypeAlias = Callable[[Hello, Connection], "tuple[str, str] | tuple[str, str, float] | None"]
-"""Says whether a peer is let in: None, or (refusal code, reason, and for how many seconds to hold it back)."""
+"""Authenticates a peer: None, or (refusal code, reason, and perhaps the seconds of delay before the rejection)."""
 Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
@@ -54,7 +54,7 @@ def _authorities(context: ssl.SSLContext) -> frozenset[str]:
 
 
 def utc_now() -> datetime:
-    """The time of day."""
+    """Return the current time in UTC."""
     return datetime.now(timezone.utc)
 
 
@@ -99,20 +99,20 @@ class _Files:
         self._read = self._tried
 
     def failed(self) -> bool:
-        """It could not be read; whether that is worth saying: it has not only been caught half changed."""
+        """Record a failed read. Return whether to log it: the files were not only read in the middle of a change."""
         self._failures += 1
         return self._failures == 2
 
 
 class _Expiry:
-    """Says in the log that certificates will expire: in time, and once a day."""
+    """Daily log warnings of certificates that expire soon."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         self._said: datetime | None = None
 
     def look(self, certificates: Callable[[], list[tuple[str, datetime, str]]]) -> None:
-        """Warn of those (what, end, remedy) that end soon."""
+        """Warn of the certificates, as (name, end, remedy), that expire soon."""
         now = self._now()
         if self._said is not None and now - self._said < _SAY_AGAIN:
             return
@@ -129,12 +129,12 @@ class _Expiry:
                 logger.warning("%s expires on %s UTC, in %d days. %s", what, f"{end:%Y-%m-%d %H:%M}", left.days, remedy)
 
     def again(self) -> None:
-        """Say it at the next look whenever the last was: something has changed."""
+        """Repeat the warning at the next check, because a file has changed."""
         self._said = None
 
 
 class ServerAccess:
-    """A Server's credentials, and whose logins count by them. One event loop's thread uses it.
+    """Credentials of a Server, and the validity of logins based on them. One event loop's thread uses it.
 
     Args:
         directory: the credentials folder or bundle file.
@@ -156,11 +156,11 @@ class ServerAccess:
         self._expiry.look(self._certificates)
 
     def refresh(self) -> bool:
-        """Read again what has changed; whether other credentials count now than before. Called about once a second."""
+        """Reload changed files. Return whether the valid credentials have changed. Called about once a second."""
         self._expiry.look(self._certificates)
         if not self._files.changed():
             return False
-        # Each is taken as soon as it can be read: a damaged certificate must not keep a revocation from counting.
+        # Each file takes effect as soon as it can be read: a damaged certificate must not delay a revocation.
         changed = False
         unread: list[str] = []
         try:
@@ -191,7 +191,7 @@ class ServerAccess:
         return changed
 
     def objection(self, connection: Connection) -> tuple[str, str] | None:
-        """Why a peer that was let in would not be any more: (refusal code, reason), or None."""
+        """Return (refusal code, reason) if an admitted peer would be rejected now, else None."""
         if (revoked := self.revoked(connection.identity)) is not None:
             return revoked
         login = self._tokens.get(connection)
@@ -220,7 +220,7 @@ class ServerAccess:
         )
 
     def judge(self, by_credentials: Judge) -> Judge:
-        """`by_credentials`, but for those whose certificate was revoked; logins by token are kept in mind."""
+        """Wrap `by_credentials`: reject revoked certificates, and remember logins by token."""
 
         def judged(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
             identity = connection.identity
@@ -246,12 +246,12 @@ class ServerAccess:
 
 
 class ClientAccess:
-    """A worker's or trainer's credentials: read again when it connects anew, if they have changed.
+    """Credentials of a worker or trainer, reloaded before each connection if they have changed.
 
     Args:
         directory: the credentials folder or bundle file.
-        role: whose.
-        token: one that goes before that of the files; None: theirs.
+        role: the client's role.
+        token: takes precedence over the token in the files; None: use the files' token.
         now: the time of day.
 
     Raises:
@@ -280,7 +280,7 @@ class ClientAccess:
         self.token = token
 
     def refresh(self) -> bool:
-        """Read again what has changed; whether something has. Called before each connection."""
+        """Reload changed files. Return whether a file has changed. Called before each connection."""
         changed = False
         if self._files.changed():
             try:
@@ -324,9 +324,9 @@ _NEW_CA = "Make a new CA and new bundles: `python -m tmrl_core --credentials cre
 
 
 def slowed(judge: Judge, admission: Admission, clock: Callable[[], float]) -> Judge:
-    """`judge`, whose refusals of those who cannot prove who they are take longer with each from the same address.
+    """Wrap `judge`: delay rejections of failed logins, longer with each one from the same address.
 
-    Whoever has a valid certificate is exempt, also when its role is another.
+    Peers with a valid certificate are exempt, even if the certificate is for another role.
     """
 
     def judged(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:

@@ -1,4 +1,4 @@
-"""Why a connection was refused, in words that say what to do; and who a peer is by its certificate.
+"""Explanations of failed connections with the next step, and the identity in a peer's certificate.
 
 OpenSSL tells the side that checked a certificate a verify code; the other side gets an alert of one byte. Both are
 turned into sentences here. Where an alert allows several reasons, all of them are named.
@@ -35,10 +35,10 @@ _CUT_SHORT = {"UNEXPECTED_EOF_WHILE_READING", "EOF_OCCURRED"}
 
 
 def identity_of(peer_certificate: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """`(role, name)` of the peer that showed this certificate; None when it showed none, or one without a role.
+    """Return `(role, name)` of the peer with this certificate; None if it has none, or one without a role.
 
     Args:
-        peer_certificate: what `getpeercert()` of an SSL object returns after a handshake that verified it.
+        peer_certificate: the result of an SSL object's `getpeercert()` after a handshake that verified it.
     """
     if not peer_certificate:
         return None
@@ -49,13 +49,13 @@ def identity_of(peer_certificate: Mapping[str, Any] | None) -> tuple[str, str] |
 
 
 def explain(exc: ssl.SSLError | OSError, *, host: str, hostname: str | None = None, side: Side = "client") -> str:
-    """One sentence on why the connection failed, and one on what to do about it; no secret in either.
+    """Explain in one sentence why the connection failed, and in one the next step, without secrets.
 
     Args:
-        exc: what the handshake, a later read, or connecting raised.
-        host: the address that was dialled. On the Server's side it is not used: who reports knows the peer's address.
+        exc: exception of the handshake, of a later read, or of connecting.
+        host: the dialled address. The Server's side does not use it: the caller knows the peer's address.
         hostname: the name that the certificate was checked against; None: `host`.
-        side: who asks.
+        side: the side that reports the failure.
     """
     name = hostname or host
     host = host if side == "client" else "the peer"
@@ -70,13 +70,13 @@ def explain(exc: ssl.SSLError | OSError, *, host: str, hostname: str | None = No
     if isinstance(exc, TimeoutError):
         return f"{host} does not answer: it is off or unreachable, or a firewall drops the packets."
     if isinstance(exc, ConnectionResetError | BrokenPipeError):
-        # Also of a link that has stood for hours: nothing tells from the error how far it had come.
+        # Also for a link that is hours old: the error does not show how far the connection had come.
         return f"{host}, or something on the way there, cut the connection without a message."
     return f"the connection to {host} failed: {exc.strerror or exc}."
 
 
 def _explain_server(exc: ssl.SSLCertVerificationError, host: str, name: str) -> str:
-    """A client on the Server's certificate."""
+    """Explain a client's error about the Server's certificate."""
     code = exc.verify_code
     if code in _WRONG_HOST:
         return (
@@ -101,7 +101,7 @@ def _explain_server(exc: ssl.SSLCertVerificationError, host: str, name: str) -> 
 
 
 def _explain_client(exc: ssl.SSLCertVerificationError) -> str:
-    """The Server on a client's certificate."""
+    """Explain the Server's error about a client's certificate."""
     code = exc.verify_code
     renew = f"Make a new one with `{BUNDLE} ROLE --name NAME` and copy it there."
     if code in _EXPIRED:

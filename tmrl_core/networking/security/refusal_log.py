@@ -1,4 +1,4 @@
-"""Says in the Server's log who was refused and why, without letting whoever knocks fill that log."""
+"""Log of refused connections with their reasons, bounded so that clients cannot fill it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tmrl_core.token_bucket import TokenBucket
 logger = logging.getLogger(__name__)
 
 SAID_AGAIN_S = 60.0
-"""Shortest time in seconds between two lines about the same host and reason."""
+"""Minimum time in seconds between two lines about the same host and reason."""
 MOST_REMEMBERED = 1000
 LINES_AT_ONCE = 100
 LINES_PER_S = 0.2
@@ -22,10 +22,10 @@ LINES_PER_S = 0.2
 
 
 class Refusals:
-    """Counts refused connections and logs them: each host's first for a reason at once, further ones once a minute.
+    """Counter and log of refused connections: a host's first one for a reason at once, further ones once a minute.
 
-    A host is what `admission.network_of` takes for one. Many hosts at once do not fill the log either: beyond
-    `LINES_AT_ONCE` they are counted, and the count is said with the next line.
+    A host is a network as `admission.network_of` returns it. Many hosts cannot fill the log either: beyond
+    `LINES_AT_ONCE` they are counted, and the next line contains the count.
 
     Args:
         clock: seconds.
@@ -36,22 +36,22 @@ class Refusals:
         self._clock = clock
         self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
         self._unsaid = 0
-        # When it was said last, and how many came since, by host and reason; the longest silent first.
+        # Time of the last line and number of refusals since, by host and reason; the oldest first.
         self._said: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def __call__(self, address: str, reason: str) -> None:
-        """Take note of one.
+        """Record a refused connection.
 
         Args:
             address: `host:port` of the peer.
-            reason: in words, without secrets.
+            reason: reason of the refusal, without secrets.
         """
         self._say(address, reason)
         self.count += 1  # last: the count tells other threads that the log has said it
 
     def _say(self, address: str, reason: str) -> None:
-        # Numbers and what is quoted may be the peer's own choice, such as a length that it announced: they make no new
-        # reason, or its lines would use up those of other hosts.
+        # The peer may choose numbers and quoted texts, such as an announced length. They do not make a new reason, or
+        # its lines would use up those of other hosts.
         key = (network_of(address), re.sub(r"'.*'|\d+", "0", reason))
         now = self._clock()
         said_s, since = self._said.get(key, (None, 0))

@@ -1,4 +1,4 @@
-"""Taking credentials back, and making those anew that expire: revoked certificates, rotated tokens, renewed bundles.
+"""Revocation and renewal of credentials: revoked certificates, rotated tokens, renewed bundles.
 
 Done in the folder where `create` ran. A running Server that reads that folder follows within two seconds.
 """
@@ -30,21 +30,21 @@ from tmrl_core.networking.security.tls_contexts import (
 
 
 def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None = None) -> list[Listed]:
-    """Take back the certificates that were handed out to `name` so far; a new bundle for that name works again.
+    """Revoke the certificates issued to `name` so far; a new bundle for that name works again.
 
-    A running Server that reads this folder disconnects their holders within two seconds. Where it reads another one,
-    `revoked.json` is copied there.
+    A running Server that reads this folder disconnects their holders within two seconds. If the Server reads another
+    folder, copy `revoked.json` there.
 
     Args:
         directory: the folder where `create` ran.
-        name: whose; or the path of the bundle or certificate itself.
-        role: of which role only; None: of any.
+        name: holder of the certificates; or the path of the bundle or certificate itself.
+        role: role of the certificates; None: any.
 
     Returns:
-        Those that were not revoked before.
+        The certificates that were not revoked before.
 
     Raises:
-        CredentialsError: nothing was handed out to that name, or a file is damaged.
+        CredentialsError: no certificate was issued to that name, or a file is damaged.
     """
     folder = Path(directory).expanduser()
     need(folder / "ca.pem")
@@ -84,22 +84,22 @@ def renew(
     *,
     days: float = DAYS,
 ) -> list[Path]:
-    """Make what will expire anew, with the same CA: the server certificate, or these names' bundles.
+    """Renew expiring credentials with the same CA: the server certificate, or these names' bundles.
 
-    A running Server takes its new certificate for the connections to come, and clients theirs when they next connect.
-    The certificates that are replaced stay valid until they expire.
+    A running Server uses its new certificate for new connections, and clients use theirs at their next connection. The
+    replaced certificates stay valid until they expire.
 
     Args:
         directory: the folder where `create` ran.
-        names: whose bundles; empty: the server certificate.
+        names: holders of the bundles; empty: renew the server certificate.
         out: the folder for the bundles. None: here.
-        days: of validity, though never beyond the CA's.
+        days: validity in days, never beyond the CA's.
 
     Returns:
         The files that were written.
 
     Raises:
-        CredentialsError: nothing (that still counts) was handed out to one of the names, or the CA's key is not here.
+        CredentialsError: one of the names has no valid certificate, or the CA's key is not here.
     """
     folder = Path(directory).expanduser()
     if not names:
@@ -121,7 +121,7 @@ def renew(
 
 
 def holders(directory: str | os.PathLike[str]) -> list[str]:
-    """The names that hold a certificate which has neither expired nor been revoked."""
+    """Return the names with a certificate that is neither expired nor revoked."""
     folder = Path(directory).expanduser()
     taken_back = {one.serial for one in read_list(folder / REVOKED_FILE)}
     now = datetime.now(timezone.utc)
@@ -130,7 +130,7 @@ def holders(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def rotate_token(directory: str | os.PathLike[str], role: ClientRole) -> Path:
-    """Replace the token of a role: whoever knows the old one only is out, also from a running Server; the new file.
+    """Replace the token of a role and return its file. The old token becomes invalid, also at a running Server.
 
     Raises:
         CredentialsError: this is not the folder where `create` ran.

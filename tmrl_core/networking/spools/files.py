@@ -1,11 +1,11 @@
-"""The Server's spool in files, so that it outlives the Server: `server.spool_dir`.
+"""Spool in files, which survives the Server: `server.spool_dir`.
 
-One append-only file of checksummed records (`tmrl_core.storage`) for each stream: its head says whose it is, each
-record holds one message, and the file is removed when a trainer has acknowledged all of it. A restarted Server may
-therefore hold messages again that were acknowledged: the trainer's resume passes over them.
+Each stream has one append-only file of checksummed records (`tmrl_core.storage`). The header identifies the stream,
+each record holds one message, and the file is removed when a trainer has acknowledged all of it. So a restarted Server
+may hold messages that were already acknowledged: the trainer's resume skips them.
 
-A thread of its own writes, in the order of the calls, so that a slow disk holds up no link; what it has not written yet
-stays in memory, within the credit that workers have for it. Its results are handed to the relay's thread with `post`.
+A separate thread writes in the order of the calls, so that a slow disk delays no link. Unwritten messages stay in
+memory, within the credit of their workers. The thread passes its results to the relay's thread with `post`.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ logger = logging.getLogger(__name__)
 FORMAT = "tmrl_core spool 1"
 SUFFIX = ".seg"
 _NOTE = struct.Struct("<BQQQI")
-"""Of each record: what it is, and number, floor, position, samples of the message that is its payload."""
+"""Metadata of each record: its kind, and number, floor, position and samples of the message in its payload."""
 _MESSAGE = 1
 _END = 2
 """The worker has ended in order; no payload."""
 _MOST_CHARACTERS = 200
-"""Of a run's or a worker's name, as at the relay."""
+"""Maximum length of a run's or a worker's name, as at the relay."""
 _OPEN_FILES = 32
 _JOIN_S = 30.0
 
 
 class DiskSpool(Spool):
-    """A spool in the files of one folder, which nobody else uses meanwhile.
+    """Spool in the files of one folder, which no other process uses meanwhile.
 
-    What is there is found again; what a process that died has left half written is cut off, and a warning says so.
+    Existing files are loaded. A record that a dead process has left incomplete is cut off, with a warning.
 
     Args:
-        folder: made if it is not there.
-        limit_bytes: see `Spool`. An acknowledged message gives its room back with the last one of its stream.
+        folder: folder of the files, created if it does not exist.
+        limit_bytes: see `Spool`. An acknowledged message frees its space together with the last one of its stream.
         post: calls a function in the relay's thread, soon; to be set before the first `append`.
-        sync: "os": what is stored survives this process; "fsync": this machine.
-        calls: how files are written.
+        sync: "os": stored messages survive a crash of this process; "fsync": also a crash of this machine.
+        calls: implementation of the file operations.
 
     Raises:
         FolderLockedError: another Server uses the folder.
@@ -88,9 +88,9 @@ class DiskSpool(Spool):
         # Of the writing thread, once it runs:
         self._files: OrderedDict[bytes, SegmentFile] = OrderedDict()
         self._lengths: dict[bytes, int] = {}
-        """Up to where the files that are not open are whole."""
+        """Length of the complete records in the files that are not open."""
         self._broken: dict[bytes, str] = {}
-        """Streams of which a message could not be written: those after it must not be, either."""
+        """Streams with a message that could not be written: later messages must not be written either."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -181,7 +181,7 @@ class DiskSpool(Spool):
         self._do(lambda: self._mend(kept.about.stream, reason))
 
     def close(self) -> None:
-        """Finish what is being written, release the folder. Nothing is called back any more; a second call is fine."""
+        """Finish pending writes and release the folder. No callback follows; a second call has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -282,7 +282,7 @@ class DiskSpool(Spool):
 
 
 def _warn_if_open(folder: Path) -> None:
-    """Log a warning when other users may look or write into the spool's folder; it is used all the same."""
+    """Log a warning if other users may read or write the spool's folder; it is used nevertheless."""
     about = folder.stat()
     if sys.platform != "win32" and (stat.S_IMODE(about.st_mode) & 0o077 or about.st_uid != os.getuid()):
         logger.warning(
@@ -294,7 +294,7 @@ def _warn_if_open(folder: Path) -> None:
 
 
 def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:
-    """Note, length of the payload and where it begins, of each record; holds on to none of them."""
+    """Yield metadata, payload length and payload offset of each record, without keeping the records."""
     for record in reader.records():
         if len(record.note) == _NOTE.size and max(_NOTE.unpack(record.note)[1:4]) < MAX_NUMBER:
             yield record.note, len(record.payload), record.payload_offset
@@ -319,7 +319,7 @@ def _about(format_name: str, description: Any, path: Path) -> About:
             str(description["name"]),
             base64.b64decode(description["signature"]),
         )
-        # What a stream that a worker opens may be, so that a trainer can be told of this one.
+        # The limits of a stream that a worker opens, so that this one can be announced to a trainer.
         if len(about.stream) != 16 or path.stem != about.stream.hex():
             raise ValueError("another stream")
         if max(len(about.run), len(about.name)) > _MOST_CHARACTERS or len(about.signature) > MAX_SIGNATURE_BYTES:

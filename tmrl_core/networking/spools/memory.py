@@ -1,11 +1,11 @@
-"""The Server's spool: messages of workers that have ended, kept until a trainer has acknowledged them. Sans-I/O.
+"""Spool of the Server: messages of workers that have ended, stored until a trainer has acknowledged them. Sans-I/O.
 
-`Spool` is the seam, and keeps the books: which stream holds which messages, and how many bytes that takes of the bound.
-Where the bytes lie is what implementations differ in: `MemorySpool` here, `networking.spool_files.DiskSpool` in files.
+`Spool` is the interface and does the accounting: the messages of each stream, and their share of the size limit.
+Implementations differ in the location of the bytes: `MemorySpool` here, `networking.spools.files.DiskSpool` in files.
 Both pass `tests/networking/spools/test_spools.py`.
 
-A message is never changed nor decoded. Only its floor is told anew when it is read: what an earlier trainer has
-acknowledged is held no more, so the first message that is left explains the gap before it (`delivery`).
+A message is never changed or decoded. Only its floor is recomputed when it is read: messages that an earlier trainer
+has acknowledged are gone, so the first remaining message explains the gap before it (`delivery`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
 
 MAX_SPOOLED_STREAMS = 1_024
-"""Streams that are kept at most, however small."""
+"""Maximum number of stored streams, however small."""
 MESSAGE_COST_BYTES = 512
 """Cost of a message besides its body."""
 STREAM_COST_BYTES = 4_096
@@ -35,7 +35,7 @@ class About(NamedTuple):
 
 
 class SpooledMessage:
-    """One message: what its head says, and where its body lies."""
+    """One message: the fields of its header, and the location of its body."""
 
     __slots__ = ("body", "floor", "length", "number", "place", "position", "samples")
 
@@ -46,18 +46,18 @@ class SpooledMessage:
         self.samples = samples
         self.length = length
         self.body: Sequence[bytes | memoryview] | None = None
-        """The body in memory; None once it lies elsewhere."""
+        """Body in memory; None once it is stored elsewhere."""
         self.place: Any = None
         """Location of the body, in an implementation's own form."""
 
     @property
     def size(self) -> int:
-        """Bytes that it takes on a link."""
+        """Size of the message on a link, in bytes."""
         return message_bytes(SAMPLES_HEAD, self.length)
 
     @property
     def cost(self) -> int:
-        """Bytes that it counts of the spool's bound."""
+        """Cost of the message against the spool's limit, in bytes."""
         return self.length + MESSAGE_COST_BYTES
 
 
@@ -68,31 +68,31 @@ class SpooledStream:
         self.about = about
         self.messages: list[SpooledMessage] = []
         self.next_number = 0
-        """The first number that was not taken."""
+        """First number that the spool has not accepted."""
         self.stored = 0
-        """Every message below it that was taken is where it stays."""
+        """Every accepted message below this number is durably stored."""
         self.samples = 0
         self.ended = False
         """True: its worker has ended in order and has handed over everything."""
         self.cost = STREAM_COST_BYTES + len(about.name) + len(about.signature)
 
     def find(self, number: int) -> int:
-        """Index of the first message from `number` on."""
+        """Return the index of the first message from `number` on."""
         return bisect_left(self.messages, number, key=lambda message: message.number)
 
 
 class Spool(ABC):
-    """Keeps messages of streams, bounded in bytes. Not thread-safe: the relay's thread makes all calls.
+    """Store of streams' messages, bounded in bytes. Not thread-safe: the relay's thread makes all calls.
 
     Args:
-        limit_bytes: most bytes kept, with a fixed cost for each message and stream.
+        limit_bytes: maximum bytes stored, with a fixed cost for each message and stream.
 
     Attributes:
-        streams: what is kept, by the stream's id.
-        used_bytes: of the bound.
+        streams: stored streams, by id.
+        used_bytes: used part of the limit.
         on_stored: called with a stream's id, in the relay's thread, after its `stored` has risen.
-        on_failed: called with a stream's id and a reason, in the relay's thread, after messages that were taken could
-            not be stored: they are kept no more, and `next_number` has gone back to the first of them.
+        on_failed: called with a stream's id and a reason, in the relay's thread, after accepted messages could not be
+            stored: they are dropped, and `next_number` has gone back to the first of them.
     """
 
     frees_messages = True
@@ -117,10 +117,10 @@ class Spool(ABC):
         samples: int,
         body: Sequence[bytes | memoryview],
     ) -> str:
-        """Take one message, whole; it is kept for good when `stored` has passed it. The buffers are the spool's now.
+        """Accept one complete message; it is durable when `stored` has passed it. The spool now owns the buffers.
 
         Returns:
-            Why it was not taken, for people; empty: it was.
+            The reason of a refusal, for people; empty: the message was accepted.
 
         Raises:
             ValueError: its number is below `next_number`.
@@ -151,7 +151,7 @@ class Spool(ABC):
         return ""
 
     def peek(self, stream: bytes, number: int) -> SpooledMessage | None:
-        """The first message of `stream` from `number` on; None: there is none."""
+        """Return the first message of `stream` from `number` on; None: there is none."""
         kept = self.streams.get(stream)
         if kept is None:
             return None
@@ -159,7 +159,7 @@ class Spool(ABC):
         return kept.messages[index] if index < len(kept.messages) else None
 
     def read(self, stream: bytes, message: SpooledMessage) -> tuple[bytes, Sequence[bytes | memoryview]]:
-        """Head and body of a message that `peek` returned. The body is only to be read.
+        """Return header and body of a message that `peek` returned. The body is read-only.
 
         Raises:
             OSError: it cannot be read; `discard` it.
@@ -173,10 +173,10 @@ class Spool(ABC):
         return head, message.body if message.body is not None else self._load(kept, message)
 
     def drop(self, stream: bytes, next_number: int) -> int:
-        """Everything below `next_number` is acknowledged; a stream of which nothing is left is forgotten.
+        """Drop the acknowledged messages below `next_number`; a stream without messages is forgotten.
 
         Returns:
-            How many samples were let go.
+            The number of dropped samples.
         """
         kept = self.streams.get(stream)
         if kept is None:
@@ -184,20 +184,20 @@ class Spool(ABC):
         return self._remove(kept, 0, kept.find(next_number))
 
     def discard(self, stream: bytes, message: SpooledMessage) -> None:
-        """Let go of one message, as one that cannot be read: the trainer will count a gap."""
+        """Drop one message that cannot be read: the trainer will count a gap."""
         kept = self.streams[stream]
         index = kept.find(message.number)
         self._remove(kept, index, index + 1)
 
     def end(self, stream: bytes) -> None:
-        """The worker of this stream has ended in order."""
+        """Record that the worker of this stream has ended in order."""
         kept = self.streams.get(stream)
         if kept is not None and not kept.ended:
             kept.ended = True
             self._store_end(kept)
 
     def of_run(self, run: str) -> list[SpooledStream]:
-        """The streams of one run."""
+        """Return the streams of one run."""
         return [kept for kept in self.streams.values() if kept.about.run == run]
 
     def summary(self) -> list[str]:
@@ -212,21 +212,21 @@ class Spool(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is being written. Nothing is called back any more."""
+        """Finish pending writes. No callback follows."""
 
     # --- for implementations ---
 
     def _is_stored(self, kept: SpooledStream, message: SpooledMessage) -> None:
-        """Call this in the relay's thread when a message is where it stays; in the order of `_store`."""
+        """Record a durably stored message; to be called in the relay's thread, in the order of `_store`."""
         if self.streams.get(kept.about.stream) is kept and message.number >= kept.stored:
             kept.stored = message.number + 1
             self.on_stored(kept.about.stream)
 
     def _is_lost(self, kept: SpooledStream, message: SpooledMessage, reason: str) -> None:
-        """Call this in the relay's thread when a message could not be stored: it and those after it are let go."""
+        """Drop a message that could not be stored, and those after it; to be called in the relay's thread."""
         index = kept.find(message.number)
         here = kept.messages[index : index + 1]
-        # Those after it are lost with it; what comes of them is no news, also where they have been handed over again.
+        # Those after it are lost with it; their own results are ignored, also if they have been handed over again.
         if self.streams.get(kept.about.stream) is not kept or not here or here[0] is not message:
             return
         kept.next_number = message.number
@@ -250,11 +250,11 @@ class Spool(ABC):
 
     @abstractmethod
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
-        """Put a message where it stays, then call `_is_stored` or `_is_lost`; at once or later, in order."""
+        """Store a message, then call `_is_stored` or `_is_lost`; immediately or later, in order."""
 
     @abstractmethod
     def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
-        """The body of a message that is not in memory.
+        """Load the body of a message that is not in memory.
 
         Raises:
             OSError: it cannot be read.
@@ -262,15 +262,15 @@ class Spool(ABC):
 
     @abstractmethod
     def _store_end(self, kept: SpooledStream) -> None:
-        """Note that the stream has ended."""
+        """Store the end of the stream."""
 
     @abstractmethod
     def _forget(self, kept: SpooledStream) -> None:
-        """Nothing of a stream is needed any more."""
+        """Remove all data of a stream."""
 
 
 class MemorySpool(Spool):
-    """A spool in this process' memory: it goes with the process."""
+    """Spool in this process's memory: it ends with the process."""
 
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
         self._is_stored(kept, message)
@@ -279,10 +279,10 @@ class MemorySpool(Spool):
         raise AssertionError("bodies stay in memory here")
 
     def _store_end(self, kept: SpooledStream) -> None:
-        """Nothing to do: `ended` says it."""
+        """Do nothing: `ended` records it."""
 
     def _forget(self, kept: SpooledStream) -> None:
-        """Nothing to do: nobody refers to it any more."""
+        """Do nothing: no reference is left."""
 
     def close(self) -> None:
-        """Nothing to do: nothing is being written."""
+        """Do nothing: no write is pending."""

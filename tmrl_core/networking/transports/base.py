@@ -21,14 +21,14 @@ LEAVE_S = 2.0
 LINGER_S = 1.0
 """Time that a closed link waits for the other side to read the closing message."""
 _LATE_S = 0.25
-"""A timer that comes later than this was held up: the process was stopped, suspended, or got no processor."""
+"""Delay of a timer that shows that the process was stopped, suspended, or got no processor."""
 
 
 class Transport(ABC):
-    """A way for bytes to travel. Implementations pass `tests/networking/transports/test_conformance.py`."""
+    """Transport of bytes. Implementations pass `tests/networking/transports/test_conformance.py`."""
 
     def renewed_token(self) -> str | None:
-        """Look at a client's credentials again, before it dials: the token to show from now on; None: as before."""
+        """Check a client's credentials for changes before it dials. Return the new token; None: unchanged."""
         return None
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Transport(ABC):
         """Listen, and drive a connection from `accept` for each peer.
 
         Raises:
-            NetworkError: the address cannot be had (a port in use); it says so.
+            NetworkError: the address cannot be used, such as a port in use.
         """
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Transport(ABC):
         """Connect `connection` to a Server. The driver's `ended` future is done when the link has ended.
 
         Raises:
-            NetworkError: nobody listens there, the name is unknown, or the other side is not whom it should be.
+            NetworkError: no process listens there, the name is unknown, or the other side fails authentication.
         """
 
 
@@ -54,7 +54,7 @@ class Listener(ABC):
     @property
     @abstractmethod
     def port(self) -> int:
-        """The port that is listened on, also when 0 was asked for."""
+        """Port of the listening socket, also if 0 was requested."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -62,7 +62,7 @@ class Listener(ABC):
 
 
 class Driver(ABC):
-    """Moves bytes between one connection and one end of a transport, and tells the connection the time."""
+    """Driver of one connection: it moves bytes to and from the transport, and passes the time."""
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.connection = connection
@@ -75,7 +75,7 @@ class Driver(ABC):
         connection.wake = self.wake
 
     def wake(self) -> None:
-        """There may be something to send. Only in the loop's thread."""
+        """Send pending data. Only in the loop's thread."""
         if not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._pump)
@@ -85,7 +85,7 @@ class Driver(ABC):
         try:
             self._move()
         except Exception:
-            # A defect of ours: a link that stood still for ever would hide it, and a new one starts clean.
+            # A defect of this package: a stalled link would hide it, and a new link starts clean.
             logger.exception("a link failed and is closed; its client connects again")
             self.abort()
 
@@ -99,8 +99,8 @@ class Driver(ABC):
         if connection.closing:
             self._finish_once()
         elif connection.started:
-            # A deadline that has moved later is looked at when the timer fires; one that is sooner needs a new timer.
-            # One that is past already is met at once, which says nothing of how late this process is.
+            # A deadline that has moved later is checked when the timer fires; an earlier one needs a new timer.
+            # A past deadline is handled immediately, which does not show how late this process is.
             deadline = max(connection.deadline(), self.loop.time())
             if self._timer is None or deadline < self._timer_at:
                 self._cancel_timer()
@@ -117,7 +117,7 @@ class Driver(ABC):
         self._pump()
 
     async def leave(self) -> None:
-        """Close in order, and at once if that takes longer than `LEAVE_S`."""
+        """Close in order, or abort if that takes longer than `LEAVE_S`."""
         self.connection.close()
         self.wake()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -136,7 +136,7 @@ class Driver(ABC):
             self._timer = None
 
     def _lost(self, reason: NetworkError | None) -> None:
-        """The transport's end is gone."""
+        """Handle the loss of the transport."""
         self._finishing = True
         self._cancel_timer()
         self.connection.lost(reason, self.loop.time())
@@ -149,19 +149,19 @@ class Driver(ABC):
 
     @abstractmethod
     def _write(self, buffers: list[bytes | bytearray | memoryview]) -> None:
-        """Send; never blocks."""
+        """Send the buffers; never blocks."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Send what is written already, then close; `_lost` is called in the end."""
+        """Send the written data, then close; `_lost` is called at the end."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop: uvloop's where it is installed, else asyncio's."""
+    """Return a new event loop: uvloop's if it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:

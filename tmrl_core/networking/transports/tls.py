@@ -1,8 +1,8 @@
 """Transport `tls`: asyncio sockets, encrypted by an `SSLObject` over memory BIOs. Plaintext too, where it is allowed.
 
-asyncio's own TLS drops a connection without an alert when a certificate is refused, so that neither side learns why.
-Here the alert is flushed before closing, and both sides can say what was wrong. It costs nothing: the same bytes go
-through OpenSSL, with fewer system calls than reading record by record from a socket.
+asyncio's own TLS drops a connection without an alert when a certificate is refused, so that neither side learns the
+reason. This transport flushes the alert before it closes, so that both sides can report the reason. It costs nothing:
+the same bytes go through OpenSSL, with fewer system calls than reading record by record from a socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNSENT_BYTES = 131_072
 _LOOK_AGAIN_S = 1.0
 """Interval at which a Server checks its credentials for changes."""
 _GREETING_BYTES = 65_536
-"""Most that comes from a peer before it has been let in; a handshake with a certificate and a `Hello` take a tenth."""
+"""Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
 """Alert for clients that do not speak TLS. OpenSSL closes without one, and the client would retry for ever."""
@@ -69,9 +69,9 @@ class TlsTransport(Transport):
         server_hostname: the name that the Server's certificate is checked against.
         identity_of: reads role and name out of a client's certificate.
         explain: turns low-level errors into sentences.
-        on_refused: called with (address, reason) when a peer's handshake fails, or it is turned away before.
-        access: where the context comes from, when credentials are to be read again as they change.
-        admission: what a Server grants to those who have not been let in; None: the defaults.
+        on_refused: called with (address, reason) when a peer's handshake fails, or it is rejected before.
+        access: source of the context, if changed credentials should be reloaded.
+        admission: a Server's limits for unauthenticated connections; None: the defaults.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class TlsTransport(Transport):
         return listener
 
     def _look_again(self, drivers: Iterable[_TlsDriver]) -> None:
-        """Take credentials that have changed; links that would not be let in by them any more are closed."""
+        """Reload changed credentials, and close links that would not be admitted any more."""
         access = self.access
         if not isinstance(access, ServerAccess) or not access.refresh():
             return
@@ -191,7 +191,7 @@ class _TlsListener(Listener):
 
 
 class _Gate(asyncio.Protocol):
-    """Looks at who connects before anything is spent on it, and hands its socket to a driver."""
+    """Gate for new connections: checks each before resources are spent on it, and passes its socket to a driver."""
 
     def __init__(
         self, owner: TlsTransport, make: Callable[[PendingConnection], _TlsDriver], loop: asyncio.AbstractEventLoop
@@ -227,7 +227,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._owner = transport
         self._server_side = visit is not None
         self._visit = visit
-        """Until the peer has been let in."""
+        """Visit of the peer until it is admitted."""
         self._visit_bytes = 0
         self._network = ""
         if visit is not None:
