@@ -46,7 +46,7 @@ class RunCheckpoints:
         path: Path | None,
         config: Config,
         make: Callable[[], LoopLike],
-        dump: Callable[[Any, Path], None] | None = None,
+        dump: Callable[[LoopLike, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
         updater: Callable[[Any], Any] | None = None,
         *,

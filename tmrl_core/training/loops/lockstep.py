@@ -24,6 +24,7 @@ from tmrl_core.training.loops.lockstep_round import Round
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.loops.round_memory import RoundMemory
 from tmrl_core.training.loops.round_statistics import RoundStatistics
+from tmrl_core.training.value_types import State
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +254,7 @@ class TrainingLockstep(TrainingOffline):
         self.total_updates += updates
         self.rounds_done += 1
 
-    def _row(self) -> dict[str, Any]:
+    def _row(self) -> State:
         memory: RoundMemory = self.memory
         returns = [episode_return for episode_return, _ in memory.episodes]
         return {

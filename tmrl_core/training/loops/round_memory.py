@@ -19,7 +19,7 @@ from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, stored_dtype
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.trees import flatten, template
-from tmrl_core.training.value_types import Tree
+from tmrl_core.training.value_types import State, Tree
 
 Layout = tuple[tuple[str, "np.dtype | None", tuple[int, ...]], ...]
 """(path, dtype, shape of a row) of each leaf of a column."""
@@ -194,7 +194,7 @@ class RoundMemory(TrainingMemory):
         return tensors
 
 
-def _trees(chunk: Chunk) -> dict[str, Any]:
+def _trees(chunk: Chunk) -> State:
     """Return a chunk's columns by their names; without actions, those and the extras say nothing of what they are."""
     if not chunk.action_present.any():
         return {"observation": chunk.observation}
@@ -202,7 +202,7 @@ def _trees(chunk: Chunk) -> dict[str, Any]:
     return {"observation": chunk.observation, "action": chunk.action, **extras}
 
 
-def _layouts(chunk: Chunk, trees: Mapping[str, Any]) -> dict[str, Layout]:
+def _layouts(chunk: Chunk, trees: Mapping[str, object]) -> dict[str, Layout]:
     """Return how a chunk's rows look, by the names of its columns.
 
     Raises:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from tmrl_core.training.memories.prioritized import INDICES, WEIGHTS
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.sampler import Sampler
 from tmrl_core.training.memories.staleness import SampledLag
+from tmrl_core.training.value_types import Batch, State, Tree
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ CUDA_PREFETCH = 2
 """Default number of prefetched blocks for a CUDA device."""
 LAG_ROWS = 32
 """Transitions of each block whose policy versions are read, to measure how far behind they are."""
-Batch = tuple[Any, ...]
 
 
 class Block:
@@ -49,7 +48,7 @@ class Block:
         self,
         batches: list[Batch],
         positions: Array,
-        generator_state: dict[str, Any],
+        generator_state: State,
         extras: dict[str, Array],
         counters: Array | None = None,
     ) -> None:
@@ -91,7 +90,7 @@ class BatchReader:
         expanded: dict[Column, Callable[[Array], Array]],
         device: torch.device | str | None,
         batch_size: int,
-        sample_preprocessor: Callable[..., tuple[Any, ...]] | None,
+        sample_preprocessor: Callable[..., Batch] | None,
         seed: int,
         prefetch: int | None,
     ) -> None:
@@ -161,7 +160,7 @@ class BatchReader:
         block.position += 1
         return block.batches[block.position - 1]
 
-    def indices_of(self, batch: Any) -> Array | None:
+    def indices_of(self, batch: Batch) -> Array | None:
         """Return the absolute indices of the transitions of a batch that was just sampled; None: unknown by now."""
         block = self._block
         for position, known in enumerate(block.batches if block is not None else ()):
@@ -215,14 +214,14 @@ class BatchReader:
         row_bytes = max(1, self.rows.layout.row_bytes)
         return max(1, min(self.sampler.max_block_batches, MAX_BLOCK_BYTES // (row_bytes * self._batch_size)))
 
-    def _sample_block(self, count: int, state: dict[str, Any]) -> Block:
+    def _sample_block(self, count: int, state: State) -> Block:
         """Sample `count` batches; `state` is the generator's."""
         if len(self.rows) == 0:
             raise ValueError("the replay memory holds no transition yet")
         positions, extras = self.sampler.sample(self.rows, self._generator, self._batch_size, count)
         return self._block_of(positions, extras, state)
 
-    def _block_of(self, positions: Array, extras: dict[str, Array], state: dict[str, Any]) -> Block:
+    def _block_of(self, positions: Array, extras: dict[str, Array], state: State) -> Block:
         """Read the batches of the rows at some positions; `extras` are the sampler's."""
         rows, size = self.rows, self._batch_size
         layout, count = rows.layout, len(positions) // size
@@ -254,7 +253,7 @@ class BatchReader:
             batches.append(index_batches({**layout.batch_extras(column), **of_sampler}, count))
         return Block(list(zip(*batches, strict=True)), positions, state, extras, counters)
 
-    def _tensors(self, extras: dict[str, Array]) -> dict[str, Any]:
+    def _tensors(self, extras: dict[str, Array]) -> State:
         """Return a sampler's extras as tensors; indices stay on the CPU."""
         if not extras:
             return {}
@@ -282,7 +281,7 @@ class BatchReader:
             group[bad] = group[source]
 
     def _one_batch(
-        self, layout: RowLayout, on_cpu: list[torch.Tensor], groups: list[torch.Tensor], extras: dict[str, Any]
+        self, layout: RowLayout, on_cpu: list[torch.Tensor], groups: list[torch.Tensor], extras: dict[str, Tree]
     ) -> Batch:
         """Return the batch of the gathered rows; one call of `split` per group costs less than one per column."""
         # Not `torch.split`, which spends half of its time on finding out the types of its arguments.
@@ -302,9 +301,7 @@ class BatchReader:
             return batch
         return *batch, {**layout.batch_extras(column), **extras}
 
-    def _preprocessed(
-        self, preprocessor: Callable[..., tuple[Any, ...]], positions: Array, extras: dict[str, Array]
-    ) -> Batch:
+    def _preprocessed(self, preprocessor: Callable[..., Batch], positions: Array, extras: dict[str, Array]) -> Batch:
         samples = []
         for position in positions.tolist():
             *transition, own = self.transition_at(self.rows.index_of(position))
@@ -316,11 +313,11 @@ class BatchReader:
             batch = (*batch[:6], {**(batch[6] if len(batch) > 6 else {}), **self._tensors(extras)})
         return batch
 
-    def transition_at(self, index: int) -> tuple[Any, Any, Any, Any, bool, bool, dict[str, Any]]:
+    def transition_at(self, index: int) -> tuple[Tree, Tree, Tree, Tree, bool, bool, State]:
         """Return the transition of an absolute index."""
         groups = self.rows.row(index)
 
-        def column(c: Column) -> Any:
+        def column(c: Column) -> Tree:
             values = groups[c.group][c.start : c.stop]
             if c in self._expanded:
                 return self._expanded[c](values[None])[0]
@@ -334,7 +331,7 @@ class BatchReader:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state of the generator and of the current block."""
         self.stop()
         # Batches that depend on updates cannot be sampled again: what they were sampled from has changed.
@@ -347,7 +344,7 @@ class BatchReader:
             "version": self.lag.counter,
         }
 
-    def load_state_dict(self, state: dict[str, Any], complete: bool) -> None:
+    def load_state_dict(self, state: State, complete: bool) -> None:
         """Undo `state_dict`.
 
         Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transition_builder import TransitionBuilder, other_folder
 from tmrl_core.training.memories.transitions import Tail, TransitionColumns
 from tmrl_core.training.memories.trees import flatten
+from tmrl_core.training.value_types import State
 
 
 class FrameStackBuilder(TransitionBuilder):
@@ -162,7 +162,7 @@ class FrameStackBuilder(TransitionBuilder):
         disk.found_needs.clear()
         self._expand()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the frames of a memory in RAM, too."""
         leaves = [] if self._observation is None else self._observation.leaves
         return {
@@ -173,19 +173,19 @@ class FrameStackBuilder(TransitionBuilder):
             "frames": [] if self.rows.durable else [[i, store.state_dict()] for i, store in self._stores.items()],
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
+    def check_state(self, state: State) -> None:
         """Refuse other stacks."""
         if state.get("frame_stack") != self.frame_stack:
             raise ValueError(f"it was saved with memory.frame_stack: {state.get('frame_stack')}; keep that setting")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Take over frames, too."""
         if not self.rows.durable:
             self._load_frames(state)
         super().load_state_dict(state)
         self._expand()
 
-    def adopt(self, state: dict[str, Any], start: int) -> bool:
+    def adopt(self, state: State, start: int) -> bool:
         """Stage frames."""
         if self._stores:
             return False
@@ -193,7 +193,7 @@ class FrameStackBuilder(TransitionBuilder):
         self.rows.stage_needs(self._needs(start, int(state["written"])))
         return True
 
-    def _load_frames(self, state: dict[str, Any]) -> None:
+    def _load_frames(self, state: State) -> None:
         if not state["leaves"]:
             return
         leaves = tuple(

@@ -47,7 +47,7 @@ class StackFormat:
             if len(leaf.shape) > 1 and leaf.shape[0] == self.stack
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> State:
         """Return JSON-able values."""
         return {"stack": self.stack, "observation": describe_spec(self.observation)}
 

@@ -24,6 +24,7 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.trees import flatten, template
+from tmrl_core.training.value_types import Batch, State, Tree
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -34,12 +35,12 @@ NARROW = 4
 """Columns of at most so many elements are copied element by element: NumPy's loop over so short rows is slow."""
 
 
-def stored_dtype(dtype: np.dtype[Any], downcast_float64: bool) -> np.dtype[Any]:
+def stored_dtype(dtype: np.dtype, downcast_float64: bool) -> np.dtype:
     """The dtype that a memory stores for `dtype`: float64 as float32 when `downcast_float64`, all else exact."""
     if downcast_float64 and dtype == np.float64:
         return FLOAT32
     # By its description: NumPy has two types of 64 bits, and torch takes one of them only where they are unsigned.
-    native: np.dtype[Any] = np.dtype(dtype.newbyteorder("=").str)
+    native: np.dtype = np.dtype(dtype.newbyteorder("=").str)
     return native
 
 
@@ -48,7 +49,7 @@ class Leaf:
     """One array among an observation's or an action's: where it stands and what one row of it is."""
 
     path: str
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
@@ -64,14 +65,14 @@ class Leaf:
 class TreeSpec:
     """Structure, dtypes and shapes of an observation or of an action."""
 
-    shape: Any
+    shape: Tree
     leaves: tuple[Leaf, ...]
 
     def __str__(self) -> str:
         return "(" + ", ".join(str(leaf) for leaf in self.leaves) + ")"
 
 
-def tree_spec(tree: Any, what: str, downcast_float64: bool) -> TreeSpec:
+def tree_spec(tree: Tree, what: str, downcast_float64: bool) -> TreeSpec:
     """The `TreeSpec` of columns: leaves are [rows, *shape].
 
     Raises:
@@ -133,7 +134,7 @@ class RowLayout:
         self.action = action
         self.sample_extras = dict(sample_extras)
         self.orders = orders or KeyOrders()
-        self.dtypes: list[np.dtype[Any]] = []
+        self.dtypes: list[np.dtype] = []
         self.sizes: list[list[int]] = []
         """Of each group the elements of its columns."""
         self._widths: list[int] = []
@@ -171,7 +172,7 @@ class RowLayout:
         """Bytes of one transition."""
         return sum(dtype.itemsize * width for dtype, width in zip(self.dtypes, self._widths, strict=True))
 
-    def batch(self, column: Callable[[Column], Any]) -> tuple[Any, Any, Any, Any, Any, Any]:
+    def batch(self, column: Callable[[Column], Tree]) -> Batch:
         """(prev_obs, new_act, rew, new_obs, terminated, truncated), with `column(c)` as each leaf."""
         arranged = self.orders.arranged
         return (
@@ -183,7 +184,7 @@ class RowLayout:
             column(self.truncated),
         )
 
-    def batch_extras(self, column: Callable[[Column], Any]) -> dict[str, Any]:
+    def batch_extras(self, column: Callable[[Column], Tree]) -> State:
         """Return the extras by name, with `column(c)` as each leaf."""
         found = {name: column(c) for name, c in self.extras.items()}
         for name, columns in self.sample_extra_columns.items():
@@ -191,9 +192,9 @@ class RowLayout:
             found[name] = self.orders.arranged(extra_order(name), self.sample_extras[name].shape, leaves)
         return found
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> State:
         """Return this layout as JSON-able values; `from_description` undoes it."""
-        described: dict[str, Any] = {
+        described: State = {
             "observation": describe_spec(self.observation),
             "action": describe_spec(self.action),
             "orders": self.orders.describe(),
@@ -205,7 +206,7 @@ class RowLayout:
         return described
 
     @classmethod
-    def from_description(cls, description: dict[str, Any]) -> RowLayout:
+    def from_description(cls, description: State) -> RowLayout:
         """Undo `describe`.
 
         Raises:
@@ -230,7 +231,7 @@ def extra_order(name: str) -> str:
     return f"extra {name}"
 
 
-def describe_spec(spec: TreeSpec) -> dict[str, Any]:
+def describe_spec(spec: TreeSpec) -> State:
     """A spec as JSON-able values; `spec_of` undoes it."""
     return {
         "shape": spec.shape,
@@ -238,7 +239,7 @@ def describe_spec(spec: TreeSpec) -> dict[str, Any]:
     }
 
 
-def spec_of(description: dict[str, Any]) -> TreeSpec:
+def spec_of(description: State) -> TreeSpec:
     """The spec that `describe_spec` described.
 
     Raises:
@@ -254,7 +255,7 @@ def spec_of(description: dict[str, Any]) -> TreeSpec:
     return TreeSpec(description["shape"], leaves)
 
 
-def index_batches(tree: Any, count: int) -> list[Any]:
+def index_batches(tree: Tree, count: int) -> list[Tree]:
     """One tree per batch, out of a tree whose leaves are lists of `count` values."""
     if isinstance(tree, dict):
         parts = {key: index_batches(item, count) for key, item in tree.items()}

@@ -29,7 +29,7 @@ import torch
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.contracts import Refusals, TrainingMemory
-from tmrl_core.training.memories.batch_reader import Batch, BatchReader
+from tmrl_core.training.memories.batch_reader import BatchReader
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.layout import Array, RowLayout
@@ -41,6 +41,7 @@ from tmrl_core.training.memories.sampler import Sampler, UniformSampler
 from tmrl_core.training.memories.staleness import RecentSampler
 from tmrl_core.training.memories.transition_builder import TransitionBuilder
 from tmrl_core.training.memories.transitions import TransitionColumns
+from tmrl_core.training.value_types import Batch, State, Tree
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class ReplayMemory(TrainingMemory):
         self,
         device: torch.device | str | None = None,
         nb_steps: float = 1,
-        sample_preprocessor: Callable[..., tuple[Any, ...]] | None = None,
+        sample_preprocessor: Callable[..., Batch] | None = None,
         memory_size: float = 1_000_000,
         batch_size: float = 256,
         dataset_path: str = "",
@@ -316,7 +317,7 @@ class ReplayMemory(TrainingMemory):
         """
         return self._reader.sample()
 
-    def indices_of(self, batch: Any) -> Array | None:
+    def indices_of(self, batch: Batch) -> Array | None:
         """Return the absolute indices of the transitions of a batch that was just sampled; None: unknown by now."""
         return self._reader.indices_of(batch)
 
@@ -389,7 +390,7 @@ class ReplayMemory(TrainingMemory):
         """The rows on disk; None: they are in RAM."""
         return self._disk
 
-    def get_transition(self, item: int) -> tuple[Any, Any, np.float32, Any, bool, bool, dict[str, Any]]:
+    def get_transition(self, item: int) -> tuple[Tree, Tree, np.float32, Tree, bool, bool, State]:
         """Transition `item`, 0 being the oldest: (prev_obs, act, rew, obs, terminated, truncated, extras).
 
         Raises:
@@ -408,7 +409,7 @@ class ReplayMemory(TrainingMemory):
         return self._rows.versions()
 
     @property
-    def recorded(self) -> tuple[dict[bytes, tuple[int, int]], dict[str, Any]] | None:
+    def recorded(self) -> tuple[dict[bytes, tuple[int, int]], State] | None:
         """Marks and values of what is on the disk, as `commit` was given them; None: nothing, or this is in RAM."""
         if self._disk is None or not self._disk.states.values:
             return None
@@ -432,7 +433,7 @@ class ReplayMemory(TrainingMemory):
             raise StorageError(f"{disk.folder} says something impossible of its streams: {exc}") from exc
         self._remove_incomplete()
 
-    def _check_steps(self, steps: Any, what: str, error: type[Exception], damaged: type[Exception]) -> None:
+    def _check_steps(self, steps: Tree, what: str, error: type[Exception], damaged: type[Exception]) -> None:
         """Transitions of other lengths, or of another discount, cannot be added to."""
         found = [*steps] if isinstance(steps, Sequence) else []
         if [type(value) for value in found] not in ([int, float], [int, int]):
@@ -465,7 +466,7 @@ class ReplayMemory(TrainingMemory):
         assert self._ram is not None
         return self._ram.lease(start)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state without the rows: layout, counters, generator, tails of streams, and the current block."""
         return {
             **self._reader.state_dict(),
@@ -480,7 +481,7 @@ class ReplayMemory(TrainingMemory):
             "priorities": self.sampler.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
+    def load_state_dict(self, state: State, rows: Sequence[Array] = ()) -> None:
         """Take over `state_dict()` and the rows that belong to it.
 
         Args:
@@ -505,7 +506,7 @@ class ReplayMemory(TrainingMemory):
         self.sampler.note_version(self._rows, self._reader.lag.counter)
         self._reader.load_state_dict(state, same)
 
-    def _load_ram(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
+    def _load_ram(self, state: State, rows: Sequence[Array]) -> bool:
         assert self._ram is not None
         if state.get("storage", "ram") != "ram":
             raise ValueError("it was saved with memory.storage: disk and its transitions lie there; keep that setting")
@@ -521,7 +522,7 @@ class ReplayMemory(TrainingMemory):
         self.restore_statistics(state["statistics"])
         return same
 
-    def _load_disk(self, state: dict[str, Any], rows: Sequence[Array]) -> bool:
+    def _load_disk(self, state: State, rows: Sequence[Array]) -> bool:
         """Load a state; tell whether the rows are those it was saved with. Rows on the disk take precedence."""
         disk = self._disk
         assert disk is not None
@@ -570,7 +571,7 @@ def _sampler_of(
     return UniformSampler() if max_drawn_lag is None else RecentSampler(max_drawn_lag)
 
 
-def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout:
+def _layout_with_rows(state: State, rows: Sequence[Array]) -> RowLayout:
     """The layout of a saved memory.
 
     Raises:
@@ -585,7 +586,7 @@ def _layout_with_rows(state: dict[str, Any], rows: Sequence[Array]) -> RowLayout
     return layout
 
 
-def _rows_saved(state: dict[str, Any]) -> int:
+def _rows_saved(state: State) -> int:
     return min(int(state["written"]) - int(state.get("oldest", 0)), int(state["memory_size"]))
 
 

@@ -18,6 +18,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.frames import Frames, RamFrames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
 from tmrl_core.training.memories.transitions import TransitionColumns
+from tmrl_core.training.value_types import State
 
 
 class RowLease:
@@ -71,10 +72,10 @@ class RowMemory(Protocol):
     def lease_rows(self, start: int) -> RowLease:
         """Keep the rows from absolute index `start` on until the lease is released."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return all but the rows."""
 
-    def load_state_dict(self, state: dict[str, Any], rows: Sequence[Array] = ()) -> None:
+    def load_state_dict(self, state: State, rows: Sequence[Array] = ()) -> None:
         """Take over a state and the rows that belong to it."""
 
 

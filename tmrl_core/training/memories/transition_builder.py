@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError
@@ -15,6 +14,7 @@ from tmrl_core.training.memories.n_steps import join_n_steps
 from tmrl_core.training.memories.row_schema import RowSchema
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transitions import ChunkExtras, Tail, TransitionColumns, join_pairs, tail_of_pairs
+from tmrl_core.training.value_types import State, Tree
 
 
 class TransitionBuilder:
@@ -105,7 +105,7 @@ class TransitionBuilder:
         if tail is not None:
             self.tails[stream] = tail
 
-    def changed_tails(self) -> dict[bytes, Any]:
+    def changed_tails(self) -> dict[bytes, Tree]:
         """Return the tails that have changed since the last commit, as the store takes them; None: no tail is left."""
         found = {stream: self.tails.get(stream) for stream in self.changed}
         return {
@@ -139,7 +139,7 @@ class TransitionBuilder:
         """
         self.load_tails([[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()])
 
-    def load_tails(self, tails: Sequence[Sequence[Any]]) -> None:
+    def load_tails(self, tails: Sequence[Sequence[Tree]]) -> None:
         """Take over tails; those with values that are not finite are dropped."""
         found = {
             stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
@@ -147,22 +147,22 @@ class TransitionBuilder:
         }
         self.tails = {stream: tail for stream, tail in found.items() if is_finite(tail.plain())}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the entries of a checkpoint."""
         return {"tails": [[stream, tail.episode, tail.step, tail.plain()] for stream, tail in self.tails.items()]}
 
-    def check_state(self, state: dict[str, Any]) -> None:
+    def check_state(self, state: State) -> None:
         """Refuse the state of another builder.
 
         Raises:
             ValueError: it is such a state.
         """
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Take over the entries of a checkpoint, after the rows."""
         self.load_tails(state["tails"])
 
-    def adopt(self, state: dict[str, Any], start: int) -> bool:
+    def adopt(self, state: State, start: int) -> bool:
         """Stage on disk what the rows of a checkpoint from RAM refer to, from absolute index `start` on.
 
         Returns:

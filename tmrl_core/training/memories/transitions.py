@@ -16,6 +16,7 @@ from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.layout import Array, TreeSpec, tree_spec
 from tmrl_core.training.memories.memory import LastRow, last_row_of
 from tmrl_core.training.memories.trees import flatten, rebuild
+from tmrl_core.training.value_types import Tree
 
 ChunkExtras = Mapping[str, list[Array]]
 """Extras of samples by name, per leaf [rows, *shape]."""
@@ -57,7 +58,7 @@ class Tail(LastRow):
             )
         )
 
-    def plain(self) -> Any:
+    def plain(self) -> Tree:
         """Return all but episode and step as a tree of arrays; `from_plain` undoes it."""
         observation = rebuild(self.spec.shape, list(self.observation))
         if self.reward is None:
@@ -69,7 +70,7 @@ class Tail(LastRow):
         return found
 
     @classmethod
-    def from_plain(cls, episode: int, step: int, tree: Any, n_step: int, downcast_float64: bool) -> Tail:
+    def from_plain(cls, episode: int, step: int, tree: Tree, n_step: int, downcast_float64: bool) -> Tail:
         """Undo `plain`.
 
         Raises:

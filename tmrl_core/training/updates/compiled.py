@@ -40,7 +40,7 @@ from tmrl_core.training.batches import Transitions
 from tmrl_core.training.updates.cuda_graphs import Recorder, Replayed, record_cuda
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.updates.update_graph import Backend, Graph, optimizers_of, recorded
-from tmrl_core.training.value_types import Metrics
+from tmrl_core.training.value_types import Metrics, Tree
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ class Compiler:
             self._runs[key] = recorded(graphs, [leaf for update in updates for leaf in update.leaves], self._record)
         return self._runs[key]
 
-    def _make(self, key: Hashable, leaves: list[Any], spec: Any) -> tuple[Graph, list[str]] | None:
+    def _make(self, key: Hashable, leaves: list[Tree], spec: Tree) -> tuple[Graph, list[str]] | None:
         if len(self._graphs) >= MAX_GRAPHS:
             self._give_up(f"the update needs more than {MAX_GRAPHS} graphs: learning rates or shapes keep changing")
             return None
@@ -261,7 +261,7 @@ class Compiler:
         logger.warning("updates run uncompiled, which affects their speed only: %s", why)
 
 
-def _flat(transitions: Transitions) -> tuple[list[Any], Any]:
+def _flat(transitions: Transitions) -> tuple[list[Tree], Tree]:
     """Return the leaves of a batch and their tree; None, which is faster to compare, where no space is nested."""
     leaves = list(transitions)
     if isinstance(transitions.obs, Tensor) and isinstance(transitions.next_obs, Tensor):
@@ -269,7 +269,7 @@ def _flat(transitions: Transitions) -> tuple[list[Any], Any]:
     return pytree.tree_flatten(tuple(leaves))
 
 
-def _unflat(leaves: list[Any], spec: Any) -> Transitions:
+def _unflat(leaves: list[Tree], spec: Tree) -> Transitions:
     return Transitions(*(leaves if spec is None else pytree.tree_unflatten(leaves, spec)))
 
 

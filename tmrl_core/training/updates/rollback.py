@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tmrl_core.training.checkpointable import saved_attributes
 from tmrl_core.training.updates.skipped_updates import SKIPPED
-from tmrl_core.training.value_types import Metrics
+from tmrl_core.training.value_types import Batch, Metrics, Tree
 
 
 class FiniteUpdates:
@@ -36,7 +36,7 @@ class FiniteUpdates:
         """On a device, for each dtype: the copies [numbers] and their original tensors. Empty on a CPU."""
 
     @torch.no_grad()
-    def run(self, update: Callable[[], dict[str, Tensor]], batch: Sequence[Any]) -> Metrics:
+    def run(self, update: Callable[[], dict[str, Tensor]], batch: Batch) -> Metrics:
         """Run one update.
 
         Args:
@@ -105,7 +105,7 @@ def _parts(whole: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
-def floating(values: Iterable[Any]) -> list[Tensor]:
+def floating(values: Iterable[Tree]) -> list[Tensor]:
     """Return the tensors among `values` that hold floating-point numbers."""
     return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
 
@@ -118,7 +118,7 @@ def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
     return torch.stack([total.to(device) for total in sums]).isfinite().all()
 
 
-def all_finite(leaves: Iterable[Any]) -> bool:
+def all_finite(leaves: Iterable[Tree]) -> bool:
     """Tell whether all floating-point numbers in the tensors among `leaves` are finite; waits for the device."""
     return all(bool(leaf.isfinite().all()) for leaf in floating(leaves))
 
@@ -127,7 +127,7 @@ def kept_tensors(agent: object) -> list[Tensor]:
     """Return the agent's tensors: those of its modules and optimizers, and those among its attributes; each once."""
     found: dict[int, Tensor] = {}
     for value in saved_attributes(agent).values():
-        tensors: list[Any] = []
+        tensors: list[Tree] = []
         if isinstance(value, nn.Module):
             tensors = [*value.parameters(), *value.buffers()]
         elif isinstance(value, torch.optim.Optimizer):
