@@ -380,8 +380,8 @@ def test_where_older_rows_are_damaged_in_every_checkpoint_training_may_go_on_wit
     kept = [memory.get_transition(item)[3].tolist() for item in range(len(memory))]
     assert 0 < len(kept) < len(whole)
     assert kept == whole[-len(kept) :]
-    assert f"{60 - len(kept)} of 60 transitions are let go" in caplog.text
-    assert f"goes on with the newest {len(kept)}" in caplog.text
+    assert f"{60 - len(kept)} of 60 transitions are dropped" in caplog.text
+    assert f"continues with the newest {len(kept)}" in caplog.text
     for _ in range(20):
         assert all(obs in kept for obs in memory.sample()[3].tolist())
     memory.append_chunk(make_rows(1, 9, 0, 5))
@@ -430,7 +430,9 @@ def test_another_configuration_is_named_and_nothing_is_changed(tmp_path: Path) -
     store = CheckpointStore(tmp_path / "store")
     for _ in range(2):
         store.save(make_training(), wait=True)
-    said = r"\(2 and 1: the checkpoint .*memory\.capacity was 60 and is 61\)\. .*the folder away to begin anew\.$"
+    said = (
+        r"\(2 and 1: the checkpoint .*memory\.capacity was 60 and is 61\)\. .*the folder away to start from scratch\.$"
+    )
     for drop_damaged in (False, True):
         with pytest.raises(CheckpointError, match=said):
             store.restore(partial(make_training, memory_size=61), drop_damaged=drop_damaged)
@@ -621,7 +623,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_warns_each_time(
         for failures in (1, 2):
             store.save(training, wait=True)
             assert store.failures == failures
-            assert caplog.text.count("training goes on") == failures
+            assert caplog.text.count("training continues") == failures
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert store.counters() == [1]

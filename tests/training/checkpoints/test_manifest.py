@@ -56,7 +56,7 @@ def test_another_format_is_refused_with_those_that_are_read(tmp_path: Path, unkn
         ({"rows": {"memory": {**ROWS, "segments": [{"file": "../secrets", "bytes": 5}]}}}, "regex"),
         ({"rows": {"memory": {**ROWS, "stop": 1 << 63}}}, "stop"),
         ({"format": 2, "rows": {**ROWS, "start": 6}}, "rows of memory end before they begin"),
-        ({"files": {}}, r"it names \[\] of the two files"),
+        ({"files": {}}, r"it names \[\], not both files"),
         ({"files": {"state.json": {"bytes": -1, "crc32": 0}}}, "bytes"),
         ({"files": {"code.py": {"bytes": 1, "crc32": 0}}}, "Invalid enum value"),
         ({"counter": "x"}, "counter"),
@@ -68,7 +68,7 @@ def test_a_manifest_that_somebody_else_has_written_is_refused(
 ) -> None:
     write_manifest(tmp_path, manifest())
     change_manifest(tmp_path, **change)
-    with pytest.raises(CheckpointError, match=f"is no manifest: .*{said}"):
+    with pytest.raises(CheckpointError, match=f"is not a valid manifest: .*{said}"):
         read_manifest(tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_a_manifest_that_is_something_else_is_refused(tmp_path: Path, body: byte
 
 
 def test_a_folder_that_is_no_checkpoint_names_those_in_it(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no checkpoint: manifest\.json is missing there$"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: manifest\.json is missing$"):
         read_manifest(tmp_path)
     for name in ("checkpoint_000001", "checkpoint_000002"):
         (tmp_path / name).mkdir()

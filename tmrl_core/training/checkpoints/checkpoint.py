@@ -1,17 +1,17 @@
-"""One checkpoint: complete and atomic; what it is on the disk, how it is written and read.
+"""One checkpoint: its files on the disk, written completely or not at all.
 
     checkpoint/
       12/ 13/                  one folder per checkpoint
-        manifest.json          what belongs to it, with sizes and checksums; and a checksum of itself
+        manifest.json          its files with sizes and checksums; and a checksum of itself
         state.json             the tree of `tmrl_core.training.checkpoints.capture`
         arrays.safetensors     its arrays
       replay/
         rows-....seg           replay rows (`row_files.py`), shared by the checkpoints that need them
 
-A checkpoint is written to a folder with another name, flushed to the disk and renamed, so that a folder with a number
-as its name is whole, or was damaged later; checksums tell. A memory on disk has written its rows itself: a checkpoint
-says how many there were, and when it is loaded, what the memory's folder says of rows, marks and samples counts;
-networks, optimizers and the rest come from the checkpoint. The checkpoints of a run are kept by store.py.
+A checkpoint is written to a folder with another name, flushed to the disk and renamed. A folder whose name is a number
+is therefore complete, unless it was damaged later, which checksums show. A memory on disk writes its rows itself: a
+checkpoint holds only their number. When it is loaded, rows, committed offsets and sample counts come from the memory's
+folder; networks, optimizers and the rest come from the checkpoint. `store.py` keeps the checkpoints of a run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def delivery_note(training: object) -> bytes:
 
 
 def flush_memory(training: object) -> None:
-    """Have a memory on disk be as safe from its machine's end as the checkpoint that refers to it."""
+    """Flush a memory on disk, so that its rows survive a power cut like the checkpoint that refers to them."""
     memory = attributes_of(training).get("memory")
     if isinstance(memory, TrainingMemory):
         try:
@@ -100,13 +100,13 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
     """Fill `training` from a folder; return its manifest.
 
     Args:
-        training: as it was made for the one that was saved.
+        training: made with the settings of the saved one.
         folder: of the checkpoint.
         rows_folder: of the replay rows.
-        drop_damaged: go on without the replay rows up to the last one that is damaged.
+        drop_damaged: continue without the replay rows up to the last damaged one.
 
     Raises:
-        CheckpointError: something is cut short, damaged, missing, or does not fit `training`.
+        CheckpointError: a file is truncated, damaged or missing, or the state does not fit `training`.
     """
     manifest = read_manifest(folder)
     tree = parse_state(read_file(folder / "state.json", manifest.files["state.json"]), folder / "state.json")
@@ -126,14 +126,14 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
 
 
 def let_go(training: object) -> None:
-    """Have a training object that is not used give back what only one can hold: its memory's folder."""
+    """Release the memory's folder of an unused training object, since only one object can hold it."""
     memory = attributes_of(training).get("memory")
     if isinstance(memory, TrainingMemory):
         memory.close()
 
 
 def save_training(training: object, folder: Path) -> None:
-    """Write a checkpoint that stands alone: a folder with all of it, replay rows included.
+    """Write a self-contained checkpoint: one folder with all files, replay rows included.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -164,10 +164,10 @@ def save_training(training: object, folder: Path) -> None:
 
 
 def load_training(training: object, folder: Path) -> None:
-    """Fill `training` from what `save_training` wrote, or from one numbered folder of a `CheckpointStore`.
+    """Fill `training` from a folder of `save_training`, or from one numbered folder of a `CheckpointStore`.
 
     Raises:
-        CheckpointError: it is missing, damaged or does not fit. Nothing was changed then.
+        CheckpointError: the checkpoint is missing, damaged or does not fit. Nothing was changed then.
     """
     names = [segment.file for entry in read_manifest(folder).rows.values() for segment in entry.segments]
     shared = bool(names) and not (folder / names[0]).exists()

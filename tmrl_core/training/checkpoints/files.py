@@ -1,6 +1,6 @@
-"""The files of one checkpoint: written in slices and flushed, read only when sizes and checksums are right.
+"""The files of one checkpoint: written in slices and flushed, and read only if sizes and checksums are right.
 
-Arrays are in the safetensors format, which other programs read too; everything else is JSON.
+Arrays are in the safetensors format, which other programs can read; everything else is JSON.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def write_file(path: Path, parts: Sequence[memoryview | bytes]) -> FileEntry:
 
 
 def read_file(path: Path, expected: FileEntry) -> bytes:
-    """The content of a file that `write_file` wrote.
+    """Read a file that `write_file` wrote.
 
     Raises:
-        CheckpointError: it is missing, cut short or damaged.
+        CheckpointError: it is missing, truncated or damaged.
     """
     try:
         data = path.read_bytes()
@@ -93,14 +93,14 @@ def read_file(path: Path, expected: FileEntry) -> bytes:
 
 
 def safetensors_parts(arrays: dict[str, Array]) -> list[memoryview | bytes]:
-    """The parts of a safetensors file, without a copy of the arrays."""
+    """Return the parts of a safetensors file, without copying the arrays."""
     entries: dict[str, Any] = {}
     parts: list[memoryview | bytes] = []
     offset = 0
     for name, array in arrays.items():
         tag = _DTYPES.get(array.dtype.name)
         if tag is None:
-            raise CheckpointError(f"{name} is of {array.dtype}, which a checkpoint cannot hold.")
+            raise CheckpointError(f"{name} has dtype {array.dtype}; a checkpoint holds {', '.join(_DTYPES)}")
         entries[name] = {
             "dtype": tag,
             "shape": list(array.shape),
@@ -115,10 +115,10 @@ def safetensors_parts(arrays: dict[str, Array]) -> list[memoryview | bytes]:
 
 
 def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
-    """Arrays by name, as views of `data`; `path` is for the message.
+    """Return arrays by name, as views of `data`; `path` is for the message.
 
     Raises:
-        CheckpointError: it is no such file.
+        CheckpointError: `data` is not a valid safetensors file.
     """
     try:
         length = int.from_bytes(data[:8], "little")
@@ -133,7 +133,7 @@ def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
             size = math.prod(shape)
             if min(begin, 0, *shape) < 0 or end - begin != size * dtype.itemsize or 8 + length + end > len(data):
                 raise ValueError(f"{name} cannot lie where its entry says")
-            # An empty one may end where the file does, where no view of it begins.
+            # An empty array may end at the end of the file, where no view can begin.
             values = np.frombuffer(data, dtype, size, 8 + length + begin) if size else np.empty(0, dtype)
             arrays[name] = values.reshape(shape)
         return arrays
@@ -142,10 +142,10 @@ def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
 
 
 def parse_state(data: bytes, path: Path) -> dict[str, Any]:
-    """The tree of `tmrl_core.training.checkpoints.capture`; `path` is for the message.
+    """Return the tree of `tmrl_core.training.checkpoints.capture`; `path` is for the message.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: `data` is not a JSON object.
     """
     try:
         tree = json.loads(data)

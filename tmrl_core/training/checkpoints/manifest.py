@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files with sizes and checksums, the replay rows that belong to it, how far it is.
+"""The manifest of a checkpoint: its files with sizes and checksums, its replay rows, and its progress.
 
 The manifest has a checksum of itself. A checksum shows damage only, so every field is checked when it is read.
 """
@@ -28,8 +28,8 @@ class RowsFile(msgspec.Struct, frozen=True):
 
     Attributes:
         file: its name in the folder of rows, without a path.
-        bytes: as much of it as belongs to the checkpoint.
-        stop: the row after its last.
+        bytes: length of the part that belongs to the checkpoint.
+        stop: index after its last row.
     """
 
     file: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
@@ -92,8 +92,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise TypeError(f"it holds a {type(body).__name__}")
     except (FileNotFoundError, NotADirectoryError) as exc:
         inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
-        advice = f". There are checkpoints in it: name one of them, such as {inside[-1]}" if inside else ""
-        raise CheckpointError(f"{folder} is no checkpoint: {MANIFEST} is missing there{advice}") from exc
+        advice = f". It contains checkpoints: name one of them, such as {inside[-1]}" if inside else ""
+        raise CheckpointError(f"{folder} is not a checkpoint: {MANIFEST} is missing{advice}") from exc
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise CheckpointError(f"{path} is cut short or damaged: {exc}") from exc
     if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
@@ -104,15 +104,15 @@ def read_manifest(folder: Path) -> Manifest:
             "release that wrote it, or a newer one."
         )
     if body["format"] == 2:
-        # It knew one memory at most.
+        # Format 2 held one memory at most.
         body["rows"] = {} if body.get("rows") is None else {"memory": body["rows"]}
     try:
         manifest = msgspec.convert(body, Manifest)
     except msgspec.ValidationError as exc:
-        raise CheckpointError(f"{path} is no manifest: {exc}") from exc
+        raise CheckpointError(f"{path} is not a valid manifest: {exc}") from exc
     if len(manifest.files) != 2:
-        raise CheckpointError(f"{path} is no manifest: it names {sorted(manifest.files)} of the two files")
+        raise CheckpointError(f"{path} is not a valid manifest: it names {sorted(manifest.files)}, not both files")
     for name, rows in manifest.rows.items():
         if rows.stop < rows.start:
-            raise CheckpointError(f"{path} is no manifest: the rows of {name} end before they begin")
+            raise CheckpointError(f"{path} is not a valid manifest: the rows of {name} end before they begin")
     return manifest

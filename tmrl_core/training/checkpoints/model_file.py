@@ -1,4 +1,4 @@
-"""The file of the current weights, written beside training."""
+"""The file of the current weights, written during training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tmrl_core.training.contracts import LoopLike, actor_of
 logger = logging.getLogger(__name__)
 
 MODEL_FILE_S = 10.0
-"""Shortest time in seconds between two writings of the current weights while training."""
+"""Shortest interval in seconds between two writes of the current weights during training."""
 
 
 class ModelFile:
     """The file of a training object's current weights.
 
     Args:
-        path: where; None: nowhere, and nothing is written.
+        path: of the file; None: nothing is written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -30,7 +30,7 @@ class ModelFile:
         """Write the current weights, not more often than every few seconds unless `now`.
 
         Returns:
-            Why they could not be written, which is logged; empty otherwise.
+            The reason of a failure, which is logged; empty otherwise.
         """
         if self.path is None or (not now and time.monotonic() - self._written < MODEL_FILE_S):
             return ""
@@ -41,10 +41,10 @@ class ModelFile:
         return problem
 
     def check(self, training: LoopLike) -> str:
-        """See that the weights can be written, without leaving any.
+        """Check that the weights can be written, without leaving a file.
 
         Returns:
-            Why they cannot be written; empty otherwise.
+            The reason of a failure; empty otherwise.
         """
         return "" if self.path is None else self._save(training, self.path, keep=False)
 

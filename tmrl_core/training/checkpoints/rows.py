@@ -29,11 +29,11 @@ from tmrl_core.training.memories.rows import RowLease, RowMemory
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
-"""Size of a shared file of rows from which on a new one is begun, so that old rows can be removed."""
+"""Size of a shared file of rows above which a new file is begun, so that old rows can be removed."""
 
 
 class RowsError(CheckpointError):
-    """The replay rows of a checkpoint are damaged, missing, or other ones than its manifest says."""
+    """The replay rows of a checkpoint are damaged, missing, or not those in its manifest."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class SharedRows:
 
     Args:
         folder: of the files.
-        entry: of the checkpoint from which the run goes on; None: the first checkpoint writes all rows.
+        entry: of the checkpoint that the run resumes from; None: the first checkpoint writes all rows.
 
     Attributes:
         segments: the files, oldest first.
@@ -105,7 +105,7 @@ class SharedRows:
         if path is None or new:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"rows-{start:014d}-{uuid.uuid4().hex[:8]}.seg"
-        # What an attempt that failed left behind it is cut off.
+        # Bytes of an earlier failed attempt are truncated.
         file = rows.create(path) if new else SegmentFile.open(path, good_bytes=self.segments[-1].bytes)
         try:
             with contextlib.closing(file):
@@ -131,7 +131,7 @@ def read_rows(entry: RowsEntry, checkpoint: Path, folder: Path, drop_damaged: bo
         entry: of the manifest.
         checkpoint: folder of the checkpoint, for messages.
         folder: of the files.
-        drop_damaged: go on without the rows up to the last one that is damaged.
+        drop_damaged: continue without the rows up to the last damaged one.
 
     Raises:
         RowsError: rows are damaged or missing.
@@ -162,11 +162,11 @@ def _read(entry: RowsEntry, checkpoint: Path, folder: Path, drop_damaged: bool) 
     if drop_damaged:
         first = behind_damage(segments, start, stop)
         if first == stop > start:
-            raise CheckpointError("the newest replay rows are damaged too, so that none can be kept")
+            raise CheckpointError("the newest replay rows are damaged too, so no rows can be kept")
         if first > start:
             logger.warning(
-                "checkpoint %s: %d of %d transitions are let go, as some of them are damaged; training goes on with "
-                "the newest %d",
+                "checkpoint %s: %d of %d transitions are dropped, since some of them are damaged; training continues "
+                "with the newest %d",
                 checkpoint,
                 first - start,
                 stop - start,

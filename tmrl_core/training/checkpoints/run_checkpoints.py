@@ -24,21 +24,21 @@ class RunCheckpoints:
     """The checkpoints of one run.
 
     Args:
-        path: folder of checkpoints, or the file of a format of one's own; None: there are none.
+        path: folder of checkpoints, or the file of a custom format; None: no checkpoints.
         config: the configuration.
         make: makes a new training object.
-        dump: `(training, path)` writes a checkpoint; None: the project's own format, or the training object's `save`
-            where that is its own.
-        load: `(path) -> training` reads it.
+        dump: `(training, path)` writes a checkpoint; None: the project's format, or the training object's `save`
+            if it has a format of its own.
+        load: `(path) -> training` reads a checkpoint.
         updater: `(training) -> training`, called after a checkpoint was loaded.
-        configured: the training object is made of the configuration, so that checkpoints hold it, and what has changed
-            since is looked at.
+        configured: the training object is made from the configuration, so that checkpoints hold the configuration and
+            changes since then are checked.
         clock: seconds.
 
     Attributes:
-        asked: set it, from any thread, to have one written when the loop rests next.
-        in_force: the configuration, with the checkpoint's value where only that matters.
-        locked: whether the folder of the project's own format is kept from other trainers.
+        asked: set it from any thread to request a checkpoint at the next pause of the loop.
+        in_force: the configuration, with the checkpoint's values for keys that cannot change.
+        locked: True: the folder of the project's format is locked against other trainers.
     """
 
     def __init__(
@@ -82,22 +82,22 @@ class RunCheckpoints:
         wait: bool = False,
         on_written: Callable[[], None] = lambda: None,
     ) -> str:
-        """Write a checkpoint, if there are any, and if there is something to go back to: samples were accepted.
+        """Write a checkpoint, unless checkpoints are disabled or no sample of a new run has been accepted.
 
-        The first one of a new run is waited for, and if it cannot be written the run is not to go on.
+        The first checkpoint of a new run is waited for; if it cannot be written, the run must not continue.
 
         Args:
-            training: what is trained.
-            score: its latest evaluation's mean return.
-            wait: return when it is on the disk.
-            on_written: called once it is on the disk.
+            training: the training object.
+            score: mean return of its latest evaluation.
+            wait: return once the checkpoint is on the disk.
+            on_written: called once the checkpoint is on the disk.
 
         Returns:
-            Why it could not be written, as far as that is known already; empty otherwise.
+            The reason of a failure, if known already; empty otherwise.
 
         Raises:
-            CheckpointError: the first one cannot be written; or one that was waited for, for another reason than its
-                disk.
+            CheckpointError: the first checkpoint cannot be written; or one that was waited for failed for another
+                reason than its disk.
         """
         first = self._first
         if self.path is None or (first and _is_empty(training)):
@@ -132,7 +132,7 @@ class RunCheckpoints:
         return store.last_error if wait else ""
 
     def due(self, training: LoopLike) -> bool:
-        """Return True when one is to be written between epochs: the first one, one that was asked for, or by time."""
+        """Return True if a checkpoint is due between epochs: the first one, a requested one, or by time."""
         if self.path is None:
             return False
         if self._first or self.asked:
@@ -142,7 +142,7 @@ class RunCheckpoints:
                 self.asked = False
             return not empty
         every_s, store = self._config.checkpoint.every_s, self._store
-        # A format of one's own may take long, and not hold what stands in the middle of an epoch.
+        # A custom format may take long to write, and may not hold state in the middle of an epoch.
         return (
             every_s is not None
             and store is not None
@@ -152,10 +152,10 @@ class RunCheckpoints:
         )
 
     def write_apart(self, training: LoopLike, path: Path) -> None:
-        """Write a checkpoint that stands alone to another place.
+        """Write a self-contained checkpoint to another path.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
         if self._dump is not None:
             self._dump(training, path)
@@ -175,10 +175,10 @@ class RunCheckpoints:
         return self._store
 
     def _lock_folder(self, path: Path) -> None:
-        """Keep other trainers from this run's checkpoints: each would remove what the other has written.
+        """Lock this run's checkpoints against other trainers: each would remove the other's.
 
         Raises:
-            FolderLockedError: another trainer has them.
+            FolderLockedError: another trainer uses them.
         """
         if self._lock is None and self.locked:
             try:
@@ -186,11 +186,11 @@ class RunCheckpoints:
             except FolderLockedError:
                 raise
             except StorageError as exc:
-                # A folder without locks, as clusters have them, holds checkpoints all the same.
-                logger.warning("see that no other trainer uses %s: %s", path, exc)
+                # A file system without locks, common on clusters, can still hold checkpoints.
+                logger.warning("%s cannot be locked (%s): make sure that no other trainer uses it", path, exc)
 
     def unlock(self) -> None:
-        """Finish what is being written, and let other trainers have the folder."""
+        """Finish writing, and release the folder's lock."""
         self.locked = False
         if self._lock is not None:
             if self._store is not None:
@@ -240,10 +240,10 @@ class RunCheckpoints:
         return loaded, False
 
     def _restore(self) -> Any:
-        """The training object of the newest checkpoint; None: there is none.
+        """Return the training object of the newest usable checkpoint; None without any checkpoint.
 
         Raises:
-            CheckpointError: there are checkpoints, and none can be used.
+            CheckpointError: there are checkpoints, but none is usable.
         """
         try:
             loaded = self._the_store().restore(
@@ -252,7 +252,7 @@ class RunCheckpoints:
         except CheckpointError as exc:
             if not self._changes:
                 raise
-            raise CheckpointError(f"{exc} Changed since: {'; '.join(map(str, self._changes))}.") from exc
+            raise CheckpointError(f"{exc} Changed since then: {'; '.join(map(str, self._changes))}.") from exc
         for change in self._changes if loaded is not None else ():
             reason = change.reason(FIRST)
             if reason is None:
@@ -267,7 +267,7 @@ class RunCheckpoints:
         """Compare the configuration of a checkpoint with today's.
 
         Raises:
-            CheckpointError: a key has changed that may not.
+            CheckpointError: a key has changed that must not change.
         """
         if not self._configured:
             return
@@ -278,13 +278,13 @@ class RunCheckpoints:
         try:
             self.in_force = in_force(stored, self._config)
         except ConfigError as exc:
-            raise CheckpointError(f"the configuration in its manifest is none: {exc}") from exc
+            raise CheckpointError(f"the configuration in its manifest is invalid: {exc}") from exc
 
     def read(self, path: Path) -> Any:
-        """The training object of a checkpoint that stands alone.
+        """Return the training object of a self-contained checkpoint.
 
         Raises:
-            CheckpointError: it is damaged, or belongs to another configuration.
+            CheckpointError: the checkpoint is damaged, or belongs to another configuration.
         """
         if self._load is not None:
             return self._load(path)

@@ -1,7 +1,7 @@
-"""The checkpoints of one run: written beside training, a few kept, the newest good one found again.
+"""The checkpoints of one run: written in the background, pruned to a few, and restored from the newest usable one.
 
-The training thread only copies the state; a thread of its own writes it, and the replay rows straight out of the
-memory, whose appends wait in the rare case that they would overwrite rows not yet written (`RowLease`). Rows that an
+The training thread only copies the state. Another thread writes it, and writes the replay rows directly from the
+memory. Insertions wait in the rare case that they would overwrite rows not yet written (`RowLease`). Rows that an
 earlier checkpoint has written are referred to, not written again.
 """
 
@@ -50,18 +50,18 @@ class _Snapshot:
 class CheckpointStore:
     """The checkpoints of one run, in one folder.
 
-    `save` copies the state and returns; a thread writes. A `save` that comes while the one before is still being
-    written waits for it, so that at most one copy is held.
+    `save` copies the state and returns; a thread writes it. `save` waits for an earlier checkpoint that is still being
+    written, so that at most one copy is in memory.
 
     Args:
-        root: the folder; made when the first checkpoint is written.
-        keep_last: how many of the newest are kept.
+        root: the folder; created with the first checkpoint.
+        keep_last: number of the newest checkpoints to keep.
         keep_best: keep the one with the highest score too.
-        configuration: that the training object was made of, as plain values; written into each checkpoint.
+        configuration: of the training object, as plain values; written into each checkpoint.
 
     Attributes:
-        failures: how many checkpoints could not be written.
-        last_error: why the last one could not, in words; empty after one that could.
+        failures: number of checkpoints that could not be written.
+        last_error: reason of the last failure; empty after a success.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CheckpointStore:
         """Paths of skipped values that a warning has already named."""
 
     def counters(self) -> list[int]:
-        """Numbers of the checkpoints that are there, ascending."""
+        """Return the numbers of the stored checkpoints, ascending."""
         if not self.root.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.root.iterdir() if entry.name.isdecimal() and entry.is_dir())
@@ -103,22 +103,21 @@ class CheckpointStore:
         wait: bool = False,
         on_written: Callable[[], None] = lambda: None,
     ) -> int:
-        """Checkpoint `training` as it is now.
+        """Checkpoint the current state of `training`.
 
-        A disk that is full, or otherwise fails, leaves the checkpoints that are there as they are, and a warning, each
-        time.
+        If the disk is full or fails, earlier checkpoints stay unchanged, and a warning is logged each time.
 
         Args:
             training: not changed.
-            score: its latest evaluation's mean return, for `keep_best`.
-            wait: return when it is on the disk.
-            on_written: called, in the thread that writes, once it is on the disk.
+            score: mean return of its latest evaluation, for `keep_best`.
+            wait: return once the checkpoint is on the disk.
+            on_written: called in the writing thread once the checkpoint is on the disk.
 
         Returns:
             The checkpoint's number.
 
         Raises:
-            CheckpointError: writing the one before failed by a defect of ours.
+            CheckpointError: an internal error occurred while the checkpoint before was written.
         """
         self.wait()
         if self._defect is not None:
@@ -142,7 +141,7 @@ class CheckpointStore:
         return self._counter
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is being written; False when the time is over."""
+        """Wait until nothing is being written; return False after the timeout."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -158,18 +157,18 @@ class CheckpointStore:
         return self._thread is not None and self._thread.is_alive()
 
     def check_writable(self) -> None:
-        """See that files can be written there.
+        """Check that files can be written to the folder.
 
         Raises:
-            CheckpointError: they cannot.
+            CheckpointError: they cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.root).close()
         except OSError as exc:
             raise CheckpointError(
-                f"no checkpoint can be written to {self.root}: {exc.strerror or exc}. Set checkpoint.path to a folder "
-                "that can be written to."
+                f"no checkpoint can be written to {self.root}: {exc.strerror or exc}. Set checkpoint.path to a "
+                "writable folder."
             ) from exc
 
     def _work(self, snapshot: _Snapshot, on_written: Callable[[], None]) -> None:
@@ -183,8 +182,8 @@ class CheckpointStore:
             self.failures += 1
             self.last_error = str(exc)
             logger.warning(
-                "checkpoint %d could not be written to %s: %s. The ones before are untouched and training goes on; "
-                "make room, the next one is tried as planned.",
+                "checkpoint %d could not be written to %s: %s. Earlier checkpoints are unchanged, and "
+                "training continues. Free disk space; the next checkpoint is written as scheduled.",
                 snapshot.manifest.counter,
                 self.root,
                 str(exc).rstrip("."),
@@ -207,7 +206,7 @@ class CheckpointStore:
         logger.debug("checkpoint %d is written", snapshot.manifest.counter)
 
     def _prune(self) -> None:
-        """Remove the checkpoints that are not to be kept, and rows that none needs."""
+        """Remove checkpoints that are no longer kept, and files of rows that no checkpoint needs."""
         manifests: dict[int, Manifest] = {}
         for counter in self.counters():
             with suppress(CheckpointError):
@@ -237,20 +236,20 @@ class CheckpointStore:
         drop_damaged: bool = False,
         agree: Callable[[Mapping[str, Any]], None] = lambda configuration: None,
     ) -> T | None:
-        """A training object as the newest good checkpoint has it, or None when there is no checkpoint.
+        """Return a training object with the state of the newest usable checkpoint, or None without any checkpoint.
 
-        Each attempt fills a fresh object, so that none is ever half loaded. All checkpoints of a memory in RAM share
-        the files of replay rows, so that damage there may spoil each of them.
+        Each attempt fills a new object, so that no object is partly loaded. All checkpoints of a memory in RAM share
+        the files of replay rows, so that damage there may affect each of them.
 
         Args:
-            make: makes the training object as it was made for the one that was saved.
-            drop_damaged: where no checkpoint is whole, take the newest of which only older replay rows are damaged,
-                and let go of the rows up to the damage, with a warning.
-            agree: called with the configuration that a checkpoint was written with, if it says so; raises
-                CheckpointError where it does not fit this one.
+            make: makes a training object with the settings of the saved one.
+            drop_damaged: if no checkpoint is intact, use the newest one whose only damage is in older replay rows, and
+                drop the rows up to the damage with a warning.
+            agree: called with the configuration in a checkpoint, if it holds one; raises CheckpointError if that does
+                not match the present one.
 
         Raises:
-            CheckpointError: there are checkpoints, and none can be used; the message says why of each.
+            CheckpointError: no checkpoint is usable; the message gives the reason for each.
         """
         self.wait()
         reasons: list[tuple[int, CheckpointError]] = []
@@ -260,9 +259,9 @@ class CheckpointStore:
         if training is None and reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.root} can be used ({_joined(reasons)}). Choose another run.name, or move the "
-                "folder away to begin anew."
+                "folder away to start from scratch."
                 + (
-                    " To go on without the replay rows up to those that are damaged, set checkpoint.drop_damaged: true."
+                    " To continue without the replay rows up to the damaged ones, set checkpoint.drop_damaged: true."
                     if not drop_damaged and any(isinstance(exc, RowsError) for _, exc in reasons)
                     else ""
                 )
@@ -287,7 +286,7 @@ class CheckpointStore:
                 reasons.append((counter, exc))
                 let_go(training)
                 continue
-            # Files that are damaged get no company: the next checkpoint writes all rows anew.
+            # No rows are added to damaged files: the next checkpoint writes all rows again.
             self._rows.clear()
             if not drop_damaged:
                 self._rows.update({path: SharedRows(self.rows_folder, entry) for path, entry in manifest.rows.items()})
@@ -299,7 +298,7 @@ class CheckpointStore:
 
 
 def _joined(reasons: list[tuple[int, CheckpointError]]) -> str:
-    """Why checkpoints cannot be used, each reason once."""
+    """Join the reasons why checkpoints cannot be used, each reason once."""
     numbers: dict[str, list[str]] = {}
     for counter, exc in reasons:
         numbers.setdefault(str(exc).rstrip("."), []).append(str(counter))
