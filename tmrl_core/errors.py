@@ -112,7 +112,7 @@ class MissingExtraError(TmrlError, ImportError):
 
 
 class WeightsError(TmrlError, ValueError):
-    """Weights are no weights, or belong to a policy of another architecture."""
+    """Weights are invalid, or belong to a policy of another architecture."""
 
 
 class BadUpdatesError(TmrlError):

@@ -26,12 +26,12 @@ class Leaf:
     """One array of an observation and its place in the vector.
 
     Args:
-        path: keys and indices that lead to it from the observation.
-        kind: `values` copies elements, `one_hot` codes one integer, `one_hots` codes several.
+        path: keys and indices from the observation to the array.
+        kind: `values` copies elements, `one_hot` encodes one integer, `one_hots` encodes several.
         start: first element of the vector.
         size: number of elements of the vector.
         shape: of one observation's array.
-        counts: for the one-hot kinds, how many values each integer takes.
+        counts: for the one-hot kinds, the number of values of each integer.
         first: for the one-hot kinds, the lowest value of each integer.
     """
 
@@ -44,17 +44,17 @@ class Leaf:
     first: tuple[int, ...] = ()
 
     def of(self, obs: Any) -> Any:
-        """This leaf's array (or batch of arrays) in an observation."""
+        """Return this leaf's array (or batch of arrays) in an observation."""
         for key in self.path:
             obs = obs[key]
         return obs
 
 
 def layout_of(space: Any) -> tuple[Leaf, ...]:
-    """The leaves of an observation space, in order.
+    """Return the leaves of an observation space, in order.
 
     Raises:
-        ConfigError: the space, or one in it, cannot become a vector of numbers.
+        ConfigError: the space, or a nested one, cannot be flattened to a vector of numbers.
     """
     leaves: list[Leaf] = []
     _collect(space, (), leaves)
@@ -64,7 +64,7 @@ def layout_of(space: Any) -> tuple[Leaf, ...]:
 
 
 def vector_size(layout: tuple[Leaf, ...]) -> int:
-    """Length of the vector that a layout describes."""
+    """Return the length of the vector that a layout describes."""
     return layout[-1].start + layout[-1].size
 
 

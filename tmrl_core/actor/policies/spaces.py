@@ -1,4 +1,4 @@
-"""Action spaces as policies see them: a few numbered actions, or a Box that clips; and who acts in which."""
+"""Action spaces of policies: numbered actions, or a Box with bounds; and errors of unsupported spaces."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class DiscreteActions:
     """The actions of a Discrete space.
 
     Args:
-        count: how many.
-        start: the first.
+        count: number of actions.
+        start: the first action.
     """
 
     count: int
     start: int
 
     def of(self, index: int) -> Any:
-        """The action of this index, from 0: an np.int64."""
+        """Return the action of this index, from 0, as an np.int64."""
         return np.int64(index + self.start)
 
 
@@ -57,10 +57,10 @@ def refusal(owner: str, wanted: str, space: Any) -> ConfigError:
 
 
 def discrete_actions(owner: str, space: Any) -> DiscreteActions:
-    """The actions of a space that a categorical policy can choose from.
+    """Return the actions of a Discrete space.
 
     Raises:
-        ConfigError: it is not Discrete.
+        ConfigError: the space is not Discrete.
     """
     if not isinstance(space, spaces.Discrete):
         raise refusal(owner, "chooses from a Discrete space", space)
@@ -88,16 +88,16 @@ class BoxBounds:
         return int(self.low.size)
 
     def clipped(self, drawn: np.ndarray) -> np.ndarray:
-        """An action of the space: `drawn` [size], within the bounds."""
+        """Return the sampled action `drawn` [size], clipped to the bounds and with the space's shape and dtype."""
         action: np.ndarray = np.clip(drawn, self.low, self.high).astype(self.dtype).reshape(self.shape)
         return action
 
 
 def box_bounds(owner: str, space: Any) -> BoxBounds:
-    """The bounds of an action space that a Gaussian policy can act in.
+    """Return the bounds of an action space for a Gaussian policy.
 
     Raises:
-        ConfigError: it is no Box of floats.
+        ConfigError: the space is not a Box of floats.
     """
     if not is_box_of_floats(space):
         raise refusal(owner, "acts in a Box of floats", space)
@@ -106,10 +106,10 @@ def box_bounds(owner: str, space: Any) -> BoxBounds:
 
 
 def action_bounds(owner: str, space: Any) -> BoxBounds:
-    """The bounds of an action space that a squashed Gaussian can fill.
+    """Return the bounds of an action space for a squashed Gaussian policy.
 
     Raises:
-        ConfigError: it is no Box of floats with finite bounds, low below high.
+        ConfigError: the space is not a Box of floats with finite bounds and low < high.
     """
     bounds = box_bounds(owner, space)
     if not (np.isfinite(bounds.low).all() and np.isfinite(bounds.high).all()):

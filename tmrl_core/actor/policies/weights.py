@@ -22,20 +22,20 @@ def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str])
 
 
 def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays (read-only, on `data`'s memory where possible) and the metadata of a safetensors file's content.
+    """Return the arrays (read-only views of `data` where possible) and the metadata of a safetensors file's content.
 
     Raises:
-        WeightsError: the bytes are not of that format, or cut short.
+        WeightsError: the bytes have another format, or are truncated.
     """
     try:
         arrays = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
-        raise WeightsError(f"these {len(data)} bytes are no weights in the safetensors format: {exc}") from exc
+        raise WeightsError(f"{len(data)} bytes of weights are not in the safetensors format: {exc}") from exc
     return arrays, read_metadata(data)
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """The metadata in the header of a safetensors file's content that has been checked already."""
+    """Return the metadata in the header of a safetensors file's content, which must have been checked."""
     header_bytes = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + header_bytes])
     metadata = header.get("__metadata__") or {}
@@ -45,11 +45,11 @@ def read_metadata(data: bytes) -> dict[str, str]:
 def check_shapes(
     owner: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], advice: str
 ) -> None:
-    """Refuse weights whose names or shapes are not those of the policy.
+    """Reject weights whose names or shapes differ from the policy's.
 
     Raises:
-        WeightsError: names the sizes of hidden layers, what is missing or too much, or both shapes of the first that
-            differs.
+        WeightsError: the message names the sizes of hidden layers, missing and unknown names, or both shapes of the
+            first difference.
     """
     if (here := _hidden_sizes(expected)) != (there := _hidden_sizes(found)):
         raise WeightsError(f"the weights are not for {owner}: hidden_sizes: {here} here, {there} in them. {advice}")
@@ -67,10 +67,10 @@ def check_shapes(
 
 
 def check_finite(owner: str, bad: Iterable[str]) -> None:
-    """Refuse weights of which these, by name, are not finite: their actions would not be either.
+    """Reject weights if any name is among those that are not finite: actions would not be finite either.
 
     Raises:
-        WeightsError: there is one.
+        WeightsError: `bad` is not empty.
     """
     if first := next(iter(bad), None):
         raise WeightsError(f"the weights for {owner} are not finite: {first} holds NaN or an infinite number")
@@ -80,7 +80,7 @@ ADVICE = "Trainer and worker must use the same environment and the same actor.kw
 
 
 def describe(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return a policy's architecture as plain values: what a worker tells the trainer when it joins."""
+    """Return a policy's architecture as plain values, which a worker sends to the trainer when it joins."""
     return {"shapes": {name: list(shape) for name, shape in shapes.items()}, "metadata": dict(metadata)}
 
 
@@ -88,8 +88,8 @@ def difference(worker: Any, trainer: Mapping[str, Any]) -> str:
     """Return the first difference between two policies' architectures; empty where there is none or one is not known.
 
     Args:
-        worker: what `describe` returned there; it came over the network and may be anything.
-        trainer: what `describe` returned here, or nothing.
+        worker: result of `describe` at the worker; it came over the network and may be anything.
+        trainer: result of `describe` here; may be empty.
     """
     if not trainer or not isinstance(worker, dict):
         return ""
@@ -99,7 +99,7 @@ def difference(worker: Any, trainer: Mapping[str, Any]) -> str:
             return ""
         if part == "shapes" and (sizes := _hidden_sizes(found)) != (ours := _hidden_sizes(expected)):
             return f"hidden_sizes: {sizes} at the worker, {ours} at the trainer"
-        # As when weights are loaded, words about them count where both sides have them.
+        # As on loading, metadata are compared only where both sides have them.
         names = found.keys() | expected.keys() if part == "shapes" else found.keys() & expected.keys()
         for name in sorted(names):
             if found.get(name) != expected.get(name):
@@ -117,7 +117,7 @@ def _is_plain(entry: tuple[Any, Any]) -> bool:
 
 
 def _hidden_sizes(shapes: Mapping[str, Any]) -> list[int]:
-    """Outputs of the layers `net.0`, `net.2`, ... of a multi-layer perceptron."""
+    """Return the output sizes of the layers `net.0`, `net.2`, ... of a multi-layer perceptron."""
     sizes: list[int] = []
     while isinstance(shape := shapes.get(f"net.{2 * len(sizes)}.weight"), (list, tuple)) and len(shape) == 2:
         sizes.append(shape[0])

@@ -150,7 +150,7 @@ class PolicyRunner:
         """Load weights, given the tag of their format.
 
         Raises:
-            WeightsError: they are no weights for this actor, which stays as it was.
+            WeightsError: the weights do not fit this actor, which is unchanged.
         """
         self._adopt(self._actor.from_blob(tag, data, self.device))
 

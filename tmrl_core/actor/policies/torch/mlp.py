@@ -18,7 +18,7 @@ _MODULES: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh
 
 
 def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The class of an activation that is given as a class or by its name.
+    """Return the class of an activation that is given as a class or by its name.
 
     Raises:
         ConfigError: a name that neither this module nor torch.nn knows.
@@ -33,7 +33,7 @@ def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], n
 
 
 def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
-    """[B, size] float32 of a batch of observations: nested as the space is, leaves [B, *shape] tensors."""
+    """Flatten a batch of observations, nested like the space with [B, *shape] leaves, to [B, size] float32."""
     parts: list[Tensor] = []
     for leaf in layout:
         value = leaf.of(obs)

@@ -80,7 +80,7 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         }
 
     def to_bytes(self) -> bytes:
-        """Return the `state_dict` as the content of a safetensors file, or what the subclass's own `save` writes."""
+        """Return the `state_dict` as the content of a safetensors file, or the output of the subclass's `save`."""
         return super().to_bytes() if self._own_files else self._state_bytes()
 
     def _state_bytes(self) -> bytes:
@@ -100,10 +100,10 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         return bytes(safetensors.torch.save(tensors, metadata=self.weights_metadata() or None))
 
     def from_bytes(self, data: bytes, device: Any) -> Self:
-        """Take the weights over, in place, and return self. After an error nothing has changed.
+        """Load the weights in place and return self. After an error, nothing has changed.
 
         Raises:
-            WeightsError: names what does not fit.
+            WeightsError: the message names the part that does not fit.
         """
         if self._own_files:
             return cast("Self", super().from_bytes(data, device))
@@ -113,7 +113,7 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         try:
             tensors = safetensors.torch.load(data)
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
-            raise WeightsError(f"these {len(data)} bytes are no weights in the safetensors format: {exc}") from exc
+            raise WeightsError(f"{len(data)} bytes of weights are not in the safetensors format: {exc}") from exc
         owner = type(self).__name__
         check_shapes(
             owner,
@@ -129,7 +129,7 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
     def _not_finite(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
         parameters = dict(self.named_parameters())  # a buffer may hold infinite numbers on purpose, as a mask
         for name, tensor in tensors.items():
-            values = tensor.float() if tensor.is_floating_point() else tensor  # not all dtypes can be looked at
+            values = tensor.float() if tensor.is_floating_point() else tensor  # not all dtypes support the check
             if not (values.isfinite() if name in parameters else ~values.isnan()).all():
                 yield name
 

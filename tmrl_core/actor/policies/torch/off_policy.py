@@ -1,4 +1,4 @@
-"""Policies that explore by chance beside what they have learned, made with torch.
+"""Policies of off-policy algorithms with random exploration, made with torch.
 
 `numpy_off_policy` acts on the same weights without it. Shape suffixes: B batch, H features, N discrete actions,
 A action elements.
@@ -18,7 +18,7 @@ from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
 
 
 def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
-    """[B, N] values of actions out of the state's value and each action's advantage.
+    """Return [B, N] values of actions from the state's value and each action's advantage.
 
     Source: Wang et al., arXiv:1511.06581, eq. 9.
     """
@@ -26,7 +26,7 @@ def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
 
 
 class QValueMLPActor(TorchMLPActor):
-    """A multi-layer perceptron that says what each of a few actions is worth; the best is taken, or one by chance.
+    """Epsilon-greedy policy on a multi-layer perceptron that estimates the value of each discrete action.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
@@ -35,7 +35,7 @@ class QValueMLPActor(TorchMLPActor):
         activation: class of the hidden layers' activation, or its name.
         dueling: the last layer says the state's value and each action's advantage instead (Wang et al.,
             arXiv:1511.06581; both read the same features).
-        epsilon: share of actions by chance, until the trainer says another.
+        epsilon: share of random actions, until the trainer sends another.
 
     Raises:
         ConfigError: a space that this policy cannot take.
@@ -63,7 +63,7 @@ class QValueMLPActor(TorchMLPActor):
             self.q = nn.Linear(self.features, self._actions.count)
 
     def forward(self, obs: Any) -> Tensor:
-        """[B, N] values of the actions, with gradients to the weights.
+        """Return [B, N] values of the actions, with gradients to the weights.
 
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
@@ -75,19 +75,19 @@ class QValueMLPActor(TorchMLPActor):
         return q_BN
 
     def index(self, action_B: Tensor) -> Tensor:
-        """[B] int64 index, from 0, of each action of a batch."""
+        """Return [B] int64 indices, from 0, of a batch's actions."""
         return action_B.reshape(-1).to(torch.int64) - self._actions.start
 
     def exploration(self) -> dict[str, float]:
-        """`epsilon`."""
+        """Return `epsilon`."""
         return {"epsilon": self.epsilon}
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Take `epsilon` over."""
+        """Set `epsilon`."""
         self.epsilon = float(parameters.get("epsilon", self.epsilon))
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action for one observation, collated with a batch dimension of one."""
+        """Return the action for one observation, collated with a batch dimension of one."""
         if not test and self._uniform().item() < self.epsilon:
             drawn = torch.randint(self._actions.count, (), generator=self._generator, device=self._own_device)
             return self._actions.of(int(drawn.item()))
@@ -96,7 +96,7 @@ class QValueMLPActor(TorchMLPActor):
 
 
 class DeterministicMLPActor(TorchMLPActor):
-    """A multi-layer perceptron squashed by tanh into each action element's own bounds; noise is added to explore.
+    """Multi-layer perceptron squashed by tanh into each action element's bounds, with Gaussian exploration noise.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
@@ -105,7 +105,7 @@ class DeterministicMLPActor(TorchMLPActor):
         activation: class of the hidden layers' activation, or its name.
         noise: standard deviation of the Gaussian noise where actions are scaled to [-1, 1], until the trainer says
             another.
-        random: share of actions drawn uniformly from the action space, until the trainer says another.
+        random: share of actions sampled uniformly from the action space, until the trainer sends another.
 
     Raises:
         ConfigError: a space that this policy cannot take.
@@ -132,13 +132,13 @@ class DeterministicMLPActor(TorchMLPActor):
         self.noise = float(noise)
         self.random = float(random)
         self.mu = nn.Linear(self.features, bounds.size)
-        # Of the environment, not learned: the weights' file does not hold them.
+        # They come from the environment and are not learned, so weights do not hold them.
         low, high = (torch.as_tensor(b, dtype=torch.float32).reshape(bounds.shape) for b in (bounds.low, bounds.high))
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
     def forward(self, obs: Any) -> Tensor:
-        """[B, *action shape] actions, within the bounds, with gradients to the weights.
+        """Return [B, *action shape] actions within the bounds, with gradients to the weights.
 
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
@@ -149,16 +149,16 @@ class DeterministicMLPActor(TorchMLPActor):
         return torch.clamp(action_BA, self.low, self.high)
 
     def exploration(self) -> dict[str, float]:
-        """`noise` and `random`."""
+        """Return `noise` and `random`."""
         return {"noise": self.noise, "random": self.random}
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Take `noise` and `random` over."""
+        """Set `noise` and `random`."""
         self.noise = float(parameters.get("noise", self.noise))
         self.random = float(parameters.get("random", self.random))
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
-        """The action for one observation, collated with a batch dimension of one, as an array of the action space."""
+        """Return the action for one observation with a batch dimension of one, as an array of the action space."""
         with torch.no_grad():
             if not test and self._uniform().item() < self.random:
                 action = self.low + self._uniform(self.low.shape) * (self.high - self.low)

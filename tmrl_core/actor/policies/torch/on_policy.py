@@ -30,14 +30,14 @@ def orthogonal_linear(inputs: int, outputs: int) -> torch.nn.Linear:
 
 
 def orthogonal(layer: torch.nn.Linear, gain: float) -> torch.nn.Linear:
-    """The layer with orthogonal weights of this gain, and no bias."""
+    """Initialize a layer with orthogonal weights of this gain and no bias; return it."""
     torch.nn.init.orthogonal_(layer.weight, gain)
     torch.nn.init.zeros_(layer.bias)
     return layer
 
 
 class OnPolicyActor(TorchMLPActor):
-    """A policy with a density: what PPO needs of it.
+    """Stochastic policy with a density, as PPO needs it.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
@@ -69,14 +69,14 @@ class OnPolicyActor(TorchMLPActor):
             self.register_buffer("obs_std", torch.ones(vector_size(self.layout)))
 
     def normalized(self, flat_BD: Tensor) -> Tensor:
-        """[B, D] flattened observations as the networks get them."""
+        """Return [B, D] flattened observations, normalized if that is enabled."""
         if not self.normalizes:
             return flat_BD
         return ((flat_BD - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
 
     @abstractmethod
     def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """With gradients: [B] log-density of actions in nats, and [B] the entropy of the policy there.
+        """Return, with gradients, [B] log-density of actions in nats and [B] entropy of the policy.
 
         Args:
             flat_BD: [B, D] flattened observations.
@@ -85,37 +85,37 @@ class OnPolicyActor(TorchMLPActor):
 
     @abstractmethod
     def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """Of a batch's actions and extras, the actions whose density the policy knows."""
+        """Return the actions whose density the policy computes, from a batch's actions and extras."""
 
     @abstractmethod
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
-        """Actions as the policy knows them, the most likely ones with `test`, and [B] their log-density in nats."""
+        """Sample actions, or return the most likely ones with `test`, and [B] their log-density in nats."""
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action for one observation, collated with a batch dimension of one."""
+        """Return the action for one observation, collated with a batch dimension of one."""
         with torch.no_grad():
             return self._of_space(self.sample(flatten_batch(self.layout, obs), test)[0])
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
-        """The action, with its log-density `logp`."""
+        """Return the action, with its log-density `logp`."""
         with torch.no_grad():
             known, logp_B = self.sample(flatten_batch(self.layout, collate_one(obs, self.device)), test)
             return self._of_space(known), {"logp": np.float32(logp_B[0].item()), **self._more(known)}
 
     def reset_extras(self) -> dict[str, Any]:
-        """Zeros."""
+        """Return zeros."""
         return {"logp": np.float32(0.0)}
 
     @abstractmethod
     def _of_space(self, known: Tensor) -> Any:
-        """The first of these actions as one of the action space."""
+        """Return the first of these actions as an action of the action space."""
 
     def _more(self, known: Tensor) -> dict[str, Any]:
         return {}
 
 
 class CategoricalMLPActor(OnPolicyActor):
-    """A multi-layer perceptron that says how likely each of a few actions is (softmax).
+    """Categorical policy: a multi-layer perceptron with a softmax over discrete actions.
 
     The other arguments are those of `OnPolicyActor`.
 
@@ -139,21 +139,21 @@ class CategoricalMLPActor(OnPolicyActor):
         self.logits = orthogonal(torch.nn.Linear(self.features, self._actions.count), 0.01)
 
     def log_probs(self, flat_BD: Tensor) -> Tensor:
-        """[B, N] log-probability of each action, in nats."""
+        """Return [B, N] log-probability of each action, in nats."""
         return torch.log_softmax(self.logits(self.net(self.normalized(flat_BD))), dim=-1)
 
     def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """With gradients: [B] log-probability of the action indices [B] int64, and [B] the entropy, in nats."""
+        """Return, with gradients, [B] log-probability of action indices [B] int64 and [B] entropy, in nats."""
         log_probs_BN = self.log_probs(flat_BD)
         entropy_B = -(log_probs_BN.exp() * log_probs_BN).sum(dim=-1)
         return log_probs_BN.gather(1, action[:, None]).squeeze(1), entropy_B
 
     def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """[B] int64 index of each action, from 0."""
+        """Return [B] int64 index of each action, from 0."""
         return action.reshape(-1).to(torch.int64) - self._actions.start
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
-        """[B] int64 indices, the most likely ones with `test`, and [B] their log-probability."""
+        """Sample [B] int64 indices, or return the most likely ones with `test`, and [B] their log-probability."""
         log_probs_BN = self.log_probs(flat_BD)
         if test:
             index_B = log_probs_BN.argmax(dim=-1)
@@ -166,7 +166,7 @@ class CategoricalMLPActor(OnPolicyActor):
 
 
 class GaussianMLPActor(OnPolicyActor):
-    """A multi-layer perceptron's mean with a spread that does not depend on the observation; clipped to the bounds.
+    """Gaussian policy with a multi-layer perceptron's mean and a state-independent spread; clipped to the bounds.
 
     What was drawn before it was clipped comes as the extra `drawn`: that is what the density is of.
 
@@ -195,7 +195,7 @@ class GaussianMLPActor(OnPolicyActor):
         self.log_std = torch.nn.Parameter(torch.full((self._bounds.size,), float(log_std)))
 
     def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """With gradients: [B] log-density of the unclipped actions [B, A], and [B] the entropy, in nats."""
+        """Return, with gradients, [B] log-density of the unclipped actions [B, A] and [B] entropy, in nats."""
         mu_BA = self.mu(self.net(self.normalized(flat_BD)))
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
         return self._density(mu_BA, action), entropy.expand(len(mu_BA))
@@ -205,11 +205,11 @@ class GaussianMLPActor(OnPolicyActor):
         return (-0.5 * z_BA.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=-1)
 
     def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """[B, A] float32 what was drawn, before it was clipped."""
+        """Return [B, A] float32 sampled actions before clipping."""
         return extras["drawn"].reshape(-1, self._bounds.size).to(torch.float32)
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
-        """[B, A] unclipped actions, the most likely ones with `test`, and [B] their log-density."""
+        """Sample [B, A] unclipped actions, or return the most likely ones with `test`, and [B] their log-density."""
         mu_BA = self.mu(self.net(self.normalized(flat_BD)))
         drawn_BA = mu_BA
         if not test:
@@ -218,7 +218,7 @@ class GaussianMLPActor(OnPolicyActor):
         return drawn_BA, self._density(mu_BA, drawn_BA)
 
     def reset_extras(self) -> dict[str, Any]:
-        """Zeros."""
+        """Return zeros."""
         return {**super().reset_extras(), "drawn": np.zeros(self._bounds.size, np.float32)}
 
     def _of_space(self, known: Tensor) -> Any:

@@ -22,7 +22,7 @@ LOG_STD_MAX = 2.0
 
 
 class SquashedGaussianMLPActor(TorchMLPActor):
-    """A multi-layer perceptron whose Gaussian is squashed by tanh into each action element's own bounds.
+    """Gaussian policy of a multi-layer perceptron, squashed by tanh into each action element's bounds.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
@@ -57,16 +57,16 @@ class SquashedGaussianMLPActor(TorchMLPActor):
         self._action_dtype = bounds.dtype
         self.mu = torch.nn.Linear(self.features, bounds.size)
         self.log_std = torch.nn.Linear(self.features, bounds.size)
-        # Of the environment, not learned: the weights' file does not hold them.
+        # They come from the environment and are not learned, so weights do not hold them.
         self.register_buffer("low", torch.as_tensor(bounds.low, dtype=torch.float32), persistent=False)
         self.register_buffer("high", torch.as_tensor(bounds.high, dtype=torch.float32), persistent=False)
 
     def exploration(self) -> dict[str, float]:
-        """`random`."""
+        """Return `random`."""
         return {"random": self.random}
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Take `random` over."""
+        """Set `random`."""
         if "random" in parameters:
             self._told = True
             self.random = float(parameters["random"])
@@ -81,7 +81,7 @@ class SquashedGaussianMLPActor(TorchMLPActor):
     def forward(
         self, obs: Any, test: bool = False, compute_logprob: bool = True, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Actions for a batch of observations, with gradients to the weights.
+        """Return actions for a batch of observations, with gradients to the weights.
 
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
@@ -119,7 +119,7 @@ class SquashedGaussianMLPActor(TorchMLPActor):
         return action_BA.reshape(-1, *self._action_shape)
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
-        """The action for one observation, collated with a batch dimension of one, as an array of the action space."""
+        """Return the action for one observation with a batch dimension of one, as an array of the action space."""
         with torch.no_grad():
             if not test and self.random > 0.0 and self._uniform().item() < self.random:
                 action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
