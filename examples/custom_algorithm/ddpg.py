@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from tmrl_core.training import OffPolicyAgent
 from tmrl_core.training.agents.losses import critic_loss, deterministic_policy_loss, td_error, td_target
 from tmrl_core.training.agents.networks import DeterministicActorCritic
-from tmrl_core.training.agents.off_policy import model_arguments, slow_copy
-from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
+from tmrl_core.training.agents.off_policy import make_target, model_arguments
+from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
 
 
@@ -40,11 +40,11 @@ class DDPGAgent(OffPolicyAgent):
         self.compute_with(compile)
         self.exploration_noise = exploration_noise
         self.updates = 0
-        self.target = slow_copy(self.model)
+        self.target = make_target(self.model)
         self.optimizer_actor = make_optimizer("adam", list(self.model.actor.parameters()), lr_actor)
         self.optimizer_critic = make_optimizer("adam", list(self.model.critics.parameters()), lr_critic)
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         return [(self.target, self.model)]
 
     def get_actor(self) -> Any:
@@ -66,7 +66,7 @@ class DDPGAgent(OffPolicyAgent):
         minimise(self.optimizer_critic, loss_critic)
         if t.weight_B is not None:
             self.td_error_B = td_error(q_KB, target_B)
-        with held(self.model.critics.parameters()):
+        with frozen(self.model.critics.parameters()):
             loss_actor = deterministic_policy_loss(self.model.critics(t.obs, self.model.actor(t.obs))[0])
             minimise(self.optimizer_actor, loss_actor)
         self._update_targets()

@@ -59,7 +59,7 @@ def batch(space: Any, seed: int = 0, **flags: float) -> tuple[Any, ...]:
 
 
 def parameters(agent: Any) -> Tensor:
-    slow = [target for target, _ in agent.slow_copies()]
+    slow = [target for target, _ in agent.target_pairs()]
     tensors = [p for module in (agent.model, *slow) for p in module.parameters()]
     return torch.cat([p.detach().flatten() for p in [*tensors, getattr(agent, "log_alpha", torch.zeros(1))]])
 
@@ -151,7 +151,7 @@ def test_its_critics_and_policy_have_their_gradients_again_after_an_update(cls: 
     for seed in range(2):
         agent.train(batch(space, seed))
     assert all(p.requires_grad for p in agent.model.parameters())
-    assert not any(p.requires_grad for target, _ in agent.slow_copies() for p in target.parameters())
+    assert not any(p.requires_grad for target, _ in agent.target_pairs() for p in target.parameters())
 
 
 @every_agent

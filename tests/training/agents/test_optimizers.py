@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from tmrl_core.training.agents.optimizers import held, minimise, optimizer_metrics
+from tmrl_core.training.agents.optimizers import frozen, minimise, optimizer_metrics
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["list", "iterator"])
-def test_held_parameters_let_gradients_through_and_move_again_afterwards(once: bool) -> None:
+def test_frozen_parameters_let_gradients_through_and_move_again_afterwards(once: bool) -> None:
     critic, policy = nn.Linear(2, 1), nn.Linear(3, 2)
-    with held(critic.parameters() if once else list(critic.parameters())):
+    with frozen(critic.parameters() if once else list(critic.parameters())):
         critic(policy(torch.ones(3))).sum().backward()
     assert all(p.grad is None and p.requires_grad for p in critic.parameters())
     assert all(p.grad is not None for p in policy.parameters())
-    with pytest.raises(ZeroDivisionError), held(critic.parameters()):
+    with pytest.raises(ZeroDivisionError), frozen(critic.parameters()):
         raise ZeroDivisionError
     assert all(p.requires_grad for p in critic.parameters())
 

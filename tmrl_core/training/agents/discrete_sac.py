@@ -18,7 +18,7 @@ from tmrl_core.training.agents.losses import (
     temperature_loss,
 )
 from tmrl_core.training.agents.networks import CategoricalActorCritic
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Settings, Space, Tree
@@ -99,7 +99,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         self.target_entropy = target_entropy_share * math.log(actions.count)
         self.first_action = actions.start
         self.critics = self.model.critics
-        self.target_critics = slow_copy(self.critics)
+        self.target_critics = make_target(self.critics)
         self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
             optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
@@ -109,7 +109,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         )
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.losses import chosen_value, double_value, huber_loss, td_error, td_target
 from tmrl_core.training.agents.networks import QNetwork
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Policy, Settings, Space
@@ -99,10 +99,10 @@ class DQNAgent(OffPolicyAgent):
         self.epsilon_updates = epsilon_updates
         self.max_grad_norm = max_grad_norm
         self.updates = 0
-        self.target_network = slow_copy(self.model.actor)
+        self.target_network = make_target(self.model.actor)
         self.optimizer = make_optimizer(optimizer, self.model.actor.parameters(), lr, betas, l2)
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target network with the online network."""
         return [(self.target_network, self.model.actor)]
 

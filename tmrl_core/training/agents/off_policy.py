@@ -156,17 +156,17 @@ class OffPolicyAgent(TrainingAgent):
         """Update with these transitions; return metrics as `train` does."""
 
     @abstractmethod
-    def slow_copies(self) -> Sequence[tuple[nn.Module, nn.Module]]:
+    def target_pairs(self) -> Sequence[tuple[nn.Module, nn.Module]]:
         """Return each target network with its source network."""
 
     # Cached properties are not part of checkpoints: the modules' parameters, listed once.
     @cached_property
     def _target_parameters(self) -> list[Tensor]:
-        return [p for target, _ in self.slow_copies() for p in target.parameters()]
+        return [p for target, _ in self.target_pairs() for p in target.parameters()]
 
     @cached_property
     def _source_parameters(self) -> list[Tensor]:
-        return [p for _, source in self.slow_copies() for p in source.parameters()]
+        return [p for _, source in self.target_pairs() for p in source.parameters()]
 
     def _step_critics(
         self, optimizer: torch.optim.Optimizer, q_KB: Tensor, target_B: Tensor, weight_B: Tensor | None
@@ -182,7 +182,7 @@ class OffPolicyAgent(TrainingAgent):
         follow(self._target_parameters, self._source_parameters, self.polyak)
 
 
-def slow_copy(module: nn.Module) -> Any:
+def make_target(module: nn.Module) -> Any:
     """Return a copy of a module without gradients, as a target network."""
     return copy.deepcopy(module).requires_grad_(False)
 

@@ -96,7 +96,7 @@ def optimizer_metrics(agent: object) -> dict[str, float]:
 
 
 @contextmanager
-def held(parameters: Iterable[Tensor]) -> Iterator[None]:
+def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Freeze parameters in a `with` block: gradients flow through their operations, but not into them."""
     parameters = list(parameters)  # `Module.parameters()` is an iterator, which can be read only once
     for parameter in parameters:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tmrl_core.training.agents.losses import critic_target, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
-from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
+from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Policy, Settings, Space, Tree
 
@@ -102,7 +102,7 @@ class SacAgent(OffPolicyAgent):
             -float(math.prod(action_space.shape or ())) if target_entropy is None else float(target_entropy)
         )
         self.critics = critics_of(self.model)
-        self.target_critics = slow_copy(self.critics)
+        self.target_critics = make_target(self.critics)
         self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
             optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
@@ -112,7 +112,7 @@ class SacAgent(OffPolicyAgent):
         )
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
 
@@ -156,7 +156,7 @@ class SacAgent(OffPolicyAgent):
 
     def _update_policy(self, obs: Tree, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
         # Gradients go through the critics to the action, not into them.
-        with held(self.critics.parameters()):
+        with frozen(self.critics.parameters()):
             loss = policy_loss(self._value(self.critics(obs, action)), log_prob_B, self.log_alpha.detach().exp())
             minimise(self.optimizer_actor, loss)
         return {"loss_actor": loss.detach()}

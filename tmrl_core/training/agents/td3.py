@@ -15,8 +15,8 @@ from tmrl_core.training.agents.losses import (
     td_target,
 )
 from tmrl_core.training.agents.networks import DeterministicActorCritic, critics_of
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments, slow_copy
-from tmrl_core.training.agents.optimizers import held, make_optimizer, minimise
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
+from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Policy, Settings, Space, Tree
 
@@ -100,8 +100,8 @@ class TD3Agent(OffPolicyAgent):
         self.exploration_noise = exploration_noise
         self.updates = 0
         self.critics = critics_of(self.model)
-        self.target_actor = slow_copy(self.model.actor)
-        self.target_critics = slow_copy(self.critics)
+        self.target_actor = make_target(self.model.actor)
+        self.target_critics = make_target(self.critics)
         self.optimizer_actor = make_optimizer(
             optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
         )
@@ -109,7 +109,7 @@ class TD3Agent(OffPolicyAgent):
             optimizer_critic, self.critics.parameters(), lr_critic, betas_critic, l2_critic
         )
 
-    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target policy and the target critics with their sources."""
         return [(self.target_actor, self.model.actor), (self.target_critics, self.critics)]
 
@@ -150,7 +150,7 @@ class TD3Agent(OffPolicyAgent):
 
     def _update_policy(self, obs: Tree) -> dict[str, Tensor]:
         # Gradients go through the critic to the action, not into it.
-        with held(self.critics.parameters()):
+        with frozen(self.critics.parameters()):
             loss = deterministic_policy_loss(self.critics(obs, self.model.actor(obs))[0])
             minimise(self.optimizer_actor, loss)
         return {"loss_actor": loss.detach()}
