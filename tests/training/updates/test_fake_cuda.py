@@ -337,7 +337,7 @@ def test_batches_are_those_of_a_cpu_and_are_sent_without_waiting(
     name: str, make_rows: Any, make_buffer: Any, device: PretendedCuda
 ) -> None:
     here, there = (make_memory(name, where, make_rows, make_buffer) for where in ("cpu", CUDA))
-    prepare, of_thread = there._next_block, PretendedCuda()
+    prepare, of_thread = there._reader._next_block, PretendedCuda()
 
     def next_block() -> Any:
         # What is pretended is so in one thread.
@@ -346,7 +346,7 @@ def test_batches_are_those_of_a_cpu_and_are_sent_without_waiting(
         with of_thread:
             return prepare()
 
-    there._next_block = next_block
+    there._reader._next_block = next_block
     try:
         for _ in range(6):
             device.waits.clear()
@@ -364,7 +364,7 @@ def test_batches_are_those_of_a_cpu_and_are_sent_without_waiting(
                 # Once it is sent there, in this test, and once its numbers are read: the next batch depends on them.
                 assert len(device.waits) == 2
     finally:
-        there._ahead.close()
+        there.close()
 
 
 @pytest.mark.parametrize(("first", "then"), [(CUDA, CUDA), (CUDA, "cpu"), ("cpu", CUDA)])

@@ -7,7 +7,7 @@ class that derives from `Sampler` and is given to the memory: `ReplayMemory(samp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -68,11 +68,11 @@ class Sampler(ABC):
     def update_priorities(self, indices: Array, td_errors: Array) -> None:  # noqa: B027 - optional
         """Take note of the TD errors of the rows of a batch: [n] absolute indices, [n] errors."""
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> object:
         """Return the state for a checkpoint; None: there is none."""
         return None
 
-    def load_state_dict(self, state: Any, rows: Rows, complete: bool) -> None:
+    def load_state_dict(self, state: object, rows: Rows, complete: bool) -> None:
         """Take over a state, or None, after the rows have been loaded.
 
         Args:
