@@ -1,4 +1,4 @@
-"""The examination: which step comes after which, and what each says."""
+"""Sequence of the diagnosis's steps, and the result of each."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _LOOK_AT_TLSPYO = (
 )
 _OTHER_TRANSPORT = " If its network.transport is {theirs}, set that here too: each has a certificate of its own."
 MAX_SKEW_S = 300.0
-"""More than this between two clocks, and what is said of expiry cannot be trusted."""
+"""Maximum difference between two clocks. Beyond it, statements about expiry are unreliable."""
 SLOW_S = 1.0
-"""A round trip that takes longer is a fault."""
+"""Maximum duration of a round trip; a longer one is a fault."""
 
 _NETWORK_STEPS = (
     "name",
@@ -60,16 +60,16 @@ def examine(
     versions: tuple[int, ...] = SUPPORTED_VERSIONS,
     wall_clock: Callable[[], float] = time.time,
 ) -> Iterator[Step]:
-    """Look at one thing after the other, as a worker or trainer of this configuration would meet them.
+    """Run all checks in the order in which a worker or trainer of this configuration depends on them.
 
     Args:
         load: loads the configuration.
-        source: the file, for people.
-        folders: where what the configuration names is looked for, besides `sys.path`; none of it is imported.
-        role: whose part is played; None: the one that the credentials are for.
-        timeout_s: longest wait of each step.
-        measure_s: about how long each direction is measured.
-        versions: of the protocol, that are offered.
+        source: name of the file, for people.
+        folders: folders searched for the names in the configuration, besides `sys.path`; nothing found is imported.
+        role: role to check; None: the role of the credentials.
+        timeout_s: maximum wait of each step.
+        measure_s: approximate duration of the measurement of each direction.
+        versions: offered versions of the protocol.
         wall_clock: this machine's clock, seconds since 1970.
     """
     try:
@@ -135,7 +135,7 @@ def _skipped(names: tuple[str, ...] | list[str], why: str) -> Iterator[Step]:
 
 
 class _Examiner:
-    """The steps on the way to the Server; after one that fails, what needs it is left out."""
+    """Steps of the connection to the Server. After a failed step, the steps that depend on it are skipped."""
 
     def __init__(
         self,
@@ -166,14 +166,14 @@ class _Examiner:
         self._asked_s = (0.0, 0.0)
 
     def close(self) -> None:
-        """Leave the Server."""
+        """Close the connection to the Server."""
         if self._conversation is not None:
             self._conversation.end()
         if self._sock is not None:
             self._sock.close()
 
     def steps(self, proven: bool) -> Iterator[Step]:
-        """One after the other, up to the first that the rest cannot do without."""
+        """Yield the steps in order, up to the first failure that the rest depends on."""
         name = "name"
         try:
             addresses = way.resolve(self.host, self.config.server.port)
@@ -242,7 +242,7 @@ class _Examiner:
         yield Step("Server's certificate", "skipped", "network.security is null")
 
     def _seen_without_trust(self, addresses: list[way.Address]) -> Iterator[Step]:
-        """Without credentials: what the Server shows, at least."""
+        """Yield the steps that work without credentials: the Server's TLS and certificate."""
         facts = way.certificate_of(addresses, self.timeout_s)
         if facts is None:
             found = f"{self.host} speaks no TLS there, or shows no certificate that can be read"
@@ -382,7 +382,7 @@ class _Examiner:
 
 
 class _Stop(FailedStepError):
-    """The step has been told already."""
+    """Signal that the failed step was already reported."""
 
     def __init__(self) -> None:
         super().__init__("")

@@ -1,4 +1,4 @@
-"""The roles of one machine, as processes or as threads: started, looked after, ended in order."""
+"""Supervision of the roles of one machine, as processes or as threads: start, restart, end in order."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tmrl_core.storage import open_own
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""Seconds between two looks at the children and the records."""
+"""Seconds between two checks of the children and the records."""
 SERVER_START_S = 60.0
 DISK_S = 30.0
-"""Seconds between two looks at the room on the disk."""
+"""Seconds between two checks of the free space on the disk."""
 MIN_FREE_BYTES = 1 << 20
 RESTARTS = 3
 """Maximum number of restarts of one worker, or of the Server."""
 RESTART_PAUSE_S = 1.0
-"""Before the first time; twice as long before each further one."""
+"""Pause before the first restart; it doubles before each further one."""
 TRAINER_END_S = 120.0
-"""Longest wait for a trainer that was asked to end: it writes a checkpoint."""
+"""Maximum wait for the trainer's end, during which it writes a checkpoint."""
 SERVER_END_S = 10.0
 LAST_LINES = 15
 CAUSE_LENGTH = 300
@@ -55,14 +55,14 @@ class Watcher(Protocol):
         """True: the trainer waits for samples."""
 
     def refresh(self) -> None:
-        """Look at what the run has recorded."""
+        """Read the run's new records."""
 
     def say(self, text: str) -> None:
-        """Tell a person."""
+        """Show a message to the user."""
 
 
 class Group(ABC):
-    """The roles of one machine, however they run.
+    """Roles of one machine, as processes or threads.
 
     Attributes:
         failed: why the trainer could not end as it should, known after `end`; None: it could.
@@ -72,7 +72,7 @@ class Group(ABC):
 
     @abstractmethod
     def start(self, view: Watcher) -> None:
-        """Start them all.
+        """Start all roles.
 
         Raises:
             TmrlError: one cannot start.
@@ -80,22 +80,22 @@ class Group(ABC):
 
     @abstractmethod
     def look(self, view: Watcher) -> bool:
-        """Care for what has ended; False: training has ended.
+        """Handle ended roles; False: training has ended.
 
         Raises:
-            TmrlError: a role failed for good.
+            TmrlError: a role failed permanently.
         """
 
     @abstractmethod
     def end(self, view: Watcher) -> None:
-        """End what still runs, in order: workers, trainer, Server."""
+        """End the running roles in order: workers, trainer, Server."""
 
     @abstractmethod
     def checkpoint(self) -> None:
         """Have the trainer write a checkpoint; safe from another thread."""
 
     def kill(self) -> None:  # noqa: B027 - threads end with their process
-        """End at once; safe from a signal handler."""
+        """End immediately; safe from a signal handler."""
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, announces: bool = False) -> None:
-        """Spawn it; the first time its log begins anew."""
+        """Spawn the process; the first start truncates its log."""
         own: dict[str, Any] = {}
         # Ctrl-C in a terminal goes to its whole group: the children are to be ended in order instead.
         if sys.platform == "win32":
@@ -147,7 +147,7 @@ class Child:
         return None if self.process is None else self.process.poll()
 
     def ask_to_end(self) -> None:
-        """Say the word."""
+        """Send the line that requests its end."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self.process.stdin.write(WORD + b"\n")
@@ -161,7 +161,7 @@ class Child:
                 self.process.stdin.flush()
 
     def end_now(self) -> None:
-        """Kill it, if it still runs."""
+        """Kill the process if it still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
 
@@ -190,7 +190,7 @@ class Child:
 
 
 class Processes(Group):
-    """The roles as processes over the configured transport."""
+    """Roles as processes over the configured transport."""
 
     def __init__(self, config: Config, passed: Sequence[str], workers: int) -> None:
         self._config = config
@@ -207,7 +207,7 @@ class Processes(Group):
         return Child(name, arguments, self._logs / f"{name}.log", threads)
 
     def start(self, view: Watcher) -> None:
-        """The Server first: the others are told its port."""
+        """Start the Server first, because the others need its port."""
         self.server.start(announces=True)
         port = self.port_of_server(view)
         there = [*self._passed, "--set", f"server.port={port}"]
@@ -219,10 +219,10 @@ class Processes(Group):
             child.start()
 
     def port_of_server(self, view: Watcher) -> int:
-        """Wait for the line that says where the Server listens.
+        """Wait for the line with the Server's port.
 
         Raises:
-            NetworkError: it ended, or said nothing in time.
+            NetworkError: the Server ended, or printed nothing in time.
         """
         process = self.server.process
         assert process is not None
@@ -245,7 +245,7 @@ class Processes(Group):
             return int(json.loads(line)["port"])
 
     def look(self, view: Watcher) -> bool:
-        """Start crashed workers and the Server again, a few times; see whether training has ended."""
+        """Restart crashed workers and the Server a few times; False: training has ended."""
         if self.trainer.status is not None:
             if self.trainer.status != 0:
                 raise self.trainer.failure()
@@ -259,7 +259,7 @@ class Processes(Group):
         return True
 
     def _look_at_disk(self, view: Watcher) -> None:
-        """Say that it is full: what the roles have to say of that goes into files on it."""
+        """Report a full disk, because the roles' own messages about it go into files on that disk."""
         now = time.monotonic()
         if now < self._disk_due:
             return
@@ -293,7 +293,7 @@ class Processes(Group):
             child.start()
 
     def end(self, view: Watcher) -> None:
-        """Workers drain while the trainer still acknowledges; then it writes its checkpoint; then the Server."""
+        """End the workers while the trainer acknowledges, then the trainer after its checkpoint, then the Server."""
         self._end(self.workers, self._config.worker.drain_timeout_s + 10.0, view)
         self._end([self.trainer], TRAINER_END_S, view)
         if (self.trainer.status or 0) > 0:  # one that was killed is said to be
@@ -318,13 +318,13 @@ class Processes(Group):
         self.trainer.ask_for_checkpoint()
 
     def kill(self) -> None:
-        """End all at once."""
+        """Kill all processes."""
         for child in (*self.workers, self.trainer, self.server):
             child.end_now()
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """This process's environment, with so many threads for arithmetic."""
+    """Return this process's environment, with `threads` threads for arithmetic."""
     there = dict(os.environ)
     if threads is not None:
         there.update({name: str(threads) for name in THREAD_VARIABLES})
@@ -338,11 +338,11 @@ def environment(threads: int | None) -> dict[str, str]:
 
 
 class Threads(Group):
-    """The roles as threads of this process, over the transport `local`.
+    """Roles as threads of this process, over the transport `local`.
 
     Args:
         config: with that transport.
-        workers: how many RolloutWorkers.
+        workers: number of RolloutWorkers.
     """
 
     def __init__(self, config: Config, workers: int) -> None:
@@ -355,7 +355,7 @@ class Threads(Group):
         self._threads: dict[str, threading.Thread] = {}
 
     def start(self, view: Watcher) -> None:
-        """Server, trainer, workers; each made here, run in its own thread."""
+        """Start Server, trainer and workers; each is created here and runs in its own thread."""
         self._server = roles.make_server(self._config)
         config = with_changes(self._config, [f"server.port={self._server.port}"])
         use(config)
@@ -379,7 +379,7 @@ class Threads(Group):
         self._threads[name].start()
 
     def look(self, view: Watcher) -> bool:
-        """Nothing is started again here: a failure is to be seen."""
+        """Check for failures. No role is restarted here, so that a failure is visible."""
         trainer_has_ended = not self._threads["trainer"].is_alive()  # before: why it has is in the queue then
         with contextlib.suppress(queue.Empty):
             raise self._failed.get_nowait()[1]
@@ -389,7 +389,7 @@ class Threads(Group):
         return not (workers_ended and view.starving)
 
     def end(self, view: Watcher) -> None:
-        """Workers, trainer, Server."""
+        """End the workers, the trainer, then the Server."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
@@ -422,7 +422,7 @@ class Threads(Group):
 
 
 def run_and_close(worker: Any, config: Config) -> None:
-    """Collect, then drain at once: the trainer waits for its workers to leave."""
+    """Collect, then drain immediately, because the trainer waits for its workers to leave."""
     try:
         roles.run_worker(worker, config)
     finally:

@@ -1,7 +1,7 @@
-"""Requests to a role: to end, by Ctrl-C, SIGTERM, SIGHUP or a word on the control pipe; to write a checkpoint.
+"""Requests to a role: to end, by Ctrl-C, SIGTERM, SIGHUP or the control pipe; or to write a checkpoint.
 
-A second request to end ends it at once, but for SIGHUP, which a lost terminal may send more than once. SIGHUP that is
-ignored when the role starts, as under `nohup`, stays ignored. SIGUSR1 asks the trainer for a checkpoint.
+A second request to end ends the role immediately, except for SIGHUP, which a lost terminal may send more than once. If
+SIGHUP is ignored when the role starts, as under `nohup`, it stays ignored. SIGUSR1 requests a trainer's checkpoint.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ WORD = b"stop"
 """Line that a supervisor writes to the control pipe. The pipe's end means the same: the supervisor is gone."""
 
 CHECKPOINT = b"checkpoint"
-"""Line on the control pipe that asks for a checkpoint."""
+"""Line on the control pipe that requests a checkpoint."""
 
 AT_ONCE = 130
-"""Exit status after a second request, as shells have it for Ctrl-C."""
+"""Exit status after a second request, the same as shells use for Ctrl-C."""
 
 
 class Ending:
@@ -59,21 +59,21 @@ class Ending:
 
     @property
     def asked(self) -> bool:
-        """True: somebody wants this process to end in order."""
+        """True: a request to end this process in order has arrived."""
         return self._asked.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until somebody asks; True: somebody did. Interruptible by signals on every platform for short waits."""
+        """Wait for a request; True: one has arrived. Signals interrupt short waits on every platform."""
         return self._asked.wait(timeout_s)
 
     def calls(self, stop: Callable[[], Any]) -> None:
-        """Have `stop` called at the first request; at once, if there was one already."""
+        """Register `stop`, which is called at the first request, or immediately if there was one already."""
         self._calls.append(stop)
         if self.asked:
             stop()
 
     def calls_at_once(self, kill: Callable[[], Any]) -> None:
-        """Have `kill` called right before the process ends at once."""
+        """Register `kill`, which is called right before the process ends immediately."""
         self._last_calls.append(kill)
 
     def calls_for_checkpoint(self, write: Callable[[], Any]) -> None:
@@ -81,7 +81,7 @@ class Ending:
         self._checkpoint_calls.append(write)
 
     def ask_for_checkpoint(self, why: str) -> None:
-        """Call what writes a checkpoint; the role continues."""
+        """Call the registered checkpoint functions; the role continues."""
         if not self._checkpoint_calls:
             logger.info("%s is ignored: it requests a checkpoint, and this process writes none", why)
         for write in list(self._checkpoint_calls):
@@ -89,7 +89,7 @@ class Ending:
             write()
 
     def ask(self, why: str) -> None:
-        """End in order; the second time: at once."""
+        """End in order; at the second request, end immediately."""
         with self._first:
             again, self._told = self._told, True
         if again:
@@ -98,7 +98,7 @@ class Ending:
                     kill()
             self._now(AT_ONCE)
             return
-        # Before anybody hears of it: who waits for it may be gone before the next line.
+        # Before the request takes effect: a waiting process may be gone before the next line.
         # Through sys.stderr, which a panel on the terminal takes the place of.
         with contextlib.suppress(OSError, ValueError):
             print(f"{why}: ending in order; a second signal ends immediately", file=sys.stderr, flush=True)
@@ -143,12 +143,12 @@ class Ending:
                 self._leave_terminal()
                 if self._told:
                     continue
-            # The calls of the first request may take long, and the second must not wait for them.
+            # The calls of the first request may take long, and a second request must not wait for them.
             threading.Thread(target=ask, args=(why,), name="tmrl-ending", daemon=True).start()
         os.close(descriptor)
 
     def _leave_terminal(self) -> None:
-        """Send output nowhere where its terminal has gone: each write would fail."""
+        """Discard output if its terminal is gone, since each write would fail."""
         for descriptor in self._terminals:
             if not os.isatty(descriptor):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
