@@ -165,5 +165,5 @@ def test_where_adam_steps_by_rounding_alone_a_recording_is_used() -> None:
         kept += moved * leaf * (1.0 if len(runs) % 2 else 1.2)
         return [leaf.sum()]
 
-    with pytest.raises(RuntimeError, match="something else"):
+    with pytest.raises(RuntimeError, match="other results"):
         Replayed(other, [torch.ones(1)], [torch.zeros(10_000)], record_here)
