@@ -185,7 +185,7 @@ def test_sigusr1_writes_a_checkpoint_and_sighup_ends_in_order(start: Start, tmp_
     assert "SIGHUP: ending in order" in out
     assert out.rstrip().endswith("the same command resumes from the checkpoint.")
     trainer = (tmp_path / "runs" / "small" / "logs" / "trainer.log").read_text()
-    assert "the control pipe: a checkpoint is asked for" in trainer
+    assert "the control pipe: a checkpoint is requested" in trainer
     assert not roles_running(tmp_path)
 
 

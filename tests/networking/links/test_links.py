@@ -354,7 +354,7 @@ def test_a_worker_says_that_nobody_takes_its_samples_and_that_somebody_does_agai
     trainer.close()
     until(lambda: worker._taken is False, worker)
     said = [record.getMessage() for record in caplog.records if "run 'run'" in record.getMessage()]
-    waits = "there is no trainer of run 'run': samples wait here until there is one"
+    waits = "no trainer of run 'run' is connected: samples wait here until one connects"
     assert said == [waits, "a trainer of run 'run' takes samples", waits]
     worker.send(episode(0, 10), [])
     worker.close()  # hands over to the Server, which is no trainer
