@@ -282,5 +282,6 @@ def test_a_link_that_lasted_longer_than_the_wait_before_it_is_made_again_at_once
     for i in range(20):
         worker.send(numbered(i * 10, 10), [])
         acknowledged(worker, (i + 1) * 10)
+        time.sleep(0.02)  # the link lasts longer than the wait before it, which is 2 ms at most
         place.worker_net.reset_all()  # doubled each time, the wait would come to a quarter of an hour
     assert place.numbers == list(range(200))
