@@ -239,7 +239,7 @@ class Case:
 
     @property
     def lockstep(self) -> bool:
-        """Whether it asks workers to collect."""
+        """True: it requests collection from workers."""
         return self.loop is library.TrainingLockstep
 
     def memory_in(self, folder: Path, nb_steps: int = 1, device: Any = "cpu") -> Any:
@@ -261,7 +261,7 @@ class Case:
         )
 
     def interface(self, training: Any) -> Any:
-        """Where the training object gets its samples, and leaves its policies."""
+        """Source of the training object's samples and destination of its policies."""
         counter = training.versions_before
         return Lockstep(self.spaces, counter) if self.lockstep else library.LocalInterface(counter=counter)
 
@@ -360,7 +360,7 @@ def actor_vector(training: Any) -> np.ndarray[Any, Any]:
 
 
 def facts(training: Any) -> dict[str, Any]:
-    """What of a training object has to be the same when its checkpoint is loaded."""
+    """State of a training object that a loaded checkpoint has to reproduce."""
     memory = training.memory
     found = {
         "epoch": training.epoch,

@@ -108,7 +108,7 @@ def policies(folder: Path) -> dict[str, Any]:
 
 
 def spool(folder: Path) -> dict[str, Any]:
-    """What a Server keeps for a trainer that is away: three messages of one worker, two of another, who has ended."""
+    """Spool of a Server without a trainer: three messages of one worker, two of another that has ended."""
     make_about = import_module("tmrl_core.networking.spools.memory").About
     files = import_module("tmrl_core.networking.spools.files").DiskSpool(folder, 1 << 20)
     for stream, count in enumerate((3, 2)):

@@ -65,7 +65,7 @@ def of_dtype(dtype: np.dtype[Any]) -> Chunk:
 
 
 def vectors() -> Chunk:
-    """What most environments send; enough rows for the filters of zstd."""
+    """Samples as most environments send them, with enough rows for the filters of zstd."""
     random = np.random.default_rng(0)
     return chunk_of(
         (

@@ -64,7 +64,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def package_in(folder: Path) -> str:
-    """Where a process that is started with this path finds the package."""
+    """Return the folder from which a process with this path imports the package."""
     command = [sys.executable, "-c", "import tmrl_core; print(tmrl_core.__file__)"]
     environ = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60).stdout.strip()

@@ -1,4 +1,4 @@
-"""What every side says, byte for byte: workers, trainers and Servers of other versions understand nothing else."""
+"""Each side's messages, byte for byte: workers, trainers and Servers of other versions understand nothing else."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class EnvironmentSuite:
     """Subclass it in a test file and implement `make_environment`."""
 
     repeats = True
-    """Whether episodes of the same seed and actions are equal; not those of a robot."""
+    """True: episodes of the same seed and actions are equal. False for a robot."""
     steps = 20
     """Steps that a test plays."""
 

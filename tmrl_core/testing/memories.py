@@ -88,7 +88,7 @@ class MemorySuite:
             assert next(iter(memory), None) is not None
 
     def test_capabilities_fit_each_other(self) -> None:
-        """What a memory declares is in bounds, before and after samples arrive."""
+        """Declared values are in bounds, before and after samples arrive."""
         memory = as_memory(self.make_memory())
         for rows in (0, 30):
             if rows:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 Direction = Literal["up", "down"]
 _READ_BYTES = 65_536
 _UNDER_WAY_BYTES = 262_144
-"""What a direction holds at most, as a router's buffer does; past it nothing more is read."""
+"""Maximum bytes that a direction buffers, as a router does; beyond it nothing more is read."""
 _DIAL_S = 10.0
 _RETRANSMIT_S = 0.2
 _CONNECT_AGAIN_S = 1.0
@@ -50,7 +50,7 @@ _CONNECT_AGAIN_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How the network is; each direction of each connection has it on its own.
+    """Condition of the network; each direction of each connection has it on its own.
 
     Raises:
         ValueError: a number is negative, or a size is 0.
@@ -64,7 +64,7 @@ class Conditions:
     slice_bytes: int | None = None
     """Nothing larger is sent at once; None: as it came."""
     retransmission: bool = False
-    """What was held in a black hole goes on when TCP would send it again, after waits that double, instead of at once.
+    """Data held in a black hole goes on when TCP would send it again, after waits that double, instead of at once.
     That is what makes a network that has healed look dead for some time."""
 
     def __post_init__(self) -> None:

@@ -100,7 +100,7 @@ class TrainingLockstep(TrainingOffline):
         self.suspended: set[bytes] = set()
         """Streams that lost a share and have sent nothing since."""
         self._begun = False
-        """Whether a round was collected in this process."""
+        """True: a round was collected in this process."""
         self._lacks = ""
         self._seeded: set[bytes] = set()
         super().__init__(

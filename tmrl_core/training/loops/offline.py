@@ -37,7 +37,7 @@ from tmrl_core.training.value_types import Batch, Device, Indices, State
 logger = logging.getLogger(__name__)
 
 REASON_LENGTH = 300
-"""So much is said of why samples were refused."""
+"""Maximum number of characters of a refusal's reason."""
 
 TURN_LOOK_S = 0.01
 """Seconds between two looks at whether it is this side's turn."""
@@ -143,14 +143,14 @@ class TrainingOffline(TrainingLoop):
         self.elapsed_s = 0.0
         """Seconds that the run had been going when it was saved."""
         self.delivery: State = {"incarnation": 0, "counter": 0, "marks": {}}
-        """Where each worker's stream of samples stands: what this memory holds and what it does not."""
+        """Position of each worker's stream of samples: what this memory holds and what it does not."""
         self.published = False
         self._waits_for = ""
         self._yields = False
         """True: workers that take turns with training may be collecting."""
         self._unwritten = Unwritten()
         self._refused: tuple[int, str] = (0, "")
-        """How many samples the memory has refused in this process, and why the last."""
+        """Number of samples that the memory has refused in this process, and the reason of the last refusal."""
         self.statistics = RoundStatistics()
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=names.MEAN_OF)
         """Metrics of the latest training episodes."""

@@ -21,7 +21,7 @@ from tmrl_core.training.contracts import AgentLike, TrainingMemory
 from tmrl_core.training.value_types import Space, Tree
 
 WHAT = frozenset({"observation", "action", "extras", "dtypes"})
-"""What can be held against what is declared; "dtypes" of actions and extras."""
+"""Properties that are compared with the declaration; "dtypes" of actions and extras."""
 ADVICE = (
     "Workers and trainer need the same environment; where it sends something else than its spaces say, mend them, or "
     "set trainer.check_spaces: false."

@@ -62,7 +62,7 @@ AWAY_S = 30.0
 TURN_S = 60.0
 """Seconds after which training goes on without turns, as the worker that takes them has not said that it waits."""
 REFUSALS_SAID = 100
-"""How many different refusals are logged."""
+"""Maximum number of different refusals in the log."""
 JOINS_AT_ONCE = 1_000
 JOINS_PER_S = 1.0
 """How fast records of workers that join may follow each other once so many have come at once: who comes and goes
