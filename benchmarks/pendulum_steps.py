@@ -115,7 +115,7 @@ def peer_child(seed: int, every: int) -> None:
             over = terminated or truncated
         return total
 
-    class Evaluate(BaseCallback):  # type: ignore[misc]
+    class Evaluate(BaseCallback):
         def _on_step(self) -> bool:
             updates = self.model._n_updates
             if updates and updates % every == 0:

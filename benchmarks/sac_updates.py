@@ -143,6 +143,7 @@ def stable_baselines3(batch_size: int, device: str) -> Timed | None:
         return None
     model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, batch_size=batch_size, buffer_size=ROWS, device=device)
     model.set_logger(Logger(None, []))
+    assert model.replay_buffer is not None
     generator = np.random.default_rng(0)
     for _ in range(ROWS):
         obs, next_obs = generator.standard_normal((2, 1, 3)).astype(np.float32)

@@ -67,7 +67,7 @@ def compare(env_id: str) -> tuple[float, float]:
 
     collected = Collected()
 
-    class Note(BaseCallback):  # type: ignore[misc]
+    class Note(BaseCallback):
         """Hands every step on."""
 
         def _on_step(self) -> bool:

@@ -69,7 +69,7 @@ def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Poin
         points.append(point)
         trained.clear()
 
-    class Evaluate(BaseCallback):  # type: ignore[misc]
+    class Evaluate(BaseCallback):
         """Evaluates once it has trained on what a point of the curve asks for."""
 
         def _on_rollout_start(self) -> None:

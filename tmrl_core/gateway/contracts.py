@@ -1,0 +1,63 @@
+"""The contract between a client session and the agent that acts and learns in it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import gymnasium
+
+
+class Player(Protocol):
+    """Act and learn for one client session. The event loop's thread calls every method, one call at a time.
+
+    A failure is a `TmrlError` whose text may be shown to the client; the episode stays as it was before the call, so
+    that the client may repeat its request.
+    """
+
+    async def begin(self, obs: Any, info: dict[str, Any]) -> Any:
+        """Begin an episode with the observation of a reset; return the action for it."""
+
+    async def step(self, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Any:
+        """Record the result of the pending action; return the next action, or None if a flag is set.
+
+        It returns at the end of an episode without waiting for samples to be sent or for new weights.
+        """
+
+    async def close(self) -> None:
+        """End the session. An open episode is kept as truncated."""
+
+
+class GatewayAgent(Protocol):
+    """An agent of the gateway: all of its sessions, and what they share."""
+
+    @property
+    def name(self) -> str:
+        """Name of the agent in the configuration and in its API keys."""
+
+    @property
+    def mode(self) -> str:
+        """`central` or `advice`."""
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Space that observations of clients are converted to."""
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """Space of the actions that clients receive."""
+
+    async def start(self) -> None:
+        """Begin to work; called once, before the first session."""
+
+    def open(self, session_id: str) -> Player:
+        """Return the player of a new session.
+
+        Args:
+            session_id: public id of the session in logs, lists and saves; not its secret key.
+
+        Raises:
+            TmrlError: the agent cannot take another session now.
+        """
+
+    async def close(self) -> None:
+        """Stop working, after all sessions have been closed: send and save what is left."""
