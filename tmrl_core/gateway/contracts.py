@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedEpisode:
+    """An episode that a client has ended with a done message. The learning curve of its agent consists of these."""
+
+    ended_at: float
+    """Seconds since 1970."""
+    agent: str
+    session_id: str
+    key_id: str
+    steps: int
+    episode_return: float
+
+
+class EpisodeSink(Protocol):
+    """Store finished episodes."""
+
+    def add(self, episode: FinishedEpisode) -> None:
+        """Take an episode. It neither waits for a file nor raises."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionInfo:
+    """An open session, as the owner's pages list it."""
+
+    session_id: str
+    agent: str
+    key_id: str
+    opened_at: float
+    """Seconds since 1970."""
+    idle_s: float
+    steps: int
+    episodes: int
+    """Number of finished episodes."""
 
 
 class Player(Protocol):
@@ -45,6 +82,10 @@ class GatewayAgent(Protocol):
     @property
     def action_space(self) -> gymnasium.Space[Any]:
         """Space of the actions that clients receive."""
+
+    @property
+    def saves_folder(self) -> Path | None:
+        """Folder of the agent's saves (zip files); None if the agent keeps none."""
 
     async def start(self) -> None:
         """Begin to work; called once, before the first session."""
