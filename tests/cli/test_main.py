@@ -344,6 +344,22 @@ def test_credentials_from_the_ca_to_another_machine(run: Run, tmp_path: Path) ->
         assert newer not in done.stdout + done.stderr
 
 
+def test_an_api_key_is_printed_once_and_ended_by_its_id(run: Run) -> None:
+    made = run("--credentials", "key", "default")
+    assert made.returncode == 0, made.stderr
+    (text,) = [line.strip() for line in made.stdout.splitlines() if line.startswith("    ")]
+    name = text.partition(".")[0]
+    listed = run("--credentials", "show")
+    assert f"API key, gateway_keys.json, {name}, agent default" in listed.stdout
+    assert text not in listed.stdout
+    ended = run("--credentials", "revoke", name)
+    assert f"the API key {name} of agent default" in ended.stdout
+    assert name not in run("--credentials", "show").stdout
+    unknown = run("--credentials", "key", "thermostat")
+    assert unknown.returncode == 2
+    assert "there is no agent 'thermostat', but default" in unknown.stderr
+
+
 def test_credentials_that_are_not_there_are_one_message(run: Run) -> None:
     done = run("--credentials", "show")
     assert done.returncode == 1

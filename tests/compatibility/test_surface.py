@@ -177,7 +177,10 @@ HELPED = (
     [],
     ["--doctor"],
     ["--credentials"],
-    *(["--credentials", name] for name in ("create", "bundle", "install", "show", "revoke", "renew", "rotate-token")),
+    *(
+        ["--credentials", name]
+        for name in ("create", "bundle", "install", "show", "revoke", "renew", "rotate-token", "key")
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""`python -m tmrl_core --credentials create | bundle | install | show | revoke | renew | rotate-token`."""
+"""`python -m tmrl_core --credentials create | bundle | install | show | revoke | renew | rotate-token | key`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tmrl_core.cli.main import common_options, load_config, set_up_logging
-from tmrl_core.networking.security import credentials, renewal
+from tmrl_core.config import Config
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.security import api_keys, credentials, renewal
 from tmrl_core.networking.security.revocations import REVOKED_FILE
 from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES
 
@@ -22,6 +24,8 @@ Copy each bundle to its machine (it is secret: anyone who has it can act as that
   python -m tmrl_core --credentials install robot7.worker.bundle
 If robot7 is stolen (a running Server applies it at once):
   python -m tmrl_core --credentials revoke robot7
+For programs that reach an agent through the gateway:
+  python -m tmrl_core --credentials key AGENT
 """
 
 
@@ -86,9 +90,13 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("show", parents=[common], help="print fingerprints, expiry and revocations; no secrets")
 
     revoke = commands.add_parser(
-        "revoke", parents=[common], help="revoke the certificates of one machine; a running Server applies it"
+        "revoke",
+        parents=[common],
+        help="revoke the certificates of one machine, or end an API key; a running Server or gateway applies it",
     )
-    revoke.add_argument("name", metavar="NAME", help="name in the certificates; or the bundle or certificate file")
+    revoke.add_argument(
+        "name", metavar="NAME", help="name in the certificates; the bundle or certificate file; or the id of an API key"
+    )
     revoke.add_argument("--of-role", choices=CLIENT_ROLES, help="only certificates of this role (default: any)")
 
     renew = commands.add_parser(
@@ -103,6 +111,11 @@ def parser() -> argparse.ArgumentParser:
         "rotate-token", parents=[common], help="create a new token for a role; the old one is no longer accepted"
     )
     rotate.add_argument("for_role", choices=CLIENT_ROLES, metavar="ROLE")
+
+    key = commands.add_parser(
+        "key", parents=[common], help="create an API key for clients of the gateway; printed once"
+    )
+    key.add_argument("agent", metavar="AGENT", help="name of the agent in gateway.agents (without any: default)")
     return made
 
 
@@ -118,7 +131,10 @@ def run_credentials(arguments: Sequence[str]) -> int:
     # argparse takes the options of a sub-command after it only.
     options = parser().parse_args(rest[:1] + list(arguments[:at]) + rest[1:])
     set_up_logging(options.log_level)
-    folder = credentials.find(load_config(options).network.credentials_dir)
+    config = load_config(options)
+    folder = credentials.find(config.network.credentials_dir)
+    if options.command == "key":
+        return key(config, options.agent, folder)
     command = {
         "create": create,
         "bundle": bundle,
@@ -180,7 +196,10 @@ def show(options: argparse.Namespace, folder: Path) -> int:
 
 
 def revoke(options: argparse.Namespace, folder: Path) -> int:
-    """Take certificates back."""
+    """Take certificates back, or end an API key."""
+    if options.of_role is None and (ended := api_keys.revoke_key(folder, options.name)) is not None:
+        print(f"revoked: the API key {ended.id} of agent {ended.agent}; a running gateway ends its sessions")
+        return 0
     taken = renewal.revoke(folder, options.name, options.of_role)
     for one in taken:
         print(f"revoked: the {one.role} certificate of {one.name}, serial number {one.serial}")
@@ -190,6 +209,22 @@ def revoke(options: argparse.Namespace, folder: Path) -> int:
         f"A Server that reads {folder} follows at once; to one elsewhere, copy {folder / REVOKED_FILE} beside its keys."
     )
     print("A bundle holds no token; if that machine had one all the same, run also: --credentials rotate-token ROLE")
+    return 0
+
+
+def key(config: Config, agent: str, folder: Path) -> int:
+    """Create an API key."""
+    agents = list(config.gateway.agents) or ["default"]
+    if agent not in agents:
+        raise ConfigError(
+            f"gateway.agents: there is no agent {agent!r}, but {', '.join(agents)}. Name one of these, or the "
+            "configuration that has it (-c FILE)."
+        )
+    made, text = api_keys.make_key(folder, agent)
+    print(f"API key {made.id} of agent {agent}, shown only now:\n\n    {text}\n")
+    print('A client logs in with it: POST /shepherd/login_user/ with {"apikey": KEY}.')
+    print(f"To end it: python -m tmrl_core --credentials revoke {made.id}")
+    print("It is secret: whoever has it can train that agent.", file=sys.stderr)
     return 0
 
 

@@ -11,6 +11,8 @@ A credentials folder holds
     certificate.pem, key.pem    what tlspyo looks for, and its password in tlspyo.password: see `tlspyo_files.py`
     issued.json                 which certificates were handed out: beside the CA's key only
     revoked.json                certificates that count no more: what a Server reads
+    gateway_keys.json           API keys of the gateway's clients, as hashes: see `api_keys.py`
+    gateway_owner.token         the token of the gateway's owner
 
 so the folder where `create` ran has what every role needs on one machine, and other machines get bundles: one file with
 what that machine needs and no more. Wherever a folder is expected, a bundle file will do too.
@@ -32,6 +34,7 @@ import msgspec
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security import tlspyo_files
+from tmrl_core.networking.security.api_keys import KEYS_FILE, read_keys
 from tmrl_core.networking.security.certificates import (
     LOOPBACK_HOSTS,
     Signed,
@@ -113,8 +116,8 @@ class CredentialInfo(msgspec.Struct, frozen=True):
     """One line of `show`.
 
     `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `tlspyo certificate`,
-    `token`, `handed out`, `revoked`. Certificates have a subject, names and an expiry; the fingerprint of a token is
-    the SHA-256 of its text, which reveals nothing of it.
+    `token`, `handed out`, `revoked`, `API key` (its id and agent). Certificates have a subject, names and an expiry;
+    the fingerprint of a token is the SHA-256 of its text, which reveals nothing of it.
     """
 
     what: str
@@ -438,6 +441,12 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
             records.append(_token_info(content.role, token_hash(content.token), str(folder)))
         records += [_token_info(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
         return records
+    keys = [
+        CredentialInfo("API key", str(folder / KEYS_FILE), key.id, (f"agent {key.agent}",), not_before=key.made)
+        for key in read_keys(folder)
+    ]
+    if keys and not (folder / "ca.pem").exists():
+        return keys
     need(folder / "ca.pem")
     files = [file for file in folder.glob("*.pem") if file.name != tlspyo_files.KEY]
     files.sort(key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
@@ -452,7 +461,8 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
     for one in read_list(folder / ISSUED_FILE):
         if one.serial not in gone:
             records.append(_listed_info("handed out", one, folder / ISSUED_FILE))
-    return records + [_listed_info("revoked", one, folder / REVOKED_FILE) for one in taken_back]
+    records += [_listed_info("revoked", one, folder / REVOKED_FILE) for one in taken_back]
+    return records + keys
 
 
 def _listed_info(what: str, one: Listed, file: Path) -> CredentialInfo:

@@ -1,0 +1,228 @@
+"""API keys of the gateway's clients, and the token of the gateway's owner.
+
+`gateway_keys.json` in the credentials folder (or beside the bundle file) lists the keys: id, agent and SHA-256, never
+the key itself. A key begins with its id, so that one comparison in constant time decides. The list is replaced in one
+step and read again when it changes; keys and tokens are 256 random bits, so a plain hash is enough.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security.secret_files import read_file, write_file, writing
+from tmrl_core.networking.security.tls_contexts import token_hash
+
+logger = logging.getLogger(__name__)
+
+KEYS_FILE = "gateway_keys.json"
+OWNER_FILE = "gateway_owner.token"
+
+MAX_KEYS = 10_000
+"""Maximum number of keys in the file."""
+_MAX_KEY_CHARACTERS = 128
+_FORMAT = "tmrl_core gateway keys"
+_SECRET_BYTES = 32
+_NO_HASH = "-" * 64
+"""Compared where no key has the id; no SHA-256 equals it."""
+
+Stamp = tuple[int, int, int] | None
+
+
+class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One API key as it is kept.
+
+    Attributes:
+        id: the key's public name; the key's text begins with it.
+        agent: name of the agent that its sessions train.
+        sha256: of the key's text.
+        made: time of its making.
+    """
+
+    id: str
+    agent: str
+    sha256: str
+    made: datetime
+
+
+class _Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    keys: tuple[ApiKey, ...]
+
+
+def place_of(directory: str | os.PathLike[str]) -> Path:
+    """Return the folder of the gateway's files for this credentials folder, or bundle file."""
+    place = Path(directory).expanduser()
+    return place.parent if place.is_file() else place
+
+
+def read_keys(directory: str | os.PathLike[str]) -> tuple[ApiKey, ...]:
+    """Return the keys of a credentials folder; none where there is no file.
+
+    Raises:
+        CredentialsError: the file cannot be read, or is damaged.
+    """
+    file = place_of(directory) / KEYS_FILE
+    if not file.exists():
+        return ()
+    text = read_file(file, private=True)
+    try:
+        content = msgspec.json.decode(text, type=_Keys)
+        if content.format != _FORMAT:
+            raise CredentialsError("it has another format")
+        if len(content.keys) > MAX_KEYS or len({key.id for key in content.keys}) < len(content.keys):
+            raise CredentialsError(f"it has more than {MAX_KEYS} keys, or two with one id")
+    except (msgspec.DecodeError, CredentialsError) as exc:
+        raise CredentialsError(
+            f"{file} is damaged ({exc}). Restore it from a copy, or delete it and make new keys."
+        ) from exc
+    return content.keys
+
+
+def make_key(directory: str | os.PathLike[str], agent: str) -> tuple[ApiKey, str]:
+    """Make a key for the sessions of an agent; return its entry, and its text, which is kept nowhere.
+
+    Raises:
+        CredentialsError: the file cannot be read or written, or is full.
+    """
+    folder = place_of(directory)
+    with writing(folder):
+        keys = read_keys(folder)
+        if len(keys) >= MAX_KEYS:
+            raise CredentialsError(
+                f"{folder / KEYS_FILE} has {len(keys)} keys, at most {MAX_KEYS} are allowed. End those that are no "
+                "longer used: `python -m tmrl_core --credentials revoke ID`."
+            )
+        known = {key.id for key in keys}
+        while (name := f"key-{secrets.token_hex(4)}") in known:
+            pass
+        text = f"{name}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+        key = ApiKey(name, agent, token_hash(text), datetime.now(timezone.utc))
+        _write(folder, (*keys, key))
+    return key, text
+
+
+def revoke_key(directory: str | os.PathLike[str], name: str) -> ApiKey | None:
+    """End the key with this id and return it; None: there is none. A running gateway ends its sessions.
+
+    Raises:
+        CredentialsError: the file cannot be read or written.
+    """
+    folder = place_of(directory)
+    if all(key.id != name for key in read_keys(folder)):
+        return None
+    with writing(folder):
+        keys = read_keys(folder)
+        _write(folder, tuple(key for key in keys if key.id != name))
+    return next((key for key in keys if key.id == name), None)
+
+
+def _write(folder: Path, keys: tuple[ApiKey, ...]) -> None:
+    text = msgspec.json.format(msgspec.json.encode(_Keys(_FORMAT, keys)), indent=1).decode()
+    write_file(folder / KEYS_FILE, text + "\n", private=True)
+
+
+def make_owner_token(directory: str | os.PathLike[str]) -> Path:
+    """Return the file of the owner's token, which is made if it is missing.
+
+    Raises:
+        CredentialsError: it cannot be written.
+    """
+    folder = place_of(directory)
+    file = folder / OWNER_FILE
+    if not file.exists():
+        with writing(folder):
+            if not file.exists():  # another process was faster
+                write_file(file, secrets.token_urlsafe(_SECRET_BYTES) + "\n", private=True)
+    return file
+
+
+class ApiKeys:
+    """The keys and the owner's token of a credentials folder, read again when their files change.
+
+    A file that becomes unreadable while the gateway runs is logged once, and its former content stays in use. A file
+    that is deleted holds nothing.
+
+    Args:
+        directory: credentials folder, or bundle file.
+
+    Raises:
+        CredentialsError: a file cannot be read, or is damaged.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._folder = place_of(directory)
+        self._keys_stamp, self._owner_stamp = self._stamp(KEYS_FILE), self._stamp(OWNER_FILE)
+        self._keys = self._read_keys()
+        self._owner_hash = self._read_owner()
+
+    def __repr__(self) -> str:
+        return f"ApiKeys({str(self._folder)!r}, {len(self._keys)} keys)"
+
+    @property
+    def agents(self) -> frozenset[str]:
+        """Names of the agents that have a key."""
+        self._reload()
+        return frozenset(key.agent for key in self._keys.values())
+
+    def check(self, text: str) -> ApiKey | None:
+        """Return the entry of this key; None: it is not valid. The duration tells nothing of the secret part."""
+        self._reload()
+        if len(text) > _MAX_KEY_CHARACTERS:
+            return None
+        key = self._keys.get(text.partition(".")[0])
+        return key if _matches(text, _NO_HASH if key is None else key.sha256) else None
+
+    def holds(self, name: str) -> bool:
+        """Return True if a key with this id is valid."""
+        self._reload()
+        return name in self._keys
+
+    def is_owner(self, token: str) -> bool:
+        """Return True for the owner's token, compared in constant time."""
+        self._reload()
+        return len(token) <= _MAX_KEY_CHARACTERS and _matches(token, self._owner_hash)
+
+    def _reload(self) -> None:
+        stamp = self._stamp(KEYS_FILE)
+        if stamp != self._keys_stamp:
+            self._keys_stamp = stamp
+            try:
+                self._keys = self._read_keys()
+            except CredentialsError as exc:
+                logger.error("the former API keys stay in use: %s", exc)
+        stamp = self._stamp(OWNER_FILE)
+        if stamp != self._owner_stamp:
+            self._owner_stamp = stamp
+            try:
+                self._owner_hash = self._read_owner()
+            except CredentialsError as exc:
+                logger.error("the owner's former token stays in use: %s", exc)
+
+    def _stamp(self, name: str) -> Stamp:
+        try:
+            info = os.stat(self._folder / name)
+        except OSError:
+            return None
+        return info.st_ino, info.st_size, info.st_mtime_ns
+
+    def _read_keys(self) -> dict[str, ApiKey]:
+        return {key.id: key for key in read_keys(self._folder)}
+
+    def _read_owner(self) -> str:
+        file = self._folder / OWNER_FILE
+        token = read_file(file, private=True).strip() if file.exists() else ""
+        return token_hash(token) if token else _NO_HASH
+
+
+def _matches(text: str, digest: str) -> bool:
+    # A lone surrogate, which JSON may bring, has no UTF-8 form.
+    found = token_hash(text.encode("utf-8", "replace").decode("utf-8"))
+    return hmac.compare_digest(found, digest)
