@@ -49,7 +49,7 @@ def server(keys: str, pipe: Pipe) -> None:
         pipe.send(running.port)
         admission = running._transport.admission  # type: ignore[attr-defined]
         while pipe.recv() == "counts":
-            counts = (admission.failed_logins, admission.turned_away, admission.crowded_out, admission.waiting)
+            counts = (admission.failed_logins, admission.rejected, admission.evicted, admission.waiting)
             pipe.send((time.process_time(), *counts))
 
 
@@ -247,7 +247,7 @@ def main() -> int:
             tried, refused = wolves.recv()
             time.sleep(1.0)
         relay.pipe.send("counts")
-        _, failed, turned_away, crowded_out, _ = relay.recv()
+        _, failed, rejected, evicted, _ = relay.recv()
         ends = []
         for process in groups:
             process.pipe.send("end")
@@ -268,7 +268,7 @@ def main() -> int:
         print(f"robot{i:<3} {alone:8.2f} {crowded:8.2f} {100 * losses[-1]:7.2f} %")
     print(f"largest loss of a worker: {100 * max(losses):.2f} % (to reach: at most 5 %)")
     print(f"logins with a wrong token: {tried} connections, {failed} judged, {refused} heard their refusal in time")
-    print(f"closed before the handshake: {turned_away}; to make room: {crowded_out}; waiting at an end: {most_waiting}")
+    print(f"closed before the handshake: {rejected}; to make room: {evicted}; waiting at an end: {most_waiting}")
     for name, shares in busy.items():
         print(f"the Server's share of a core {name} strangers: {100 * statistics.mean(shares):.0f} %")
     print(f"links lost: {sum(lost for lost, _ in ends)}, samples dropped by workers: {sum(drop for _, drop in ends)}")

@@ -115,7 +115,7 @@ def ping(stranger: Stranger) -> None:
             stranger.write(PING_FRAME)
 
 
-def test_whoever_was_let_in_has_no_such_deadline(serve: Serve) -> None:
+def test_admitted_peers_have_no_such_deadline(serve: Serve) -> None:
     place = serve(greeting_s=0.2)
     stranger = place.stranger()
     stranger.greet()
@@ -154,7 +154,7 @@ def test_idle_connections_are_limited_and_make_room(serve: Serve, robot: Path) -
     place = serve(max_unauthenticated=8)
     idle = [place.connect() for _ in range(40)]
     until(lambda: place.admission.waiting == 4)
-    until(lambda: place.admission.turned_away > 0)
+    until(lambda: place.admission.rejected > 0)
     stop = time.monotonic() + DEADLINE_S
     while True:  # when the idle ones have had their second, they make room
         try:
@@ -179,7 +179,7 @@ def test_who_comes_too_often_is_closed_before_the_handshake(serve: Serve) -> Non
     sock = place.connect()
     assert ended(sock)
     until(lambda: place.server.refusals.count == 9)
-    assert place.admission.turned_away == 1
+    assert place.admission.rejected == 1
 
 
 def test_a_fleet_that_comes_and_goes_is_not_counted(serve: Serve, robot: Path) -> None:
@@ -195,11 +195,11 @@ def test_a_fleet_that_comes_and_goes_is_not_counted(serve: Serve, robot: Path) -
 # -- guessing ----------------------------------------------------------------------------------------------------------
 
 
-def test_refusals_grow_slow_and_who_shows_what_is_right_is_let_in_at_once(
+def test_rejections_are_delayed_but_valid_credentials_are_accepted_at_once(
     serve: Serve, robot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "FIRST_DELAY_S", 0.2)
-    monkeypatch.setattr(admission, "MOST_DELAY_S", 0.8)
+    monkeypatch.setattr(admission, "MAX_DELAY_S", 0.8)
     place = serve()
     took = [wrong(place) for _ in range(admission.FREE_FAILURES + 3)]
     assert took[-3] >= 0.18

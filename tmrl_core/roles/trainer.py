@@ -327,7 +327,7 @@ class Trainer:
     def open_interface(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
         """Dial the Server."""
         interface = self._linked.open(training, recorder)
-        interface.on_let_in = self._write_configuration
+        interface.on_admitted = self._write_configuration
         interface.event(names.EVENT_START, run_name=self._run_name)
         return interface
 
@@ -394,7 +394,7 @@ class Trainer:
         with contextlib.ExitStack() as closing:
             recorder = self.open_recorder(training, closing, wandb)
             interface = self._linked.open(training, recorder)
-            interface.on_let_in = self._write_configuration
+            interface.on_admitted = self._write_configuration
             interface.on_rest = lambda: self._rest(training, recorder)
             closing.callback(self._linked.close)
             self._train(training, interface, recorder)

@@ -17,7 +17,7 @@ class House:
         self.said: list[str] = []
         self.relay = Relay(say=self.said.append)
 
-    def let_in(
+    def admit(
         self, name: str = "arm", role: Role = "worker", peer: bytes = b"p" * 16, certificate: str | None = "robot7"
     ) -> RelayConnection:
         connection = self.relay.connection()
@@ -36,7 +36,7 @@ def hear(connection: RelayConnection, message: Control, now: float = NOW) -> Non
 
 def test_who_comes_and_leaves_is_said_with_its_name_its_certificate_and_where_from() -> None:
     house = House()
-    connection = house.let_in()
+    connection = house.admit()
     assert house.said == ["worker arm (robot7's certificate, 192.0.2.7:1234) joined, run 'pendulum'"]
     hear(connection, Bye(), NOW + 65)
     connection.lost(None, NOW + 66)
@@ -45,26 +45,26 @@ def test_who_comes_and_leaves_is_said_with_its_name_its_certificate_and_where_fr
 
 def test_why_a_link_was_lost_is_said() -> None:
     house = House()
-    trainer = house.let_in("hpc", "trainer", certificate=None)
+    trainer = house.admit("hpc", "trainer", certificate=None)
     trainer.tick(NOW + 11)
     assert house.said[-1] == ("trainer hpc (192.0.2.7:1234) left after 11 s: no data came from the other side for 10 s")
-    house.let_in(peer=b"q" * 16).lost(NetworkError("the cable broke."), NOW)
+    house.admit(peer=b"q" * 16).lost(NetworkError("the cable broke."), NOW)
     assert house.said[-1].endswith("left after 0 s: the cable broke")
-    older = house.let_in(peer=b"r" * 16)
-    house.let_in(peer=b"r" * 16)
+    older = house.admit(peer=b"r" * 16)
+    house.admit(peer=b"r" * 16)
     assert house.said[-2].endswith("the same worker has connected again")
     assert older.closing
 
 
 def test_how_long_an_idle_link_stood_that_is_ended_here_is_said() -> None:
     house = House()
-    house.let_in().refuse("certificate", "its certificate was revoked.", NOW + 42)
+    house.admit().refuse("certificate", "its certificate was revoked.", NOW + 42)
     assert house.said[-1].endswith("left after 42 s: its certificate was revoked")
 
 
 def test_the_servers_own_end_is_said_for_what_it_is() -> None:
     house = House()
-    connection = house.let_in()
+    connection = house.admit()
     connection.close()
     connection.lost(None, NOW)
     assert house.said[-1].endswith("this Server ends")
@@ -72,21 +72,21 @@ def test_the_servers_own_end_is_said_for_what_it_is() -> None:
 
 def test_who_is_refused_has_not_joined() -> None:
     house = House()
-    house.let_in("one", "trainer")
-    house.let_in("two", "trainer", b"q" * 16)
+    house.admit("one", "trainer")
+    house.admit("two", "trainer", b"q" * 16)
     assert len(house.said) == 1
 
 
 def test_a_name_cannot_forge_a_line() -> None:
     house = House()
-    house.let_in("arm\n12:00:00 ERROR all is lost")
+    house.admit("arm\n12:00:00 ERROR all is lost")
     assert "\n" not in house.said[0]
 
 
 def test_who_comes_and_goes_without_end_fills_no_log() -> None:
     house = House()
     for _ in range(10 * LINES_AT_ONCE):
-        house.let_in().lost(None, NOW)
+        house.admit().lost(None, NOW)
     assert len(house.said) == LINES_AT_ONCE
     connection = house.relay.connection()
     connection.connected(Identity("192.0.2.8:1"), NOW + 5)

@@ -30,9 +30,9 @@ class Door:
         return self.admission.arrive(address, now, lambda reason: self.closed.append(number))
 
     def enter(self, address: str, now: float = 0.0) -> PendingConnection:
-        visit = self.come(address, now)
-        assert isinstance(visit, PendingConnection), visit
-        return visit
+        pending = self.come(address, now)
+        assert isinstance(pending, PendingConnection), pending
+        return pending
 
 
 def test_an_address_has_a_burst_and_then_its_rate() -> None:
@@ -43,19 +43,19 @@ def test_an_address_has_a_burst_and_then_its_rate() -> None:
     assert isinstance(door.come(FLEET), PendingConnection), "another address has its own"
     came = sum(isinstance(door.come(ATTACKER, now / 10), PendingConnection) for now in range(1, 21))
     assert came == 4, "two seconds at two a second"
-    assert door.admission.turned_away == 17
+    assert door.admission.rejected == 17
 
 
-def test_whoever_is_let_in_costs_its_address_nothing() -> None:
+def test_admitted_peers_cost_their_address_nothing() -> None:
     door = Door(max_unauthenticated=8, connections_per_s=0.001)
     for _ in range(1_000):
-        door.admission.let_in(door.enter(FLEET), 0.0)
+        door.admission.admit(door.enter(FLEET), 0.0)
     assert door.admission.waiting == 0
 
 
 def test_many_unknown_addresses_do_not_keep_the_known_ones_out() -> None:
     door = Door(max_unauthenticated=8, connections_per_s=0.001)
-    door.admission.let_in(door.enter(FLEET), 0.0)
+    door.admission.admit(door.enter(FLEET), 0.0)
     for i in range(16):
         door.admission.leave(door.enter(f"203.0.113.{i}:1"))
     assert "too many connections from unknown addresses" in str(door.come("203.0.113.99:1"))
@@ -66,7 +66,7 @@ def test_many_unknown_addresses_do_not_keep_the_known_ones_out() -> None:
 
 def test_an_address_is_known_for_a_day() -> None:
     door = Door(max_unauthenticated=4, connections_per_s=1e-9)
-    door.admission.let_in(door.enter(FLEET), 0.0)
+    door.admission.admit(door.enter(FLEET), 0.0)
     for i in range(8):
         door.admission.leave(door.enter(f"203.0.113.{i}:1"))
     assert isinstance(door.come(FLEET, admission.KNOWN_S - 1), PendingConnection)
@@ -75,8 +75,8 @@ def test_an_address_is_known_for_a_day() -> None:
 
 def test_a_peer_that_stays_keeps_its_address_known() -> None:
     door = Door(max_unauthenticated=4, connections_per_s=0.000_001)
-    door.admission.let_in(door.enter(FLEET), 0.0)
-    door.admission.seen(network_of(FLEET), admission.KNOWN_S)
+    door.admission.admit(door.enter(FLEET), 0.0)
+    door.admission.remember(network_of(FLEET), admission.KNOWN_S)
     for i in range(8):
         door.admission.leave(door.enter(f"203.0.113.{i}:1", admission.KNOWN_S))
     assert isinstance(door.come("203.0.113.9:1", admission.KNOWN_S), str)
@@ -93,7 +93,7 @@ def test_at_the_limit_the_longest_waiting_of_the_busiest_address_makes_room() ->
     door.enter("203.0.113.77:1", 5.0)
     assert door.closed == [1]
     assert door.admission.waiting == 8
-    assert door.admission.crowded_out == 1
+    assert door.admission.evicted == 1
 
 
 def test_one_address_has_half_of_the_places() -> None:
@@ -128,14 +128,14 @@ def test_an_honest_peer_gets_in_beside_one_that_never_stops() -> None:
             next_attack += source.expovariate(100.0)
             continue
         next_try = now + source.uniform(0.1, 0.5)
-        visit = door.come("127.0.0.1:2", now)
-        if isinstance(visit, PendingConnection):
-            door.admission.let_in(visit, now + 0.3)
+        pending = door.come("127.0.0.1:2", now)
+        if isinstance(pending, PendingConnection):
+            door.admission.admit(pending, now + 0.3)
             waited.append(now - wants_since)
             wants_since = next_try = now + 1.0
     assert len(waited) >= 20
     assert max(waited) < 15.0
-    assert door.admission.waiting <= door.admission.settings.most_of_one_address
+    assert door.admission.waiting <= door.admission.settings.max_per_address
 
 
 # -- slow refusals -----------------------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ def test_each_failure_is_answered_later_than_the_one_before() -> None:
     assert delays[: admission.FREE_FAILURES] == [0.0] * admission.FREE_FAILURES
     assert delays[admission.FREE_FAILURES] == admission.FIRST_DELAY_S
     grown = delays[admission.FREE_FAILURES :]
-    assert all(later == min(2 * earlier, admission.MOST_DELAY_S) for earlier, later in pairwise(grown))
-    assert delays[-1] == admission.MOST_DELAY_S
+    assert all(later == min(2 * earlier, admission.MAX_DELAY_S) for earlier, later in pairwise(grown))
+    assert delays[-1] == admission.MAX_DELAY_S
     assert door.admission.failed(FLEET, 0.0) == 0.0, "another address is not slowed"
 
 
@@ -160,7 +160,7 @@ def test_failures_are_forgotten() -> None:
 
 
 def test_the_longest_delay_is_shorter_than_a_peer_waits() -> None:
-    assert AdmissionSettings().greeting_s > admission.MOST_DELAY_S
+    assert AdmissionSettings().greeting_s > admission.MAX_DELAY_S
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
@@ -196,12 +196,12 @@ def test_whatever_comes_the_bounds_hold(seed: int, places: int) -> None:
         now += source.expovariate(20.0)
         action = source.random()
         if action < 0.6 or not inside:
-            visit = door.come(f"203.0.113.{source.randrange(5)}:1", now)
-            if isinstance(visit, PendingConnection):
-                visit.certified = source.random() < 0.2
-                inside.append(visit)
+            pending = door.come(f"203.0.113.{source.randrange(5)}:1", now)
+            if isinstance(pending, PendingConnection):
+                pending.certified = source.random() < 0.2
+                inside.append(pending)
         elif action < 0.8:
-            door.admission.let_in(inside.pop(source.randrange(len(inside))), now)
+            door.admission.admit(inside.pop(source.randrange(len(inside))), now)
         else:
             door.admission.leave(inside.pop(source.randrange(len(inside))))
         assert door.admission.waiting <= places
@@ -211,9 +211,9 @@ def test_whatever_comes_the_bounds_hold(seed: int, places: int) -> None:
 
 def test_tables_are_bounded() -> None:
     door = Door(max_unauthenticated=1 << 20)
-    for i in range(admission.MOST_ADDRESSES + 500):
+    for i in range(admission.MAX_ADDRESSES + 500):
         address = f"10.0.{i >> 8}.{i & 255}:1"
-        door.admission.let_in(door.enter(address), 0.0)
+        door.admission.admit(door.enter(address), 0.0)
         door.admission.failed(address, 0.0)
     for table in (door.admission._buckets, door.admission._known, door.admission._failures):
-        assert len(table) == admission.MOST_ADDRESSES
+        assert len(table) == admission.MAX_ADDRESSES

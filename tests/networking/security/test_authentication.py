@@ -44,7 +44,7 @@ from tmrl_core.networking.transports import tls
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tls, "_LOOK_AGAIN_S", 0.02)
-    monkeypatch.setattr(admission, "MOST_DELAY_S", 0.001)
+    monkeypatch.setattr(admission, "MAX_DELAY_S", 0.001)
     credentials.create(tmp_path / "keys", ["localhost"])
     return tmp_path / "keys"
 

@@ -140,7 +140,7 @@ def no_epochs() -> Iterator[None]:
 def one_incarnation() -> Iterator[None]:
     """The relay gives a new trainer the incarnation of the last."""
 
-    greet = Relay._greet_trainer
+    greet = Relay._accept_trainer
 
     def same(self: Relay, connection: RelayConnection, hello: Any) -> None:
         known = self.incarnation
@@ -152,7 +152,7 @@ def one_incarnation() -> Iterator[None]:
         original(self, connection, max(1, incarnation - 1) if connection.state == "trainer" else incarnation)
 
     original = Relay._welcome
-    with patch.object(Relay, "_greet_trainer", same), patch.object(Relay, "_welcome", welcome):
+    with patch.object(Relay, "_accept_trainer", same), patch.object(Relay, "_welcome", welcome):
         yield
 
 

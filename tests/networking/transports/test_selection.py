@@ -322,7 +322,7 @@ def hello(role: Role, token: str = "") -> Hello:
         ("server", "trainer", "trainer", "role"),
     ],
 )
-def test_who_is_let_in_over_tls(keys: Path, certificate: str | None, role: Role, token: str, code: str | None) -> None:
+def test_authentication_over_tls(keys: Path, certificate: str | None, role: Role, token: str, code: str | None) -> None:
     _, authenticate = server_transport(
         transport="tls",
         security="TLS",
@@ -398,13 +398,13 @@ def test_an_observer_shows_what_its_machine_has(keys: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("token", "shown", "let_in"),
+    ("token", "shown", "admitted"),
     [
         *((None, "", True), (None, "any", True), ("right", "right", True)),
         *(("right", "wrong", False), ("right", "", False), ("right", "right\u00e4", False)),
     ],
 )
-def test_who_is_let_in_without_tls(token: str | None, shown: str, let_in: bool) -> None:
+def test_authentication_without_tls(token: str | None, shown: str, admitted: bool) -> None:
     _, authenticate = server_transport(
         transport="tls",
         security=None,
@@ -415,7 +415,7 @@ def test_who_is_let_in_without_tls(token: str | None, shown: str, let_in: bool) 
         on_refused=lambda address, reason: None,
     )
     verdict = authenticate(hello("worker", shown), peer())
-    assert (verdict is None) == let_in
+    assert (verdict is None) == admitted
     if verdict is not None:
         assert verdict[0] == "token"
         assert token is not None

@@ -165,7 +165,7 @@ class Link:
         """Return whether `_serve` has something to do now."""
         return False
 
-    def _in_haste(self) -> bool:
+    def _is_urgent(self) -> bool:
         """Return whether `_serve` should continue immediately instead of idling first."""
         return False
 
@@ -173,7 +173,7 @@ class Link:
         assert self._loop is not None
         if self._serve():
             self._wake_driver()
-            if self._in_haste():
+            if self._is_urgent():
                 self._loop.call_soon(self._serve_and_rest)  # what has arrived meanwhile goes in between
             else:
                 self._loop.call_later(_IDLE_TICK_S, self._serve_and_rest)

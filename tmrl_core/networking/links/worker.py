@@ -179,7 +179,7 @@ class WorkerLink(Link):
         # Without a drop policy nothing is gained by encoding far ahead, and memory is kept twice.
         return bool(self._handed) and (self._drop_oldest or self._sender.unsent_bytes < _AHEAD_BYTES)
 
-    def _in_haste(self) -> bool:
+    def _is_urgent(self) -> bool:
         return self._has_work()
 
     def _serve(self) -> bool:

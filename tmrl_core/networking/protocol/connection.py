@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
 from tmrl_core.networking.protocol.framing import PING_FRAME, Frame, FrameReader, Kind, Wire, control_frame
-from tmrl_core.networking.protocol.messages import Bye, Control, Refused, decode_control, plain
+from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Refused, decode_control, plain
 
 SEND_BYTES = 131_072
 """Maximum size of one result of `to_send`: more urgent frames wait for at most this much in a socket's buffers."""
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
     serial: str | None = None
     """The serial number of that certificate, as `certificates.clean_serial` writes it."""
     issuer: str | None = None
-    """Which CA has signed it, in `ssl`'s words."""
+    """Subject of the CA that signed it, as `ssl` formats it."""
 
 
 class Connection:
@@ -67,7 +67,7 @@ class Connection:
         self.reason: NetworkError | None = None
         """Reason of the close; None while the link is open, and if it was closed in order."""
         self.wake: Callable[[], None] = lambda: None
-        self.on_let_in: Callable[[], None] = lambda: None
+        self.on_admitted: Callable[[], None] = lambda: None
         """Called once, when the other side is authenticated."""
         self.bytes_in = 0
         self.bytes_out = 0
@@ -229,7 +229,7 @@ class Connection:
         """Remove the unsent message that `put` has queued under a key."""
         self._slots.pop(key, None)
 
-    def hasten(self, key: Hashable) -> None:
+    def prioritize(self, key: Hashable) -> None:
         """Send the message that `put` has queued under `key` before later messages."""
         message = self._slots.pop(key, None)
         if message is not None:
@@ -295,3 +295,7 @@ class Connection:
 
     def _on_closed(self) -> None:
         """Handle the end of the transport; called once."""
+
+
+Authenticate: TypeAlias = Callable[[Hello, Connection], "tuple[str, str] | tuple[str, str, float] | None"]
+"""Authenticates a peer: None, or (refusal code, reason, and perhaps the seconds of delay before the rejection)."""

@@ -1,7 +1,8 @@
-"""The Server's mind: who may say what, who gets what, and how much of it is held. Sans-I/O."""
+"""The Server's protocol logic: admission, routing of messages, and limits of memory. Sans-I/O."""
 
+from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.relay.connection import RelayConnection
-from tmrl_core.networking.relay.core import Authenticate, Relay
+from tmrl_core.networking.relay.core import Relay
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.spools.memory import MemorySpool, Spool
 

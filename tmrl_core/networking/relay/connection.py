@@ -117,13 +117,13 @@ class RelayConnection(Connection):
             case Hello() | Probe() if self._held is not None:
                 raise RemoteProtocolError("it has identified itself already")
             case Hello():
-                relay.greet(self, message)
-                self._let_in()
+                relay.accept_hello(self, message)
+                self._on_admitted()
                 if self.state in _REGISTERED:
                     relay.membership_log.joined(self, self._now)
             case Probe():
-                relay.probes.greet(self, message, self._now)
-                self._let_in()
+                relay.probes.accept(self, message, self._now)
+                self._on_admitted()
             case Echo():
                 self.echoes.take(message)
                 self.wake()
@@ -217,10 +217,10 @@ class RelayConnection(Connection):
         self._policy_index += 1
         return frame
 
-    def _let_in(self) -> None:
+    def _on_admitted(self) -> None:
         if self.state != "greeting" and not self.closing:
             self._reader.max_payload_bytes = MAX_PAYLOAD_BYTES
-            self.on_let_in()
+            self.on_admitted()
 
     def refuse_later(self, code: str, reason: str, delay_s: float) -> None:
         """Send the other side a delayed rejection, within the time that it has to identify itself."""

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
@@ -65,10 +66,6 @@ _MOST_RAISES = 16
 """Number of times that workers of one identity may report a higher incarnation than the linked trainer's.
 
 Each such report makes the trainer publish again. After a restart of the Server, one report is normal."""
-
-Authenticate = Callable[["Hello", "RelayConnection"], "tuple[str, str] | tuple[str, str, float] | None"]
-"""Authenticates a peer: None, or (refusal code, reason, and perhaps the seconds of delay before the rejection).
-"""
 
 
 class Relay:
@@ -134,9 +131,9 @@ class Relay:
         """Return a new connection for a transport to drive."""
         return RelayConnection(self)
 
-    # --- who is there ---
+    # --- admission ---
 
-    def greet(self, connection: RelayConnection, hello: Hello) -> None:
+    def accept_hello(self, connection: RelayConnection, hello: Hello) -> None:
         """Answer a `Hello`: admit the peer, or refuse it with the reason."""
         version = negotiate(hello.versions, self.versions)
         if version is None:
@@ -178,11 +175,11 @@ class Relay:
         connection.name = connection.called = plain(hello.name, 200)
         connection.peer = hello.peer
         if hello.role == "worker":
-            self._greet_worker(connection, hello)
+            self._accept_worker(connection, hello)
         elif hello.role == "trainer":
-            self._greet_trainer(connection, hello)
+            self._accept_trainer(connection, hello)
         else:
-            self._greet_observer(connection)
+            self._accept_observer(connection)
 
     def refuse_versions(self, connection: RelayConnection, versions: tuple[int, ...]) -> None:
         """Tell a peer that the two sides have no protocol version in common."""
@@ -235,7 +232,7 @@ class Relay:
             )
         return ""
 
-    def _greet_worker(self, connection: RelayConnection, hello: Hello) -> None:
+    def _accept_worker(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.workers.get(hello.peer)
         if older is None and (no_place := self.no_place_for("worker")):
             self.refuse_peer(connection, "full", no_place)
@@ -282,7 +279,7 @@ class Relay:
             return False
         return sum(one.principal == connection.principal for one in self.workers.values()) >= LINKS_OF_ONE
 
-    def _greet_trainer(self, connection: RelayConnection, hello: Hello) -> None:
+    def _accept_trainer(self, connection: RelayConnection, hello: Hello) -> None:
         older = self.trainer
         if older is not None and older.peer != hello.peer:
             self.refuse_peer(connection, "trainer_present", self.no_place_for("trainer"))
@@ -309,7 +306,7 @@ class Relay:
         self.spool_handoff.introduce(hello.run)
         self.notice()
 
-    def _greet_observer(self, connection: RelayConnection) -> None:
+    def _accept_observer(self, connection: RelayConnection) -> None:
         """Admit an observer. It takes no worker's place, and no peer is notified of it."""
         if len(self.observers) >= MAX_OBSERVERS:
             self.refuse_peer(connection, "full", f"{MAX_OBSERVERS} observers are connected already; try again later")
@@ -455,7 +452,7 @@ class Relay:
                 del self.streams[stream.id]
                 self._stream_budget.release(stream.id)
             else:
-                stream.worker.hasten("report")  # it is the word of the one that has left
+                stream.worker.prioritize("report")  # it is the word of the one that has left
                 stream.worker.send(Halt(stream.channel))
         self.flow.trainer_left()
 

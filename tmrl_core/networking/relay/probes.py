@@ -73,7 +73,7 @@ class Probes:
         self.count = 0
         self._bytes = TokenBucket(REFILL_BYTES_S, ALL_BYTES)
 
-    def greet(self, connection: RelayConnection, probe: Probe, now: float) -> None:
+    def accept(self, connection: RelayConnection, probe: Probe, now: float) -> None:
         """Answer whether a `Hello` of that role would be admitted, with the state of the Server."""
         relay = self._relay
         version = negotiate(probe.versions, relay.versions)

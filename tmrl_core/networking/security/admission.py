@@ -4,17 +4,17 @@ Sans-I/O: a transport reports each connection that arrives, is secured, is admit
 
 Theory of operation
 -------------------
-A *visit* is a connection that is not authenticated yet, from its first packet until it is admitted. Three rules bound
-the cost of visits:
+A connection is *pending* from its first packet until its peer is authenticated. Three rules bound the cost of pending
+connections:
 
 - A TLS handshake costs processor time. So each address has a token bucket, and all unknown addresses share one more.
   A connection that finds a bucket empty is closed before the handshake. An admitted connection returns its token, so
   that a fleet that reconnects at the same time does not use up its own. Addresses of recently admitted peers are
   *known*, and so is this machine. The bucket of the unknown, which many addresses can empty, does not apply to them.
-- Each visit holds memory and a file descriptor. So their number is limited, in total and for each address. At the
-  limit, the new connection is accepted and the oldest visit of the busiest address is closed, unless it is younger
-  than `GRACE_S`. A legitimate peer is admitted within a fraction of that time, while an attacker's connections only
-  wait. Visits with a valid certificate are closed last.
+- Each pending connection holds memory and a file descriptor. So their number is limited, in total and for each
+  address. At the limit, the new connection is accepted and the oldest one of the busiest address is closed, unless it
+  is younger than `GRACE_S`. A legitimate peer is admitted within a fraction of that time, while an attacker's
+  connections only wait. Connections with a valid certificate are closed last.
 - A rejection for missing or invalid credentials is delayed, longer with each one from the same address. Only
   rejections are delayed: valid credentials are accepted immediately, even while other clients at that address are
   throttled. A guessing client that does not wait for the answer is limited by the bucket's rate.
@@ -36,21 +36,21 @@ import msgspec
 from tmrl_core.token_bucket import TokenBucket
 
 GRACE_S = 1.0
-"""Visits younger than this are not closed in favour of others."""
+"""Pending connections younger than this are not closed in favour of others."""
 KNOWN_S = 86_400.0
 """Time that an address stays known after its last peer was admitted, or left."""
-MOST_ADDRESSES = 4_096
+MAX_ADDRESSES = 4_096
 """Maximum number of addresses in each table."""
 FREE_FAILURES = 3
 """Number of an address's failed logins that are answered without delay."""
 FIRST_DELAY_S = 0.25
-MOST_DELAY_S = 4.0
+MAX_DELAY_S = 4.0
 """Maximum delay of a rejection: shorter than peers wait for an answer (`LinkSettings.connect_timeout_s`)."""
 FORGET_S = 60.0
 """Half-life of an address's count of failed logins, in seconds."""
-_ADDRESSES_AT_ONCE = 5
+_UNKNOWN_ADDRESSES = 5
 """Refill rate of the bucket of all unknown addresses, as a multiple of one address's rate."""
-_MOST_FAILURES = 64.0
+_MAX_FAILURES = 64.0
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True):
@@ -59,18 +59,18 @@ class AdmissionSettings(msgspec.Struct, frozen=True):
     greeting_s: float = 10.0
     """Seconds from a connection's first packet within which its peer must be admitted."""
     max_unauthenticated: int = 256
-    """Maximum number of simultaneous visits; one address may have half of them."""
+    """Maximum number of pending connections; one address may have half of them."""
     connections_per_s: float = 20.0
     """New connections per second from one address, after a burst of `max_unauthenticated`."""
 
     @property
-    def most_of_one_address(self) -> int:
-        """Maximum number of simultaneous visits of one address."""
+    def max_per_address(self) -> int:
+        """Maximum number of pending connections of one address."""
         return max(1, self.max_unauthenticated // 2)
 
 
 class PendingConnection:
-    """Connection whose peer is not admitted yet: a visit."""
+    """Connection whose peer is not authenticated yet."""
 
     __slots__ = ("certified", "close", "known", "network", "since")
 
@@ -88,85 +88,85 @@ class Admission:
 
     def __init__(self, settings: AdmissionSettings | None = None) -> None:
         self.settings = settings or AdmissionSettings()
-        self.turned_away = 0
-        """Number of connections closed before their handshake, because of the rate or the number of visits."""
-        self.crowded_out = 0
-        """Number of visits closed in favour of others."""
+        self.rejected = 0
+        """Number of connections closed before their handshake, because of the rate or the number of pending ones."""
+        self.evicted = 0
+        """Number of pending connections closed in favour of others."""
         self.failed_logins = 0
-        self._visits: dict[PendingConnection, None] = {}  # the longest waiting first
+        self._pending: dict[PendingConnection, None] = {}  # the longest waiting first
         self._of_network: dict[str, int] = {}
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
-        rate_per_s = _ADDRESSES_AT_ONCE * self.settings.connections_per_s
+        rate_per_s = _UNKNOWN_ADDRESSES * self.settings.connections_per_s
         self._unknown = TokenBucket(rate_per_s, 2 * self.settings.max_unauthenticated)
         self._known: OrderedDict[str, float] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     @property
     def waiting(self) -> int:
-        """Number of current visits."""
-        return len(self._visits)
+        """Number of pending connections."""
+        return len(self._pending)
 
     def arrive(
         self, address: str, now: float, close: Callable[[str], None] = lambda reason: None
     ) -> PendingConnection | str:
-        """Handle a new connection from `address` (`host:port`). Return a visit, or the reason to close it immediately.
+        """Handle a new connection from `address` (`host:port`). Return it, or the reason to close it immediately.
 
         Args:
             address: address of the peer.
             now: seconds.
-            close: called with a reason when the visit is closed in favour of another.
+            close: called with a reason when the connection is closed in favour of another.
         """
         network = network_of(address)
         known = self._is_known(network, now)
         bucket = self._bucket_of(network)
         if bucket.available(now) < 1.0:
-            return self._turn_away("too many connections from that address in a short time")
+            return self._reject("too many connections from that address in a short time")
         if not known and self._unknown.available(now) < 1.0:
-            return self._turn_away("too many connections from unknown addresses in a short time")
+            return self._reject("too many connections from unknown addresses in a short time")
         settings = self.settings
-        full = len(self._visits) >= settings.max_unauthenticated
-        if self._of_network.get(network, 0) >= settings.most_of_one_address:
-            if not self._make_room(now, network):
-                return self._turn_away("too many unauthenticated connections from that address")
-        elif full and not self._make_room(now, None):
-            return self._turn_away("too many unauthenticated connections")
+        full = len(self._pending) >= settings.max_unauthenticated
+        if self._of_network.get(network, 0) >= settings.max_per_address:
+            if not self._evict(now, network):
+                return self._reject("too many unauthenticated connections from that address")
+        elif full and not self._evict(now, None):
+            return self._reject("too many unauthenticated connections")
         bucket.spend()
         if not known:
             self._unknown.spend()
-        visit = PendingConnection(network, now, known, close)
-        self._visits[visit] = None
+        pending = PendingConnection(network, now, known, close)
+        self._pending[pending] = None
         self._of_network[network] = self._of_network.get(network, 0) + 1
-        return visit
+        return pending
 
-    def let_in(self, visit: PendingConnection, now: float) -> None:
-        """Admit an authenticated peer and end its visit."""
-        if not self._remove(visit):
+    def admit(self, pending: PendingConnection, now: float) -> None:
+        """Admit an authenticated peer; its connection is not pending any more."""
+        if not self._remove(pending):
             return
-        self._bucket_of(visit.network).give_back()
-        if not visit.known:
+        self._bucket_of(pending.network).give_back()
+        if not pending.known:
             self._unknown.give_back()
-        self.seen(visit.network, now)
+        self.remember(pending.network, now)
 
-    def seen(self, network: str, now: float) -> None:
-        """Mark the network of an admitted peer as known."""
+    def remember(self, network: str, now: float) -> None:
+        """Remember the network of an admitted peer as known."""
         _remember(self._known, network, now)
 
-    def leave(self, visit: PendingConnection) -> None:
+    def leave(self, pending: PendingConnection) -> None:
         """Handle the end of the connection."""
-        self._remove(visit)
+        self._remove(pending)
 
     def failed(self, address: str, now: float) -> float:
         """Count a failed login from `address` (`host:port`). Return the seconds by which to delay the rejection."""
         self.failed_logins += 1
         network = network_of(address)
         count, at = self._failures.get(network, (0.0, now))
-        count = min(_MOST_FAILURES, count * 0.5 ** (max(0.0, now - at) / FORGET_S) + 1.0)
+        count = min(_MAX_FAILURES, count * 0.5 ** (max(0.0, now - at) / FORGET_S) + 1.0)
         _remember(self._failures, network, (count, now))
         over = count - FREE_FAILURES
-        return 0.0 if over <= 0 else min(MOST_DELAY_S, FIRST_DELAY_S * 2.0 ** (over - 1.0))
+        return 0.0 if over <= 0 else min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (over - 1.0))
 
-    def _turn_away(self, reason: str) -> str:
-        self.turned_away += 1
+    def _reject(self, reason: str) -> str:
+        self.rejected += 1
         return reason
 
     def _is_known(self, network: str, now: float) -> bool:
@@ -182,30 +182,32 @@ class Admission:
         _remember(self._buckets, network, bucket)
         return bucket
 
-    def _make_room(self, now: float, network: str | None) -> bool:
-        """Close the visit (of that network) that is least likely a legitimate peer's; False: there is none to close."""
+    def _evict(self, now: float, network: str | None) -> bool:
+        """Close the pending connection (of that network) least likely to be legitimate; False: there is none."""
         old = now - GRACE_S
         candidates = [
-            visit for visit in self._visits if visit.since <= old and (network is None or visit.network == network)
+            pending
+            for pending in self._pending
+            if pending.since <= old and (network is None or pending.network == network)
         ]
         if not candidates:
             return False
         # The first of equals, which is the longest waiting.
-        victim = max(candidates, key=lambda visit: (not visit.certified, self._of_network[visit.network]))
+        victim = max(candidates, key=lambda one: (not one.certified, self._of_network[one.network]))
         self._remove(victim)
-        self.crowded_out += 1
+        self.evicted += 1
         victim.close("it was the oldest of too many unauthenticated connections")
         return True
 
-    def _remove(self, visit: PendingConnection) -> bool:
-        if visit not in self._visits:
+    def _remove(self, pending: PendingConnection) -> bool:
+        if pending not in self._pending:
             return False
-        del self._visits[visit]
-        left = self._of_network[visit.network] - 1
+        del self._pending[pending]
+        left = self._of_network[pending.network] - 1
         if left:
-            self._of_network[visit.network] = left
+            self._of_network[pending.network] = left
         else:
-            del self._of_network[visit.network]
+            del self._of_network[pending.network]
         return True
 
 
@@ -236,5 +238,5 @@ def network_of(address: str) -> str:
 def _remember(table: OrderedDict[str, _Value], key: str, value: _Value) -> None:
     table[key] = value
     table.move_to_end(key)
-    if len(table) > MOST_ADDRESSES:
+    if len(table) > MAX_ADDRESSES:
         table.popitem(last=False)

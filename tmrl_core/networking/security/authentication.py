@@ -19,7 +19,7 @@ from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.connection import Authenticate, Connection, Identity
 from tmrl_core.networking.protocol.messages import Hello
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.security.certificates import read_end
@@ -40,12 +40,10 @@ logger = logging.getLogger(__name__)
 
 WARN_DAYS = 30
 """Number of days before a certificate's expiry at which warnings begin."""
-_SAY_AGAIN = timedelta(days=1)
-_TRY_AGAIN_LOOKS = 10
+_WARN_EVERY = timedelta(days=1)
+_RETRY_CHECKS = 10
 """Number of checks between two attempts to read a file that could not be read."""
 
-Judge: TypeAlias = Callable[[Hello, Connection], "tuple[str, str] | tuple[str, str, float] | None"]
-"""Authenticates a peer: None, or (refusal code, reason, and perhaps the seconds of delay before the rejection)."""
 Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
@@ -65,20 +63,20 @@ class _Files:
         self.directory = directory
         self._read = self._tried = self._stamp()
         self._failures = 0
-        self._looks = 0
+        self._checks = 0
 
     def _stamp(self) -> Stamp:
         place = self.directory
         try:
             files = [place, revoked_file(place)] if place.is_file() else sorted(place.glob("*.*"))
         except OSError:
-            return ()  # it cannot be looked into, which reading it will tell
+            return ()  # reading the folder will raise the error
         stamps: list[tuple[str, int, int, int]] = []
         for file in files:
             try:
                 info = os.stat(file)
             except OSError:
-                continue  # gone meanwhile, which is a change as well
+                continue  # deleted meanwhile, which is a change as well
             stamps.append((file.name, info.st_ino, info.st_size, info.st_mtime_ns))
         return tuple(stamps)
 
@@ -90,9 +88,9 @@ class _Files:
         stamp = self._stamp()
         if stamp != self._tried:
             self._tried = stamp
-            self._failures = self._looks = 0
-        self._looks += 1
-        return stamp != self._read and (self._failures < 2 or self._looks % _TRY_AGAIN_LOOKS == 0)
+            self._failures = self._checks = 0
+        self._checks += 1
+        return stamp != self._read and (self._failures < 2 or self._checks % _RETRY_CHECKS == 0)
 
     def accept(self) -> None:
         """Record that the files, as of the last check, were read."""
@@ -109,18 +107,18 @@ class _Expiry:
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        self._said: datetime | None = None
+        self._warned_at: datetime | None = None
 
-    def look(self, certificates: Callable[[], list[tuple[str, datetime, str]]]) -> None:
+    def check(self, certificates: Callable[[], list[tuple[str, datetime, str]]]) -> None:
         """Warn of the certificates, as (name, end, remedy), that expire soon."""
         now = self._now()
-        if self._said is not None and now - self._said < _SAY_AGAIN:
+        if self._warned_at is not None and now - self._warned_at < _WARN_EVERY:
             return
-        self._said = now
+        self._warned_at = now
         try:
             found = certificates()
         except (CredentialsError, OSError):
-            return  # said where they are read to be used
+            return  # reported where they are read for use
         for what, end, remedy in found:
             left = end - now
             if left < timedelta(0):
@@ -128,9 +126,9 @@ class _Expiry:
             elif left < timedelta(days=WARN_DAYS):
                 logger.warning("%s expires on %s UTC, in %d days. %s", what, f"{end:%Y-%m-%d %H:%M}", left.days, remedy)
 
-    def again(self) -> None:
+    def repeat(self) -> None:
         """Repeat the warning at the next check, because a file has changed."""
-        self._said = None
+        self._warned_at = None
 
 
 class ServerAccess:
@@ -153,11 +151,11 @@ class ServerAccess:
         self._revoked = read_revoked(self._directory)
         self._tokens: WeakKeyDictionary[Connection, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
         self._expiry = _Expiry(now)
-        self._expiry.look(self._certificates)
+        self._expiry.check(self._certificates)
 
     def refresh(self) -> bool:
         """Reload changed files. Return whether the valid credentials have changed. Called about once a second."""
-        self._expiry.look(self._certificates)
+        self._expiry.check(self._certificates)
         if not self._files.changed():
             return False
         # Each file takes effect as soon as it can be read: a damaged certificate must not delay a revocation.
@@ -183,14 +181,14 @@ class ServerAccess:
             self._had_list, self._revoked = has_list, revoked
         if not unread:
             self._files.accept()
-            self._expiry.again()
+            self._expiry.repeat()
             logger.info("credentials were reloaded; revoked certificates: %d", len(self._revoked))
         elif self._files.failed():
             for line in unread:
                 logger.error("%s", line)
         return changed
 
-    def objection(self, connection: Connection) -> tuple[str, str] | None:
+    def rejection_of(self, connection: Connection) -> tuple[str, str] | None:
         """Return (refusal code, reason) if an admitted peer would be rejected now, else None."""
         if (revoked := self.revoked(connection.identity)) is not None:
             return revoked
@@ -219,10 +217,10 @@ class ServerAccess:
             f"on the machine that holds the CA (`{BUNDLE} {role} --name {identity.name}`) and install it here.",
         )
 
-    def judge(self, by_credentials: Judge) -> Judge:
+    def authenticator(self, by_credentials: Authenticate) -> Authenticate:
         """Wrap `by_credentials`: reject revoked certificates, and remember logins by token."""
 
-        def judged(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
+        def authenticate_peer(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
             identity = connection.identity
             verdict = self.revoked(identity) or by_credentials(hello, connection)
             if verdict is None and (identity.role is None or (hello.role == "observer" and identity.role != "trainer")):
@@ -230,7 +228,7 @@ class ServerAccess:
                 self._tokens[connection] = (roles, token_hash(hello.token))
             return verdict
 
-        return judged
+        return authenticate_peer
 
     def _certificates(self) -> list[tuple[str, datetime, str]]:
         place = self._directory
@@ -290,10 +288,10 @@ class ClientAccess:
                     logger.error("the previous credentials stay in use: %s", exc)
             else:
                 self._files.accept()
-                self._expiry.again()
+                self._expiry.repeat()
                 changed = True
                 logger.info("credentials were reloaded")
-        self._expiry.look(self._certificates)
+        self._expiry.check(self._certificates)
         return changed
 
     def _certificates(self) -> list[tuple[str, datetime, str]]:
@@ -323,16 +321,16 @@ _NEW_TOKEN = (
 _NEW_CA = "Make a new CA and new bundles: `python -m tmrl_core --credentials create --overwrite`."
 
 
-def slowed(judge: Judge, admission: Admission, clock: Callable[[], float]) -> Judge:
-    """Wrap `judge`: delay rejections of failed logins, longer with each one from the same address.
+def delay_rejections(authenticate: Authenticate, admission: Admission, clock: Callable[[], float]) -> Authenticate:
+    """Wrap `authenticate`: delay rejections of failed logins, longer with each one from the same address.
 
     Peers with a valid certificate are exempt, even if the certificate is for another role.
     """
 
-    def judged(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
-        verdict = judge(hello, connection)
+    def authenticate_peer(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
+        verdict = authenticate(hello, connection)
         if verdict is None or verdict[0] not in ("token", "certificate"):
             return verdict
         return verdict[0], verdict[1], admission.failed(connection.identity.address, clock())
 
-    return judged
+    return authenticate_peer

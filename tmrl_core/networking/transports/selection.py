@@ -16,10 +16,10 @@ import msgspec
 from tmrl_core.config import CFG, Cfg, Config, given
 from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.connection import Authenticate, Connection, Identity
 from tmrl_core.networking.protocol.messages import Hello, Role
 from tmrl_core.networking.security.admission import Admission, AdmissionSettings
-from tmrl_core.networking.security.authentication import ClientAccess, Judge, ServerAccess, slowed
+from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess, delay_rejections
 from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES, TokenVerifier
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
@@ -128,7 +128,7 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
     """The transport for a client's settings, and the token to show.
 
     Raises:
-        ConfigError: plaintext beyond this machine, or a name that is none.
+        ConfigError: plaintext beyond this machine, or an unknown transport.
         CredentialsError: there are no credentials.
     """
     if settings.transport == "local":
@@ -191,13 +191,13 @@ def server_transport(
     local_port: int = 0,
     header_size: int = 12,
     max_buf_len: int = 512 << 20,
-) -> tuple[Transport, Judge]:
-    """The transport for a Server, and what decides about the peers that come.
+) -> tuple[Transport, Authenticate]:
+    """Return the transport of a Server, and the function that authenticates its peers.
 
-    `on_refused(address, reason)` is called for each whose TLS handshake fails, and for each that is turned away before.
+    `on_refused(address, reason)` is called for each peer whose TLS handshake fails, or that is rejected before it.
 
     Raises:
-        ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`, or a name that is none.
+        ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`, or an unknown transport.
         CredentialsError: there is no server certificate.
     """
     if transport == "local":
@@ -227,7 +227,7 @@ def server_transport(
             admission=admission,
             on_refused=on_refused,
         )
-        # tlspyo has asked for its password already, and knows nothing of roles.
+        # tlspyo has checked its password already, and has no roles.
         return made, lambda hello, connection: None
     from tmrl_core.networking.transports.tls import TlsTransport
 
@@ -235,7 +235,7 @@ def server_transport(
     if security is None:
         return (
             TlsTransport(None, on_refused=on_refused, admission=strangers),
-            slowed(_plain_authenticate(token), strangers, time.monotonic),
+            delay_rejections(_plain_authenticate(token), strangers, time.monotonic),
         )
     from tmrl_core.networking.security import credentials, handshakes
 
@@ -244,7 +244,7 @@ def server_transport(
     def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
         identity = connection.identity
         if hello.role == "observer":
-            return _may_look(hello, identity, access.verifier)
+            return _refuse_status(hello, identity, access.verifier)
         if identity.role is not None:
             if identity.role != hello.role:
                 return (
@@ -285,7 +285,7 @@ def server_transport(
             access=access,
             admission=strangers,
         ),
-        slowed(access.judge(authenticate), strangers, time.monotonic),
+        delay_rejections(access.authenticator(authenticate), strangers, time.monotonic),
     )
 
 
@@ -294,15 +294,15 @@ def _check_known(transport: str) -> None:
         raise ConfigError(f"network.transport is {transport!r}; this version has 'tls', 'local' and 'tlspyo'")
 
 
-def _may_look(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tuple[str, str] | None:
+def _refuse_status(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tuple[str, str] | None:
     """Return code and reason of a rejected status request; None: this peer may request the status.
 
     A trainer and a holder of the Server's own key may request it. Workers may not: their machines may be stolen, and
     the status names every other worker with its address.
     """
-    # Both are looked at, whatever the first says: how long it takes says nothing of the token.
+    # Both are always checked, so that the time taken reveals nothing about the token.
     may = verifier.check("observer", hello.token) | verifier.check("trainer", hello.token)
-    if identity.role == "trainer" or (identity.role is None and may):  # another's certificate is no trainer's machine
+    if identity.role == "trainer" or (identity.role is None and may):  # a worker's certificate is never a trainer's
         return None
     if identity.role is not None or not hello.token:
         return (
@@ -319,7 +319,7 @@ def _may_look(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tupl
     )
 
 
-def _plain_authenticate(token: str | None) -> Judge:
+def _plain_authenticate(token: str | None) -> Authenticate:
     def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
         if token and not hmac.compare_digest(token.encode(), hello.token.encode()):
             return "token", f"the token is not the one that this Server was given for the role {hello.role}"

@@ -98,8 +98,8 @@ class TlsTransport(Transport):
         loop = asyncio.get_running_loop()
         listener = _TlsListener()
 
-        def make(visit: PendingConnection) -> _TlsDriver:
-            driver = _TlsDriver(self, accept(), loop, visit)
+        def make(pending: PendingConnection) -> _TlsDriver:
+            driver = _TlsDriver(self, accept(), loop, pending)
             listener.drivers.add(driver)
             driver.ended.add_done_callback(lambda _: listener.drivers.discard(driver))
             return driver
@@ -129,12 +129,12 @@ class TlsTransport(Transport):
         for driver in list(drivers):
             connection = driver.connection
             if connection.state == "greeting" or connection.closing:
-                continue  # judged when it says who it is
-            objection = access.objection(connection)
-            if objection is not None:
+                continue  # its Hello will be checked
+            rejection = access.rejection_of(connection)
+            if rejection is not None:
                 identity = connection.identity
-                self.on_refused(identity.address, f"{identity.name or 'it'} was told: {objection[1]}")
-                connection.refuse(*objection, now=driver.loop.time())
+                self.on_refused(identity.address, f"{identity.name or 'it'} was told: {rejection[1]}")
+                connection.refuse(*rejection, now=driver.loop.time())
 
     def renewed_token(self) -> str | None:
         """Look at a client's credentials again, before it dials: the token to show from now on; None: as before."""
@@ -202,38 +202,38 @@ class _Gate(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         address = _address_of(transport)
-        visit = self._owner.admission.arrive(address, self._loop.time())
-        if isinstance(visit, str):
-            self._owner.on_refused(address, visit)
+        pending = self._owner.admission.arrive(address, self._loop.time())
+        if isinstance(pending, str):
+            self._owner.on_refused(address, pending)
             cast(asyncio.Transport, transport).abort()
             return
-        driver = self._make(visit)
+        driver = self._make(pending)
         transport.set_protocol(driver)
         driver.connection_made(transport)
 
 
 class _TlsDriver(Driver, asyncio.BufferedProtocol):
-    """One socket, its TLS state and the connection that it carries; `visit` is the Server's, None a client's."""
+    """One socket, its TLS state and the connection that it carries; `pending` is the Server's, None a client's."""
 
     def __init__(
         self,
         transport: TlsTransport,
         connection: Connection,
         loop: asyncio.AbstractEventLoop,
-        visit: PendingConnection | None,
+        pending: PendingConnection | None,
     ) -> None:
         super().__init__(connection, loop)
         self.ready: asyncio.Future[None] = loop.create_future()
         self._owner = transport
-        self._server_side = visit is not None
-        self._visit = visit
-        """Visit of the peer until it is admitted."""
-        self._visit_bytes = 0
+        self._server_side = pending is not None
+        self._pending = pending
+        """The connection until its peer is admitted."""
+        self._pending_bytes = 0
         self._network = ""
-        if visit is not None:
-            self._network = visit.network
-            visit.close = self._crowded_out
-            connection.on_let_in = self._let_in
+        if pending is not None:
+            self._network = pending.network
+            pending.close = self._on_evicted
+            connection.on_admitted = self._on_admitted
         self._socket: asyncio.Transport | None = None
         self._address = "?"
         self._paused = False
@@ -287,9 +287,9 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._finishing:
             return  # lingering: what still comes is read and thrown away
-        if self._visit is not None:
-            self._visit_bytes += nbytes
-            if self._visit_bytes > _GREETING_BYTES:
+        if self._pending is not None:
+            self._pending_bytes += nbytes
+            if self._pending_bytes > _GREETING_BYTES:
                 self._give_up(NetworkError(f"it sent more than {_GREETING_BYTES} bytes before it identified itself"))
                 return
         if self._tls is None:
@@ -325,11 +325,11 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         for timer in (self._linger, self._late_timer):
             if timer is not None:
                 timer.cancel()
-        if self._visit is not None:
-            self._owner.admission.leave(self._visit)
-            self._visit = None
+        if self._pending is not None:
+            self._owner.admission.leave(self._pending)
+            self._pending = None
         elif self._server_side:
-            self._owner.admission.seen(self._network, self.loop.time())
+            self._owner.admission.remember(self._network, self.loop.time())
         reason = self._reason
         if reason is None and exc is not None:
             reason = NetworkError(f"the connection to {self._address} broke: {self._owner.explain(exc)}")
@@ -407,13 +407,13 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         )
         self._give_up(NetworkError(f"{what} within {self._owner.admission.settings.greeting_s:g} s"))
 
-    def _let_in(self) -> None:
+    def _on_admitted(self) -> None:
         self._in_time()
-        if self._visit is not None:
-            self._owner.admission.let_in(self._visit, self.loop.time())
-            self._visit = None
+        if self._pending is not None:
+            self._owner.admission.admit(self._pending, self.loop.time())
+            self._pending = None
 
-    def _crowded_out(self, reason: str) -> None:
+    def _on_evicted(self, reason: str) -> None:
         self._reason = NetworkError(reason)
         self._owner.on_refused(self._address, reason)
         self._close_socket()
@@ -432,9 +432,9 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         serial = clean_serial(certificate["serialNumber"]) if certificate else None
         issuer = str(certificate.get("issuer")) if certificate else None
         identity = Identity(self._address, role, name, serial, issuer)
-        if self._visit is not None and role is not None:
+        if self._pending is not None and role is not None:
             access = self._owner.access
-            self._visit.certified = not isinstance(access, ServerAccess) or access.revoked(identity) is None
+            self._pending.certified = not isinstance(access, ServerAccess) or access.revoked(identity) is None
         self.connection.connected(identity, self.loop.time())
         if not self.ready.done():
             self.ready.set_result(None)

@@ -114,7 +114,7 @@ class RemoteInterface(TrainingInterface):
         """Called with the record of each episode."""
         self.on_rest: Callable[[], None] | None = None
         """Called where a checkpoint may be taken."""
-        self.on_let_in: Callable[[], None] | None = None
+        self.on_admitted: Callable[[], None] | None = None
         """Called once, when the Server has let this trainer in."""
         self.ending = False
         """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
@@ -536,9 +536,9 @@ class RemoteInterface(TrainingInterface):
 
     def _tick(self) -> None:
         """Check from time to time the connected workers, evaluations and network statistics."""
-        if self.on_let_in is not None and self.link.was_connected:
-            let_in, self.on_let_in = self.on_let_in, None
-            let_in()
+        if self.on_admitted is not None and self.link.was_connected:
+            on_admitted, self.on_admitted = self.on_admitted, None
+            on_admitted()
         self._note_members()
         if self.evaluator is not None:
             self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())

@@ -53,7 +53,7 @@ def main(settings: dict[str, Any]) -> None:
     logging.getLogger("tlspyo").setLevel(logging.ERROR)  # what matters is reported to the parent
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     _look_at_parent(os.getppid())
-    (Relay(settings) if settings["role"] == "relay" else Peer(settings)).run()
+    (TlspyoRelay(settings) if settings["role"] == "relay" else Peer(settings)).run()
 
 
 def _end_with_stdin() -> None:
@@ -93,7 +93,7 @@ class LocalEnd(Protocol):  # type: ignore[misc]
     Towards the parent `(number, command, object)`, from it `(command, number, object)`.
     """
 
-    def __init__(self, owner: Relay | Peer) -> None:
+    def __init__(self, owner: TlspyoRelay | Peer) -> None:
         self._owner = owner
         self._header_size: int = owner.header_size
         self._buffer = b""
@@ -132,7 +132,7 @@ class LocalEnd(Protocol):  # type: ignore[misc]
 class _LocalFactory(ClientFactory):  # type: ignore[misc]
     noisy = False
 
-    def __init__(self, owner: Relay | Peer) -> None:
+    def __init__(self, owner: TlspyoRelay | Peer) -> None:
         self._owner = owner
 
     def buildProtocol(self, addr: object) -> LocalEnd:
@@ -163,7 +163,7 @@ def _reason(failure: Failure) -> list[str]:
 # --- the Server's side ------------------------------------------------------------------------------------------------
 
 
-class Relay(Server):  # type: ignore[misc]
+class TlspyoRelay(Server):  # type: ignore[misc]
     """tlspyo's relay, whose group `hub` is the parent."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -259,11 +259,11 @@ class _RelayFactory(ServerProtocolFactory):  # type: ignore[misc]
 
     def buildProtocol(self, addr: Any) -> Protocol:
         server, address = self.server, f"{addr.host}:{addr.port}"
-        visit = server.admission.arrive(address, reactor.seconds())
-        if isinstance(visit, str):
-            server.refused(address, visit)
+        pending = server.admission.arrive(address, reactor.seconds())
+        if isinstance(pending, str):
+            server.refused(address, pending)
             return _TurnedAway()
-        return RelayProtocol(server, address, visit)
+        return RelayProtocol(server, address, pending)
 
 
 class _TurnedAway(Protocol):  # type: ignore[misc]
@@ -275,16 +275,16 @@ class _TurnedAway(Protocol):  # type: ignore[misc]
 class RelayProtocol(ServerProtocol):  # type: ignore[misc]
     """The Server's end of one peer's connection."""
 
-    def __init__(self, server: Relay, address: str, visit: PendingConnection) -> None:
+    def __init__(self, server: TlspyoRelay, address: str, pending: PendingConnection) -> None:
         super().__init__(server)
         self.address = address
         self._prefix = self._header_size + self._len_password
         self._timer: Any = None
         """Until it has shown the password, then while it is to close."""
-        self._network = visit.network
-        self._visit: PendingConnection | None = visit
+        self._network = pending.network
+        self._pending: PendingConnection | None = pending
         self._closing = False
-        visit.close = self._crowded_out
+        pending.close = self._on_evicted
 
     def connectionMade(self) -> None:
         """A peer has connected; until it has shown the password, it has little time."""
@@ -297,11 +297,11 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         """The peer has gone."""
         self._after(None)
         admission = self._server.admission
-        if self._visit is not None:
-            admission.leave(self._visit)
-            self._visit = None
+        if self._pending is not None:
+            admission.leave(self._pending)
+            self._pending = None
         else:
-            admission.seen(self._network, reactor.seconds())
+            admission.remember(self._network, reactor.seconds())
         super().connectionLost(reason)
 
     def _after(self, seconds: float | None, do: Any = None) -> None:
@@ -312,17 +312,17 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
 
     def _late(self) -> None:
         greeting_s = self._server.admission.settings.greeting_s
-        self._crowded_out(f"it did not show the password within {greeting_s:g} s")
+        self._on_evicted(f"it did not show the password within {greeting_s:g} s")
 
-    def _crowded_out(self, reason: str) -> None:
+    def _on_evicted(self, reason: str) -> None:
         self._server.refused(self.address, reason)
         self._kill()
 
-    def _let_in(self) -> None:
-        if self._visit is not None:
+    def _on_admitted(self) -> None:
+        if self._pending is not None:
             self._after(None)
-            self._server.admission.let_in(self._visit, reactor.seconds())
-            self._visit = None
+            self._server.admission.admit(self._pending, reactor.seconds())
+            self._pending = None
 
     def process_header(self) -> tuple[int, int, str | None]:
         """As tlspyo's, with a limit to the length, and the password compared in constant time and never logged."""
@@ -351,7 +351,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         except Exception:
             self._kill()  # whatever it sent was no message of tlspyo; nobody need read a traceback
         if self._state == "ALIVE":
-            self._let_in()
+            self._on_admitted()
 
     def _refuse(self) -> None:
         # As an object, since that is what tlspyo's endpoint passes on; then the connection ends.
