@@ -454,7 +454,6 @@ def test_changed_bytes_give_a_chunk_that_holds_together_or_codec_error(valid: by
     assert len(chunk.step) == len(chunk.episode) == len(chunk.version) == chunk.rows
     for row in range(chunk.rows):
         chunk.sample(row)
-        chunk.extras_of(row)
     encode_message(chunk, [])
 
 

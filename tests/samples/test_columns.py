@@ -49,14 +49,6 @@ def test_a_sample_has_the_rows_values_and_kinds() -> None:
     assert chunk.sample(8)[4] is True
 
 
-def test_extras_of_a_row_have_their_kinds() -> None:
-    extras = make_chunk().extras_of(3)
-    assert extras["flag"] is True
-    assert isinstance(extras["zero"], np.ndarray)
-    assert extras["zero"].shape == ()
-    assert extras["zero"] == 6.0
-
-
 def test_per_row_columns_of_the_segments() -> None:
     chunk = make_chunk()
     assert chunk.episode.tolist() == [7] * 5 + [8] * 4
@@ -83,7 +75,6 @@ def test_a_slice_has_the_same_rows_as_views(a: int, b: int) -> None:
     for row in range(part.rows):
         ours, theirs = part.sample(row), whole.sample(start + row)
         assert repr(ours) == repr(theirs)
-        assert repr(part.extras_of(row)) == repr(whole.extras_of(start + row))
     for name in ("episode", "step", "version"):
         assert getattr(part, name).tolist() == getattr(whole, name)[start:stop].tolist()
     assert part.stream == whole.stream

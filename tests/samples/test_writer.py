@@ -151,7 +151,7 @@ def test_extras_are_columns_of_their_own() -> None:
     chunk = writer.view()
     assert list(chunk.extras) == ["logp", "hidden"]
     assert chunk.extras["logp"].tolist() == [-1, -2]  # type: ignore[union-attr]
-    assert chunk.extras_of(1)["hidden"][0].tolist() == [1, 1]
+    assert chunk.extras["hidden"][0][1].tolist() == [1, 1]  # type: ignore[union-attr]
 
 
 def test_an_extra_that_changes_its_shape_does_not_fit() -> None:

@@ -48,7 +48,7 @@ def test_a_changed_bit_is_noticed_unless_it_is_in_padding(note: bytes, payload: 
     bit = data.draw(st.integers(0, 8 * len(whole) - 1))
     whole[bit // 8] ^= 1 << bit % 8
     assert records(bytes(whole)) in ([], [(note, payload)])
-    start = storage_format.RECORD_HEADER_BYTES
+    start = storage_format._RECORD.size
     if bit // 8 < start + len(note) or start + len(note) + -(start + len(note)) % 8 <= bit // 8 < len(whole) - 8:
         assert records(bytes(whole)) == []
 

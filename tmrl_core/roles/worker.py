@@ -15,13 +15,13 @@ import numpy as np
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.backends import choose_actor
 from tmrl_core.actor.rollout.collector import Collector
-from tmrl_core.actor.rollout.link import CloseReport
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
+from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.security.credentials import find as find_credentials
 from tmrl_core.networking.security.tls_contexts import client_name

@@ -100,7 +100,7 @@ class Chunk:
     @property
     def nbytes(self) -> int:
         """Bytes that the samples take, about: arrays exactly, other values by a close estimate."""
-        size = 3 * self.rows + sum(map(_tree_bytes, self.fields))
+        size = 3 * self.rows + sum(map(tree_bytes, self.fields))
         return size + sum(map(_size_of, self.info.values())) if self.info else size
 
     @property
@@ -141,14 +141,6 @@ class Chunk:
             bool(self.truncated[row]),
             self.info.get(row, {}),
         )
-
-    def extras_of(self, row: int) -> dict[str, Any]:
-        """Return the extras of one sample by name."""
-        kinds = iter(self.kinds)
-        for tree in (self.action, self.observation, self.reward):
-            for _ in leaves(tree):
-                next(kinds, "")
-        return {name: _row_of(tree, row, kinds) for name, tree in self.extras.items()}
 
     def slice(self, start: int, stop: int) -> Chunk:
         """Return rows `start` to `stop` (exclusive) as a chunk of views.
@@ -208,13 +200,14 @@ def _row_of(tree: Any, row: int, kinds: Iterator[Kind]) -> Any:
     return _PYTHON_TYPES[kind](tree[row])
 
 
-def _tree_bytes(tree: Tree) -> int:
+def tree_bytes(tree: Tree) -> int:
+    """Return the bytes that the leaves of a tree take, as `Chunk.nbytes` counts them."""
     if isinstance(tree, np.ndarray):
         return tree.nbytes
     if isinstance(tree, tuple):
-        return sum(map(_tree_bytes, tree))
+        return sum(map(tree_bytes, tree))
     if isinstance(tree, dict):
-        return sum(map(_tree_bytes, tree.values()))
+        return sum(map(tree_bytes, tree.values()))
     return 8 * len(tree) + sum(map(_size_of, tree))
 
 

@@ -31,7 +31,6 @@ MAX_PAYLOAD_BYTES = 1 << 34
 
 _HEAD = struct.Struct("<8sII")
 _RECORD = struct.Struct("<4sIQII")
-RECORD_HEADER_BYTES = _RECORD.size
 
 
 def padding(length: int) -> int:

@@ -10,10 +10,10 @@ import pytest
 
 from tests.actor.rollout.composing import compose
 from tmrl_core.actor import TorchActorModule
-from tmrl_core.actor.rollout.link import CloseReport
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, WeightsError
+from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate
 
 

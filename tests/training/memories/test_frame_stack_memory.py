@@ -87,7 +87,6 @@ def test_its_transitions_are_those_of_a_memory_that_stores_stacks_whole(
             for item in range(0, len(shared), 7):
                 assert same(shared.get_transition(item), plain.get_transition(item + len(plain) - len(shared)))
     assert shared.written == plain.written
-    assert shared.policy_versions().shape == (len(shared), 2)
 
 
 def test_batches_are_whole_stacks(make: Any, make_rows: Any) -> None:

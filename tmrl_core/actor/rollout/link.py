@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Directive, PolicyUpdate, Progress
 from tmrl_core.samples import Chunk, EpisodeRecord
 
@@ -22,17 +23,6 @@ class LinkCounts(Protocol):
     @property
     def queued_samples(self) -> int:
         """Given to the link, and not acknowledged, refused or dropped yet."""
-
-
-class CloseReport(NamedTuple):
-    """Numbers of samples of a worker that has ended."""
-
-    acknowledged: int
-    """Acknowledged by the trainer."""
-    handed_over: int
-    """Stored by the Server until a trainer takes them."""
-    lost: int
-    """Lost with this process. Refused and dropped samples are not included."""
 
 
 class RolloutLink(Protocol):
@@ -89,5 +79,5 @@ class RolloutLink(Protocol):
     def counts(self) -> LinkCounts:
         """Counters of the samples."""
 
-    def close(self, drain: bool = True) -> tuple[int, int, int]:
-        """End the link, by default after a wait for acknowledgements; return the numbers of a `CloseReport`."""
+    def close(self, drain: bool = True) -> CloseReport:
+        """End the link, by default after a wait for acknowledgements."""

@@ -12,11 +12,12 @@ import math
 import time
 from pathlib import Path
 
-from tmrl_core.actor.rollout.link import CloseReport, RolloutLink
+from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.errors import LinkClosedError, RemoteProtocolError, TmrlError, WeightsError
+from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Evaluation, PolicyUpdate, Version
 from tmrl_core.samples import Chunk, EpisodeRecord
 

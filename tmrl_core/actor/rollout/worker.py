@@ -19,13 +19,14 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.asynchronous_schedule import SEND_PAUSE_S, AsynchronousSchedule, count_to
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.environment import CheckedEnvironment, check_maker
-from tmrl_core.actor.rollout.link import CloseReport, RolloutLink
+from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
 from tmrl_core.errors import LinkClosedError
+from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
 

@@ -2,11 +2,10 @@
 
 from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.links.trainer import TrainerCounts, TrainerLink
-from tmrl_core.networking.links.worker import DrainReport, WorkerCounts, WorkerLink
+from tmrl_core.networking.links.worker import WorkerCounts, WorkerLink
 from tmrl_core.networking.transports.selection import LinkSettings
 
 __all__ = [
-    "DrainReport",
     "LinkSettings",
     "ObserverLink",
     "TrainerCounts",

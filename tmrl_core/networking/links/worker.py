@@ -19,7 +19,7 @@ from tmrl_core.networking.peers import (
     WorkerState,
 )
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, StreamSender
+from tmrl_core.networking.protocol.delivery import Body, CloseReport, StreamSender
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
     Directive,
@@ -51,16 +51,6 @@ _REFUSALS_SAID = 20
 
 def _anything() -> bool:
     return True
-
-
-class DrainReport(NamedTuple):
-    """Result of a worker's samples at its end."""
-
-    acknowledged: int
-    handed_over: int
-    """Stored by the Server, to be acknowledged by a trainer later."""
-    neither: int
-    """Not acknowledged when the time was over: dropped and refused ones not included."""
 
 
 class WorkerCounts(NamedTuple):
@@ -375,7 +365,7 @@ class WorkerLink(Link):
 
     # --- the end ---
 
-    def close(self, drain: bool = True) -> DrainReport:
+    def close(self, drain: bool = True) -> CloseReport:
         """End in order: wait up to `drain_timeout_s` for what is not acknowledged, then close the link."""
         if drain and not self.closed and self._thread is not None:
             self._worker.ending = True
@@ -388,7 +378,7 @@ class WorkerLink(Link):
         counts = self.counts
         stored = self._sender.samples_stored
         left = counts.queued_samples + self._sender.samples_unresolved - stored
-        report = DrainReport(counts.samples_acked, stored, left)
+        report = CloseReport(counts.samples_acked, stored, left)
         if left and self._worker.hand_over_refusal:
             logger.warning("%d samples were not handed over: %s", left, self._worker.hand_over_refusal)
         logger.debug("samples acknowledged: %d, handed over: %d, lost: %d", *report)

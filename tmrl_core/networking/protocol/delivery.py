@@ -65,6 +65,17 @@ class _Gone(NamedTuple):
     samples: int
 
 
+class CloseReport(NamedTuple):
+    """Numbers of samples of a worker that has ended."""
+
+    acknowledged: int
+    """Acknowledged by the trainer."""
+    handed_over: int
+    """Stored by the Server until a trainer takes them."""
+    lost: int
+    """Lost with this process. Refused and dropped samples are not included."""
+
+
 class StreamSender:
     """Worker's end of one stream.
 
@@ -83,14 +94,14 @@ class StreamSender:
         self.drop_oldest = drop_oldest
         self.held_bytes = 0
         self.held_samples = 0
-        self._held = 0  # a number of its own: other threads look, also while a message moves from one queue to another
+        # A separate counter: other threads read it, also while a message moves from one queue to another.
+        self.held_messages = 0
         self._newest = -1
         self.samples_offered = 0
         self.samples_acked = 0
         self.samples_refused = 0
         self.samples_dropped = 0
         self.messages_dropped = 0
-        self.messages_sent = 0
         self.refusals: deque[tuple[int, str]] = deque(maxlen=100)
         self._next_number = 0
         self._sent: deque[_Message] = deque()
@@ -119,11 +130,6 @@ class StreamSender:
         """Number of the next message."""
         return self._next_number
 
-    @property
-    def held_messages(self) -> int:
-        """Number of messages that are not acknowledged yet."""
-        return self._held
-
     def fits(self, body_bytes: int) -> bool:
         """Return whether a message of that size can be offered without dropping another."""
         return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
@@ -149,7 +155,7 @@ class StreamSender:
         self.held_bytes += body_bytes
         self.held_samples += samples
         self._newest = message.number
-        self._held += 1
+        self.held_messages += 1
         self._queue.append(message)
         self.unsent_bytes += body_bytes
         return True
@@ -196,7 +202,7 @@ class StreamSender:
     def _let_go(self, message: _Message) -> None:
         self.held_bytes -= message.body_bytes
         self.held_samples -= message.samples
-        self._held -= 1
+        self.held_messages -= 1
 
     @property
     def samples_unresolved(self) -> int:
@@ -212,7 +218,7 @@ class StreamSender:
     @property
     def settled(self) -> bool:
         """Return whether every message is acknowledged, or stored by the Server."""
-        return self._held == 0 or self._newest < self._stored
+        return self.held_messages == 0 or self._newest < self._stored
 
     # --- what the trainer says, or the Server in its place ---
 
@@ -329,7 +335,6 @@ class StreamSender:
             self._sent.append(self._current)
             self._current = None
             self._cutter = None
-            self.messages_sent += 1
         return frame
 
     def want(self, window_bytes: int) -> Want | None:

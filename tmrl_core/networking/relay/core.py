@@ -119,7 +119,6 @@ class Relay:
         """Number of peers whose requests were refused."""
         self.protocol_errors = 0
         """Number of peers that violated the protocol."""
-        self._trainer_peer = b""
         self._by_trainer_channel: dict[int, RelayStream] = {}
         self._next_trainer_channel = 1
         self._report: Report | None = None
@@ -296,7 +295,6 @@ class Relay:
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
         self.trainer = connection
-        self._trainer_peer = hello.peer
         self.flow.trainer_came()
         connection.state = "trainer"
         self._welcome(connection, self.incarnation)

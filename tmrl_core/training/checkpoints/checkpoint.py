@@ -25,10 +25,10 @@ from pathlib import Path
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
+from tmrl_core.storage import flush_folder
 from tmrl_core.training.checkpointable import attributes_of
 from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.files import (
-    flush_folder,
     parse_safetensors,
     parse_state,
     read_file,

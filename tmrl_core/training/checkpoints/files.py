@@ -48,16 +48,6 @@ class FileEntry(msgspec.Struct, frozen=True):
     crc32: _Count
 
 
-def flush_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut; Windows has no such call and needs none."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def write_file(path: Path, parts: Sequence[memoryview | bytes]) -> FileEntry:
     """Write and flush a file in slices that release the interpreter's lock; return its size and checksum."""
     crc = size = 0

@@ -11,7 +11,6 @@ import logging
 import shutil
 import tempfile
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -78,7 +77,6 @@ class CheckpointStore:
         self.keep_best = keep_best
         self.failures = 0
         self.last_error = ""
-        self.last_write_s = 0.0
         self._counter: int | None = None
         self._rows: defaultdict[str, SharedRows] = defaultdict(partial(SharedRows, self.rows_folder))
         """By the memory's path."""
@@ -172,7 +170,6 @@ class CheckpointStore:
             ) from exc
 
     def _work(self, snapshot: _Snapshot, on_written: Callable[[], None]) -> None:
-        started = time.perf_counter()
         try:
             self._write(snapshot)
             self._prune()
@@ -196,7 +193,6 @@ class CheckpointStore:
         finally:
             for lease in snapshot.leases.values():
                 lease.release()
-            self.last_write_s = time.perf_counter() - started
 
     def _write(self, snapshot: _Snapshot) -> None:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -138,8 +138,6 @@ class TrainingOffline(TrainingLoop):
         self.samples_stale = 0
         self.updates_skipped = 0
         """Updates that were not made, since a number in them was not finite; `total_updates` counts them too."""
-        self.best_return: float | None = None
-        """Mean return of the best evaluation so far."""
         self.elapsed_s = 0.0
         """Seconds that the run had been going when it was saved."""
         self.delivery: State = {"incarnation": 0, "counter": 0, "marks": {}}

@@ -403,11 +403,6 @@ class ReplayMemory(TrainingMemory):
         prev_obs, act, rew, obs, terminated, truncated, extras = self._reader.transition_at(index)
         return prev_obs, act, rew, obs, terminated, truncated, extras
 
-    def policy_versions(self) -> Array:
-        """[len, 2] int64: incarnation and counter of the policy that made each transition, in no promised order."""
-        self._reader.stop()
-        return self._rows.versions()
-
     @property
     def recorded(self) -> tuple[dict[bytes, tuple[int, int]], State] | None:
         """Marks and values of what is on the disk, as `commit` was given them; None: nothing, or this is in RAM."""

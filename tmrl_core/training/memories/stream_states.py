@@ -9,6 +9,7 @@ import numpy as np
 
 from tmrl_core.errors import CodecError, StorageError
 from tmrl_core.samples import decode_value, encode_value
+from tmrl_core.samples.columns import tree_bytes
 from tmrl_core.storage import MAX_NOTE_BYTES
 from tmrl_core.training.value_types import State, Tree
 
@@ -60,17 +61,9 @@ def encoded(changes: Changes) -> bytes:
     size = 0
     kept = {}
     for stream, tail in reversed(list(tails.items())):
-        size += 0 if tail is None else _tree_bytes(tail[2])
+        size += 0 if tail is None else tree_bytes(tail[2])
         kept[stream] = tail if size <= MAX_TAILS_BYTES else None
     return encode_value({**changes, "tails": dict(reversed(kept.items()))})
-
-
-def _tree_bytes(tree: Tree) -> int:
-    if isinstance(tree, dict):
-        return sum(map(_tree_bytes, tree.values()))
-    if isinstance(tree, tuple):
-        return sum(map(_tree_bytes, tree))
-    return int(tree.nbytes)
 
 
 def decoded(data: bytes) -> Changes:
