@@ -91,6 +91,10 @@ class EnvironmentFailedError(TmrlError):
     """The environment failed more often in a row than `worker.max_failures` allows."""
 
 
+class ObservationError(TmrlError, ValueError):
+    """An observation from a client does not belong to its space; the message names the value that does not fit."""
+
+
 class PolicyFailedError(TmrlError):
     """The policy's action is not finite, and no better policy can be expected. The action was not executed."""
 

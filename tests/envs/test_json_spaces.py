@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmrl_core.envs.json_spaces import action_writer, observation_reader, space_from_json
+from tmrl_core.errors import ConfigError, ObservationError
+
+FULL = spaces.Dict(
+    {
+        "box": spaces.Box(-1, 1, (2, 3), np.float32),
+        "scalar": spaces.Box(-1, 1, (), np.float64),
+        "picture": spaces.Box(0, 255, (2, 2), np.uint8),
+        "flags": spaces.Box(0, 1, (2,), np.bool_),
+        "choice": spaces.Discrete(3, start=5),
+        "bits": spaces.MultiBinary(3),
+        "digits": spaces.MultiDiscrete([2, 10]),
+        "pair": spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (1,), np.float16))),
+    }
+)
+
+
+def as_json(value: Any) -> Any:
+    """What a client sends: `tolist` of every array."""
+    if isinstance(value, dict):
+        return {key: as_json(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return [as_json(inner) for inner in value]
+    return np.asarray(value).tolist()
+
+
+def equal(one: Any, two: Any) -> bool:
+    """Equal values, types, dtypes and shapes."""
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(equal(one[key], two[key]) for key in one)
+    if isinstance(one, tuple):
+        return type(two) is tuple and all(map(equal, one, two))
+    one, two = np.asarray(one), np.asarray(two)
+    return one.dtype == two.dtype and one.shape == two.shape and bool((one == two).all())
+
+
+@pytest.mark.parametrize(
+    ("value", "space"),
+    [
+        (2, spaces.Discrete(2)),
+        ([[4], -1, 1], spaces.Box(-1, 1, (4,), np.float32)),
+        ([3, -1, 1], spaces.Box(-1, 1, (3,), np.float32)),
+        ([[], 16, 24.5], spaces.Box(16, 24.5, (), np.float32)),
+        (
+            [[2], [0, None], [1, None]],
+            spaces.Box(np.array([0, -np.inf], np.float32), np.array([1, np.inf], np.float32)),
+        ),
+        ([[2, 1], None, 1e300], spaces.Box(-np.inf, np.inf, (2, 1))),
+        ({"b": 2, "a": [1, 0, 1]}, spaces.Dict({"a": spaces.Box(0, 1, (1,)), "b": spaces.Discrete(2)})),
+    ],
+)
+def test_a_space_is_made_of_json(value: Any, space: gymnasium.Space[Any]) -> None:
+    assert space_from_json(value) == space
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "gateway.x is 0"),
+        (True, "gateway.x is True"),
+        ("CartPole", "allowed are a number n"),
+        ({}, "allowed are a number n"),
+        ([1, 2], "allowed are a number n"),
+        ({"a": [1, 2]}, r"gateway\.x\.a is \[1, 2\]"),
+        ([[0], 0, 1], "shape"),
+        ([[2.0], 0, 1], "shape"),
+        ([2, [0, 1, 2], 1], "low of gateway.x does not fit the shape"),
+        ([2, [0, [1]], 1], "does not fit"),
+        ([1, "0", 1], "contains '0'"),
+        ([1, 0, math.nan], "high of gateway.x contains nan"),
+        ([1, 2, 1], "low exceeds high"),
+    ],
+)
+def test_anything_else_is_refused(value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        space_from_json(value, "gateway.x")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_observation_survives_json(seed: int) -> None:
+    FULL.seed(seed)
+    obs = FULL.sample()
+    read = observation_reader(FULL)(json.loads(json.dumps(as_json(obs))))
+    assert equal(read, obs)
+    assert FULL.contains(read)
+
+
+def test_entries_come_in_the_order_of_the_space() -> None:
+    assert list(observation_reader(FULL)(dict(reversed(as_json(FULL.sample()).items())))) == list(FULL.spaces)
+
+
+def test_a_box_takes_integers_and_booleans_and_leaves_bounds_to_the_environment() -> None:
+    read = observation_reader(space_from_json([3, -1, 1]))
+    assert equal(read([5, True, 0.5]), np.array([5, 1, 0.5], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "said"),
+    [
+        ([2, -1, 1], [1.0], r"obs: expected `array` of length >= 2; the space wants float32 of shape \[2\]"),
+        ([2, -1, 1], [1.0, [2.0]], r"obs\[1\]: expected .*float.*, got `array`"),
+        ([2, -1, 1], [1.0, "2"], r"obs\[1\]: .*got `str`"),
+        ([2, -1, 1], [None, 1.0], r"obs\[0\]: .*got `null`"),
+        ([2, -1, 1], [math.nan, 1.0], r"obs\[0\]: expected `float` >= -3\.4"),
+        ([2, -1, 1], [1.0, -math.inf], r"obs\[1\]"),
+        ([2, -1, 1], [1.0, 1e39], r"obs\[1\]"),
+        ([2, -1, 1], [1.0, 10**400], r"obs\[1\]: number out of range"),
+        ([2, -1, 1], {"a": 1}, "obs: expected `array`, got `object`"),
+        ([[], -1, 1], [1.0], "obs: .*got `array`"),
+        (3, 3, "obs: expected `int` <= 2; the space wants an integer from 0 to 2"),
+        (3, -1, "obs"),
+        (3, 1.5, "obs: .*got `float`"),
+        (3, True, "obs: .*got `bool`"),
+        (3, 10**30, "obs"),
+        ({"a": 2, "b": {"c": 2}}, {"a": 1, "b": {"c": 2}}, r"obs\.b\.c: expected `int` <= 1"),
+        ({"a": 2, "b": 2}, {"a": 1}, r"obs lacks \['b'\]"),
+        ({"a": 2}, {"a": 1, "x": 1}, "obs has the key 'x'"),
+        ({"a": 2}, {"a": 1, 5: 1}, "obs has the key 5"),
+        ({"a": 2}, [1], r"obs: expected an object with the keys \['a'\]"),
+    ],
+)
+def test_the_value_that_does_not_fit_is_named(space: Any, value: Any, said: str) -> None:
+    with pytest.raises(ObservationError, match=said):
+        observation_reader(space_from_json(space))(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("picture", [[0, 1], [2, 256]]),
+        ("picture", [[0, 1], [2, 0.5]]),
+        ("bits", [0, 1, 2]),
+        ("digits", [0, 10]),
+        ("choice", 4),
+        ("pair", [1]),
+        ("pair", [1, [70000.0]]),
+        ("flags", [0, 2]),
+    ],
+)
+def test_integers_outside_of_their_space_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(ObservationError, match=rf"obs\.{key}"):
+        observation_reader(FULL)({**as_json(FULL.sample()), key: value})
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+)
+
+
+@given(st.sampled_from(list(FULL.spaces)), JSON_VALUES)
+def test_any_value_is_of_the_space_or_an_error(key: str, value: Any) -> None:
+    space = FULL[key]
+    try:
+        obs = observation_reader(space)(value)
+    except ObservationError:
+        return
+    if isinstance(space, spaces.Box):
+        assert obs.shape == space.shape
+        assert obs.dtype == space.dtype
+        assert np.isfinite(obs).all()
+    else:
+        assert space.contains(obs)
+
+
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2))])
+def test_spaces_without_arrays_are_refused(space: gymnasium.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match="cannot be"):
+        observation_reader(space)
+    with pytest.raises(ConfigError, match="cannot be"):
+        action_writer(space)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_action_survives_json(seed: int) -> None:
+    FULL.seed(seed)
+    action = FULL.sample()
+    written = json.loads(json.dumps(action_writer(FULL)(action)))
+    assert equal(observation_reader(FULL)(written), action)
+
+
+def test_scalar_actions_are_numbers() -> None:
+    number = action_writer(spaces.Discrete(2))(np.int64(1))
+    assert type(number) is int
+    target = action_writer(space_from_json([[], 16, 24]))(np.array(20.5, np.float32))
+    assert type(target) is float

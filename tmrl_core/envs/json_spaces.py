@@ -1,0 +1,206 @@
+"""Spaces, observations and actions as JSON values, for environments that are programs in any language.
+
+A space is written as a number `n` (Discrete), a list `[shape, low, high]` (Box of float32) or an object (Dict). An
+observation is the output of `ndarray.tolist()`: a number, nested lists, or an object for a Dict space.
+
+Types and shapes are checked by msgspec, in C, with types that are made once for each space. The checks come before any
+array is made, so that a value of a client never allocates more memory than its space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import gymnasium
+import msgspec
+import numpy as np
+from gymnasium import spaces
+from msgspec import Meta
+
+from tmrl_core.errors import ConfigError, ObservationError
+
+_INT64 = np.iinfo(np.int64)
+
+
+def space_from_json(value: Any, name: str = "space") -> gymnasium.Space[Any]:
+    """Return the space that a JSON value describes.
+
+    Args:
+        value: `n`: Discrete(n). `[shape, low, high]`: a Box of float32, whose shape is a list or one length, and whose
+            bounds are numbers or nested lists of numbers; null: no bound. An object: a Dict of spaces.
+        name: of the value, in messages.
+
+    Raises:
+        ConfigError: the value describes no space.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, the size of a Discrete space is at least 1")
+        return spaces.Discrete(value)
+    if isinstance(value, Mapping) and value:
+        return spaces.Dict({str(key): space_from_json(inner, f"{name}.{key}") for key, inner in value.items()})
+    if isinstance(value, (list, tuple)) and len(value) == 3:
+        shape, low, high = value
+        return _box(shape, low, high, name)
+    raise ConfigError(
+        f"{name} is {value!r}; allowed are a number n (Discrete), a list [shape, low, high] (Box) and a mapping of "
+        "names to spaces (Dict)"
+    )
+
+
+def _box(shape: Any, low: Any, high: Any, name: str) -> spaces.Box:
+    lengths = tuple(shape) if isinstance(shape, (list, tuple)) else (shape,)
+    if not all(type(length) is int and length >= 1 for length in lengths):
+        raise ConfigError(f"{name} has the shape {shape!r}; allowed are a positive integer and a list of them")
+    low, high = _bound(low, -math.inf, lengths, f"low of {name}"), _bound(high, math.inf, lengths, f"high of {name}")
+    if not (low <= high).all():
+        raise ConfigError(f"{name}: low exceeds high in some elements")
+    return spaces.Box(low, high, lengths, np.float32)
+
+
+def _bound(value: Any, missing: float, shape: tuple[int, ...], name: str) -> np.ndarray:
+    numbers = _numbers(value, missing, name)
+    try:
+        with np.errstate(over="ignore"):  # bounds beyond float32 are infinite
+            return np.broadcast_to(np.array(numbers, np.float32), shape)
+    except ValueError as error:
+        raise ConfigError(f"the {name} does not fit the shape {list(shape)}") from error
+
+
+def _numbers(value: Any, missing: float, name: str) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_numbers(inner, missing, name) for inner in value]
+    if value is None:
+        return missing
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise ConfigError(f"the {name} contains {value!r}; allowed are numbers and null (no bound)")
+    return float(value)
+
+
+def observation_reader(space: gymnasium.Space[Any], name: str = "obs") -> Callable[[Any], Any]:
+    """Return a function that turns JSON values into observations with the dtype and shape of the space.
+
+    Entries of a Dict come in the order of the space. Bounds of a Box are not checked, since many environments leave
+    them; integers must be in the range of their space and dtype. The function raises `ObservationError` with the path
+    of the value that does not fit.
+
+    Args:
+        space: of Discrete, Box, MultiBinary, MultiDiscrete, Dict and Tuple spaces.
+        name: of the value, in messages.
+
+    Raises:
+        ConfigError: a space of another kind.
+    """
+    if isinstance(space, spaces.Dict):
+        return _dict_reader(space, name)
+    if isinstance(space, spaces.Tuple):
+        return _tuple_reader(space, name)
+    if isinstance(space, spaces.Discrete):
+        return _discrete_reader(space, name)
+    if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+        return _array_reader(space, name)
+    raise ConfigError(f"the space of {name} is {space}, which JSON values cannot be converted to")
+
+
+def _converter(type_: Any, wanted: str, name: str) -> Callable[[Any], Any]:
+    convert = msgspec.convert
+
+    def checked(value: Any) -> Any:
+        try:
+            return convert(value, type_)
+        except msgspec.ValidationError as error:
+            problem, at, path = str(error).partition(" - at `$")
+            raise ObservationError(
+                f"{name}{path[:-1] if at else ''}: {problem[:1].lower()}{problem[1:]}; the space wants {wanted}"
+            ) from error
+
+    return checked
+
+
+def _integers(low: int, high: int) -> Any:
+    return Annotated[int, Meta(ge=max(low, _INT64.min), le=min(high, _INT64.max))]
+
+
+def _discrete_reader(space: spaces.Discrete, name: str) -> Callable[[Any], Any]:
+    first, last = int(space.start), int(space.start + space.n - 1)
+    checked, scalar = _converter(_integers(first, last), f"an integer from {first} to {last}", name), space.dtype.type
+    return lambda value: scalar(checked(value))
+
+
+def _array_reader(space: Any, name: str) -> Callable[[Any], Any]:
+    dtype, shape = np.dtype(space.dtype), tuple(space.shape)
+    kind: Any
+    if np.issubdtype(dtype, np.floating):
+        largest = float(np.finfo(dtype).max)
+        kind = Annotated[float, Meta(ge=-largest, le=largest)]  # NaN is in no range
+    elif dtype == np.bool_ or isinstance(space, spaces.MultiBinary):
+        kind = _integers(0, 1)
+    else:
+        kind = _integers(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    kind |= bool
+    for length in reversed(shape):
+        kind = Annotated[list[kind], Meta(min_length=length, max_length=length)]
+    checked = _converter(kind, f"{dtype} of shape {list(shape)}", name)
+    array = np.array
+    if not isinstance(space, spaces.MultiDiscrete):
+        return lambda value: array(checked(value), dtype)
+
+    first, last = space.start, space.start + space.nvec - 1
+
+    def multi_discrete(value: Any) -> Any:
+        result = array(checked(value), dtype)
+        if ((result < first) | (result > last)).any():
+            raise ObservationError(f"{name}: {value!r} is not in {space}")
+        return result
+
+    return multi_discrete
+
+
+def _dict_reader(space: spaces.Dict, name: str) -> Callable[[Any], Any]:
+    readers = {key: observation_reader(inner, f"{name}.{key}") for key, inner in space.spaces.items()}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ObservationError(f"{name}: expected an object with the keys {list(readers)}")
+        if value.keys() != readers.keys():
+            missing, extra = readers.keys() - value.keys(), value.keys() - readers.keys()
+            problem = f"lacks {sorted(missing)}" if missing else f"has the key {min(map(repr, extra))[:50]}"
+            raise ObservationError(f"{name} {problem}; its keys are {list(readers)}")
+        return {key: reader(value[key]) for key, reader in readers.items()}
+
+    return read
+
+
+def _tuple_reader(space: spaces.Tuple[Any], name: str) -> Callable[[Any], Any]:
+    readers = [observation_reader(inner, f"{name}[{index}]") for index, inner in enumerate(space.spaces)]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or len(value) != len(readers):
+            raise ObservationError(f"{name}: expected an array of length {len(readers)}")
+        return tuple([reader(inner) for reader, inner in zip(readers, value, strict=True)])
+
+    return read
+
+
+def action_writer(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
+    """Return a function that turns actions of the space into JSON values, without loss.
+
+    The value of a Discrete space is an int, of a Box of shape () a float, of other arrays nested lists, of a Dict an
+    object. All of them can be passed to the `step` of an environment.
+
+    Raises:
+        ConfigError: a space of another kind.
+    """
+    if isinstance(space, spaces.Dict):
+        entries = {key: action_writer(inner) for key, inner in space.spaces.items()}
+        return lambda action: {key: write(action[key]) for key, write in entries.items()}
+    if isinstance(space, spaces.Tuple):
+        writers = [action_writer(inner) for inner in space.spaces]
+        return lambda action: [write(inner) for write, inner in zip(writers, action, strict=True)]
+    if isinstance(space, spaces.Discrete):
+        return int
+    if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+        return lambda action: np.asarray(action).tolist()
+    raise ConfigError(f"the action space is {space}, whose actions cannot be written as JSON")
