@@ -6,6 +6,8 @@ loads neither torch nor numpy.
 
 from __future__ import annotations
 
+from tmrl_core.lazy_names import lazy_names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tmrl_core.actor import ActorModule as ActorModule
@@ -33,41 +35,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "ActorModule": "actor",
-    "Buffer": "networking",
-    "GenericGymEnv": "envs",
-    "GenericTorchMemory": "training",
-    "MLPActorCritic": "training",
-    "Memory": "training",
-    "REDQMLPActorCritic": "training",
-    "REDQSACAgent": "training",
-    "RolloutWorker": "networking",
-    "Server": "networking",
-    "SpinupSacAgent": "training",
-    "SquashedGaussianMLPActor": "actor",
-    "TmrlError": "errors",
-    "TorchActorModule": "actor",
-    "TorchMemory": "training",
-    "TorchTrainingOffline": "training",
-    "Trainer": "networking",
-    "TrainingAgent": "training",
-    "TrainingOffline": "training",
-    "cached_property": "functional",
-    "partial": "functional",
-    "prod": "functional",
-}
-
-__all__ = ["__version__", *sorted(_HOMES)]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+_NAMES, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "actor": "ActorModule SquashedGaussianMLPActor TorchActorModule",
+        "envs": "GenericGymEnv",
+        "errors": "TmrlError",
+        "functional": "cached_property partial prod",
+        "networking": "Buffer RolloutWorker Server Trainer",
+        "training": "GenericTorchMemory MLPActorCritic Memory REDQMLPActorCritic REDQSACAgent SpinupSacAgent "
+        "TorchMemory TorchTrainingOffline TrainingAgent TrainingOffline",
+    },
+)
+__all__ = ["__version__", *_NAMES]

@@ -1,15 +1,14 @@
 """Policies: what acts, and its weights. What needs torch is imported when it is first asked for.
 
-Where torch is not installed, the name of a policy gives its NumPy twin: a robot's script needs no other imports.
+Where torch is not installed, the name of a policy gives its NumPy backend: a robot's script needs no other imports.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tmrl_core.config.algorithms import POLICIES
-from tmrl_core.errors import MissingExtraError
+from tmrl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
@@ -30,33 +29,12 @@ if TYPE_CHECKING:
     from tmrl_core.actor.policies.torch.on_policy import GaussianMLPActor as GaussianMLPActor
     from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor as SquashedGaussianMLPActor
 
-_HOMES = {
-    "ActorModule": "module",
-    "BatchActor": "module",
-    "TorchActorModule": "policies.torch.module",
-    "choose_actor": "policies.numpy.backends",
-    "numpy_twin": "policies.numpy.backends",
-    **{name: module for policy in POLICIES for name, module in policy.classes.items()},
-}
-
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{home}")
-    except ModuleNotFoundError as exc:
-        if exc.name == "torch":
-            twin = f"Numpy{name}"
-            if twin in _HOMES:
-                return __getattr__(twin)
-            raise MissingExtraError("torch", "trainer", f"tmrl_core.actor.{name}") from exc
-        raise
-    return getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "module": "ActorModule BatchActor",
+        "policies.torch.module": "TorchActorModule",
+        "policies.numpy.backends": "choose_actor numpy_twin",
+    },
+    {name: module for policy in POLICIES for name, module in policy.classes.items()},
+)

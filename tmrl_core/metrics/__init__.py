@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tmrl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tmrl_core.metrics.console import hide_messages, show_messages
@@ -17,31 +18,6 @@ if TYPE_CHECKING:
     from tmrl_core.metrics.standard import WandbSettings, open_sinks
     from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
     from tmrl_core.metrics.wandb_sink import WandbSink
-
-_HOMES = {
-    "hide_messages": "console",
-    "show_messages": "console",
-    "draw": "curve",
-    "LiveProgress": "progress",
-    "ProgressDisplay": "progress",
-    "RecordReader": "reading",
-    "follow": "reading",
-    "read_records": "reading",
-    "Recorder": "recorder",
-    "SinkState": "recorder",
-    "VOCABULARY": "names",
-    "MetricRecord": "records",
-    "episode_values": "records",
-    "record": "records",
-    "ConsoleSink": "sinks",
-    "JsonLinesSink": "sinks",
-    "MemorySink": "sinks",
-    "MetricSink": "sinks",
-    "WandbSettings": "standard",
-    "open_sinks": "standard",
-    "TensorBoardSink": "tensorboard_sink",
-    "WandbSink": "wandb_sink",
-}
 
 __all__ = [
     "VOCABULARY",
@@ -68,12 +44,19 @@ __all__ = [
     "show_messages",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "console": "hide_messages show_messages",
+        "curve": "draw",
+        "names": "VOCABULARY",
+        "progress": "LiveProgress ProgressDisplay",
+        "reading": "RecordReader follow read_records",
+        "recorder": "Recorder SinkState",
+        "records": "MetricRecord episode_values record",
+        "sinks": "ConsoleSink JsonLinesSink MemorySink MetricSink",
+        "standard": "WandbSettings open_sinks",
+        "tensorboard_sink": "TensorBoardSink",
+        "wandb_sink": "WandbSink",
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tmrl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tmrl_core.roles.buffer import Buffer
@@ -13,20 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Buffer", "RolloutWorker", "Server", "Trainer"]
 
-_PLACES = {
-    "Buffer": "tmrl_core.roles.buffer",
-    "RolloutWorker": "tmrl_core.roles.worker",
-    "Server": "tmrl_core.roles.server",
-    "Trainer": "tmrl_core.roles.trainer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    place = _PLACES.get(name)
-    if place is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(place), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".roles.buffer": "Buffer",
+        ".roles.server": "Server",
+        ".roles.trainer": "Trainer",
+        ".roles.worker": "RolloutWorker",
+    },
+)

@@ -15,7 +15,7 @@
 without following links. No layer is below this one but the errors.
 """
 
-from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader, flush_folder
+from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader
 from tmrl_core.storage.format import MAX_NOTE_BYTES, MAX_PAYLOAD_BYTES, Record
 from tmrl_core.storage.lock import FolderLock
 from tmrl_core.storage.log import Place, RecordLog
@@ -32,7 +32,6 @@ __all__ = [
     "RecordLog",
     "SegmentFile",
     "SegmentReader",
-    "flush_folder",
     "open_now",
     "open_own",
     "write_whole",

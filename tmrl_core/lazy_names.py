@@ -1,0 +1,42 @@
+"""Names that a package exports and imports when they are first used. Importing this imports nothing."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str], homes: Mapping[str, str] | None = None
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__all__`, `__getattr__` and `__dir__` of a package.
+
+    Without torch, the name of a policy gives its NumPy backend, and other names that need torch name the missing extra.
+
+    Args:
+        package: its full name.
+        modules: names by the module that defines them, relative to the package.
+        homes: the module of each further name.
+    """
+    places = {**(homes or {}), **{name: module for module, names in modules.items() for name in names.split()}}
+    exported = sorted(places)
+
+    def load(name: str) -> Any:
+        from importlib import import_module
+
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            return getattr(import_module(f".{places[name]}", package), name)
+        except ModuleNotFoundError as exc:
+            if exc.name != "torch":
+                raise
+            if f"Numpy{name}" in places:
+                return load(f"Numpy{name}")
+            from tmrl_core.errors import MissingExtraError
+
+            raise MissingExtraError("torch", "trainer", f"{package}.{name}") from exc
+
+    return exported, load, lambda: exported
