@@ -250,6 +250,19 @@ class StepRecorder:
             self.episode.sent = True
         return chunks, records
 
+    @property
+    def samples_lost(self) -> int:
+        """Number of samples that left the Buffer without being taken: dropped, or beyond its capacity."""
+        return self.samples_dropped + self.buffer.dropped
+
+    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+        """Keep what was taken and could not be sent."""
+        self.buffer.extend(chunks, records)
+
+    def discard(self) -> None:
+        """Forget the samples; statistics and records stay."""
+        self.buffer.clear()
+
     def _append(
         self, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, extras: Any
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class PolicyRunner:
         device: of the actor.
         override: chooses the action in the policy's place, as a person or an expert does; called after the policy, so
             that its state goes on. None: the policy acts.
+        state: recurrent state of the open episode; empty without recurrence.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class PolicyRunner:
         self._few = few_values(action_space)
         self._always_finite = only_integers(action_space)
         self._rng = np.random.default_rng()
-        self._state: State = {}
+        self.state: State = {}
         self.actor = actor.to_device(device)
         if seed is not None:
             self.seed(seed)
@@ -80,8 +81,8 @@ class PolicyRunner:
     def actor(self, actor: ActorModule) -> None:
         self._actor = actor
         self._batch = actor if isinstance(actor, BatchActor) else None
-        if self._batch is not None and not self._state:
-            self._state = self._batch.initial_state(1)
+        if self._batch is not None and not self.state:
+            self.state = self._batch.initial_state(1)
         self._bind()
         self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
         """True: the actor returns values besides the action, to be stored with it."""
@@ -95,7 +96,7 @@ class PolicyRunner:
     def reset(self) -> None:
         """Begin an episode."""
         if self._batch is not None:
-            self._state = self._batch.initial_state(1)
+            self.state = self._batch.initial_state(1)
         self._bind()
         self._actor.begin_episode()
 
@@ -161,6 +162,10 @@ class PolicyRunner:
         else:
             self.actor = self._actor.from_bytes(path.read_bytes(), self.device)
 
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Explore with these parameters from now on."""
+        self._actor.set_exploration(parameters)
+
     def _bind(self) -> None:
         # One call less a step where an actor has no preparation of its own.
         actor = self._actor
@@ -172,7 +177,7 @@ class PolicyRunner:
 
     def _act_batch(self, obs: Any, test: bool) -> tuple[Any, dict[str, Any]]:
         assert self._batch is not None
-        action_B, self._state, extras_B = self._batch.act_batch(_batch_of_one(obs), self._state, self._rng, test)
+        action_B, self.state, extras_B = self._batch.act_batch(_batch_of_one(obs), self.state, self._rng, test)
         return _first(action_B), {name: np.asarray(value)[0] for name, value in extras_B.items()}
 
 

@@ -1,7 +1,9 @@
 """The uplink: samples out; policies, directives and the end of the run in.
 
-It knows nothing of sockets: the link is anything that `RolloutLink` describes, or None for a worker on its own. All of
-it runs in the thread that plays, except `stop`, which any thread and any signal handler may call.
+It knows nothing of sockets: the link is anything that `RolloutLink` describes, or None for a worker on its own. It
+knows nothing of episodes either: samples come from a `SampleSource`, policies go to a `PolicyTarget`, one of each for a
+worker and for a gateway with hundreds of sessions. All of it runs in one thread, except `stop`, which any thread and
+any signal handler may call.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
-from tmrl_core.actor.rollout.recorder import StepRecorder
-from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.errors import LinkClosedError, RemoteProtocolError, TmrlError, WeightsError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Evaluation, PolicyUpdate, Version
@@ -27,13 +29,62 @@ WAIT_S = 0.1
 """Longest single wait of a worker that has nothing to do: it notices `stop` that soon."""
 
 
+class SampleSource(Protocol):
+    """Samples and records to send. `StepRecorder` is one."""
+
+    @property
+    def name(self) -> str:
+        """Label of the worker in messages."""
+
+    @property
+    def version(self) -> Version:
+        """Version of the policy that acts."""
+
+    @property
+    def steps_collected(self) -> int:
+        """Number of samples recorded, resets included."""
+
+    @property
+    def samples_lost(self) -> int:
+        """Number of recorded samples that were dropped before they were taken."""
+
+    def set_version(self, version: Version) -> None:
+        """Act with this version, which the target has just loaded."""
+
+    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
+        """Return samples and records, and forget them."""
+
+    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+        """Keep what was taken and could not be sent."""
+
+    def discard(self) -> None:
+        """Forget the samples; there is no link."""
+
+
+class PolicyTarget(Protocol):
+    """Policy that new weights are loaded into. `PolicyRunner` is one."""
+
+    def load(self, tag: str, data: bytes) -> None:
+        """Load weights, given the tag of their format.
+
+        Raises:
+            WeightsError: the weights do not fit this policy, which is unchanged.
+        """
+
+    def load_file(self, path: Path) -> None:
+        """Load weights that `PolicyFiles` has kept. Raises what the actor's own `load` raises."""
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Explore with these parameters, which belong to the weights loaded last."""
+
+
 class Uplink:
-    """Send what a recorder holds, and load the policies that come back into a runner.
+    """Send the samples of a source, and load the policies that come back into a target.
 
     Args:
         link: to the Server; None: the worker is on its own.
-        recorder: holds the samples and records to send.
-        runner: gets the policies.
+        source: holds the samples and records to send.
+        target: gets the policies.
         files: keep the policy; None: nothing is kept.
         drain_timeout_s: longest wait of `close` for room in the link's queue, in seconds.
         needs_policy: True: a kept policy that does not fit is an error, since no other will come.
@@ -50,8 +101,8 @@ class Uplink:
     def __init__(
         self,
         link: RolloutLink | None,
-        recorder: StepRecorder,
-        runner: PolicyRunner,
+        source: SampleSource,
+        target: PolicyTarget,
         *,
         files: PolicyFiles | None = None,
         drain_timeout_s: float = 10.0,
@@ -60,8 +111,8 @@ class Uplink:
         self.link = link
         self.policies_refused = 0
         self.latest_version: Version = (0, 0)
-        self._recorder = recorder
-        self._runner = runner
+        self._source = source
+        self._target = target
         self._files = files if files is not None else PolicyFiles(None)
         self._drain_timeout_s = drain_timeout_s
         self._stopping = False
@@ -91,7 +142,7 @@ class Uplink:
             return False
         if link.finished:
             if not self._finish_logged:
-                logger.info("the trainer has finished; worker %s ends", self._recorder.name)
+                logger.info("the trainer has finished; worker %s ends", self._source.name)
                 self._finish_logged = True
             return True
         link.check()
@@ -108,7 +159,7 @@ class Uplink:
             return None
         left = 0
         deadline = time.monotonic() + self._drain_timeout_s
-        for chunks, records in _with_records(*self._recorder.take()):
+        for chunks, records in _with_records(*self._source.take()):
             try:
                 self.link.send(chunks, records, timeout_s=max(0.0, deadline - time.monotonic()))
             except TmrlError:
@@ -119,7 +170,7 @@ class Uplink:
         logger.log(
             logging.WARNING if report.lost or refused else logging.INFO,
             "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost%s",
-            self._recorder.name,
+            self._source.name,
             *report,
             f", {refused} refused by the trainer" if refused else "",
         )
@@ -130,9 +181,9 @@ class Uplink:
     def send(self) -> None:
         """Send the recorded samples, as `Worker.send_and_clear_buffer` documents."""
         if self.link is None:
-            self._recorder.buffer.clear()
+            self._source.discard()
             return
-        pieces = _with_records(*self._recorder.take())
+        pieces = _with_records(*self._source.take())
         for index, (chunks, records) in enumerate(pieces):
             while True:
                 try:
@@ -141,7 +192,7 @@ class Uplink:
                     if self.link.closed and not self._stopping:
                         raise
                     if self._stopping:
-                        self._recorder.buffer.extend(
+                        self._source.put_back(
                             [chunk for later, _ in pieces[index:] for chunk in later],
                             [record for _, later in pieces[index:] for record in later],
                         )
@@ -151,12 +202,11 @@ class Uplink:
 
     def steps_that_count(self) -> int:
         """Return the number of samples collected, less those that were dropped or refused on their way."""
-        recorder = self._recorder
-        lost = recorder.samples_dropped + recorder.buffer.dropped
+        lost = self._source.samples_lost
         if self.link is not None:
             counts = self.link.counts
             lost += counts.samples_dropped + counts.samples_refused
-        return recorder.steps_collected - lost
+        return self._source.steps_collected - lost
 
     # --- directives in ------------------------------------------------------------------------------------------------
 
@@ -172,7 +222,7 @@ class Uplink:
         return (
             link is not None
             and bool(self._refusal)
-            and not any(self._recorder.version)
+            and not any(self._source.version)
             and link.counts.samples_refused > 0
         )
 
@@ -230,10 +280,10 @@ class Uplink:
             return
         self._refusal = ""
         if update.exploration:
-            self._runner.actor.set_exploration(update.exploration)
-        self._recorder.set_version(update.version)
+            self._target.set_exploration(update.exploration)
+        self._source.set_version(update.version)
         if verbose:
-            logger.info("worker %s acts with version %d.%d of the policy", self._recorder.name, *update.version)
+            logger.info("worker %s acts with version %d.%d of the policy", self._source.name, *update.version)
 
     def await_policy(self) -> None:
         """Send, then wait until another version than the latest is published, or the run ends."""
@@ -243,7 +293,7 @@ class Uplink:
             link.wait_change(WAIT_S)
 
     def _load(self, blob: Blob) -> None:
-        self._runner.load(blob.format, blob.data)
+        self._target.load(blob.format, blob.data)
         try:
             copy = self._files.keep(blob.data)
         except OSError as exc:
@@ -257,7 +307,7 @@ class Uplink:
         if path is None or not path.is_file():
             return
         try:
-            self._runner.load_file(path)
+            self._target.load_file(path)
         except Exception as exc:  # an actor's own `load` may raise anything, and what is kept may be of another format
             if needed:
                 raise

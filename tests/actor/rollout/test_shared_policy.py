@@ -1,0 +1,105 @@
+"""A policy that many runners share: one copy of its weights, a state and an episode for each runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.actor.rollout.test_runner import ACT, OBS, SEEN, Counting, Plain
+from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.shared_policy import SharedPolicy
+from tmrl_core.errors import ConfigError, WeightsError
+
+
+class Weighted(ActorModule):
+    """Acts with its weight plus its noise; both come from the trainer."""
+
+    weight = 0.0
+    noise = 0.0
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return np.array([self.weight + (0.0 if test else self.noise)], np.float32)
+
+    def set_exploration(self, parameters: Any) -> None:
+        self.noise = parameters.get("noise", self.noise)
+
+    def load(self, path: str | Path, device: Any) -> ActorModule:
+        try:
+            self.weight = float(Path(path).read_bytes())
+        except ValueError as exc:
+            raise WeightsError("no number") from exc
+        return self
+
+
+def test_runners_share_the_actor_and_have_states_of_their_own() -> None:
+    policy = SharedPolicy(Counting, OBS, ACT)
+    first, second = policy.runner(), policy.runner()
+    assert first.actor is second.actor is policy.actor
+    for runner in (first, second):
+        runner.reset()
+    assert [first.act(SEEN).tolist() for _ in range(3)] == [[1], [2], [3]]
+    assert second.act(SEEN).tolist() == [1]
+
+
+def test_runners_explore_differently() -> None:
+    policy = SharedPolicy(type("Noisy", (Counting,), {"noise": 1.0}), OBS, ACT)
+    assert policy.runner().act(SEEN) != policy.runner().act(SEEN)
+
+
+def test_loaded_weights_act_only_once_they_are_adopted() -> None:
+    policy = SharedPolicy(Weighted, OBS, ACT)
+    runner = policy.runner()
+    policy.load("file", b"0.5")
+    policy.refresh(runner)
+    assert runner.act(SEEN).tolist() == [0]
+    policy.adopt((1, 1))
+    policy.refresh(runner)
+    assert runner.act(SEEN).tolist() == [0.5]
+    assert policy.version == (1, 1)
+
+
+def test_an_episode_goes_on_with_new_weights() -> None:
+    policy = SharedPolicy(type("Loading", (Counting,), {"from_bytes": lambda self, data, device: self}), OBS, ACT)
+    runner = policy.runner()
+    runner.reset()
+    runner.act(SEEN)
+    policy.load("file", b"")
+    policy.adopt((1, 1))
+    policy.refresh(runner)
+    assert runner.act(SEEN).tolist() == [2]
+
+
+def test_weights_that_do_not_fit_change_nothing() -> None:
+    policy = SharedPolicy(Weighted, OBS, ACT)
+    policy.load("file", b"0.5")
+    policy.adopt((1, 1))
+    with pytest.raises(WeightsError):
+        policy.load("file", b"half")
+    assert policy.runner().act(SEEN).tolist() == [0.5]
+
+
+def test_exploration_belongs_to_the_adopted_weights_and_lasts() -> None:
+    policy = SharedPolicy(Weighted, OBS, ACT)
+    policy.load("file", b"1")
+    policy.set_exploration({"noise": 0.25})
+    assert policy.runner().act(SEEN).tolist() == [0]
+    policy.adopt((1, 1))
+    assert policy.runner().act(SEEN).tolist() == [1.25]
+    policy.load("file", b"2")
+    policy.adopt((1, 2))
+    assert policy.runner().act(SEEN).tolist() == [2.25], "of the version before, as nothing else was said"
+
+
+def test_a_kept_policy_acts_at_once(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"3")
+    policy = SharedPolicy(Weighted, OBS, ACT)
+    policy.load_file(tmp_path / "kept")
+    assert policy.runner().act(SEEN).tolist() == [3]
+
+
+def test_an_actor_with_a_state_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Plain overrides begin_episode"):
+        SharedPolicy(Plain, OBS, ACT)

@@ -1,0 +1,96 @@
+"""One policy for many runners: its weights are held once, however many sessions act with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.actor.module import ActorModule, BatchActor
+from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.protocol.messages import Version
+
+
+class SharedPolicy:
+    """An actor that all runners of `runner` share, and a second one that new weights are loaded into.
+
+    Loading may take long and may run in another thread, while the first actor acts. `adopt` then makes the second one
+    act, for all runners at once: it belongs to the thread that acts, and to a moment at which nothing is loading. A
+    runner has a recurrent state and a generator of its own; an actor that draws from its own generator is shared with
+    that generator.
+
+    Args:
+        make_actor, observation_space, action_space, device, seed: as for `PolicyRunner`.
+
+    Raises:
+        ConfigError: `make_actor` makes no actor, or one that keeps a state of its own within an episode.
+
+    Attributes:
+        version: of the weights that act.
+    """
+
+    def __init__(
+        self,
+        make_actor: Callable[..., Any],
+        observation_space: Any,
+        action_space: Any,
+        *,
+        device: Any = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        self._acting, self._loading = (
+            PolicyRunner(make_actor, observation_space, action_space, device=device, seed=seed) for _ in range(2)
+        )
+        actor = self._acting.actor
+        if type(actor).begin_episode is not ActorModule.begin_episode and not isinstance(actor, BatchActor):
+            raise ConfigError(
+                f"{type(actor).__name__} overrides begin_episode, so it keeps a state between steps that several "
+                "sessions cannot share. Derive it from tmrl_core.actor.BatchActor, which is handed its state at each "
+                "step."
+            )
+        self.version: Version = (0, 0)
+        self._spaces = observation_space, action_space
+        self._exploration: Mapping[str, float] = {}
+
+    @property
+    def actor(self) -> ActorModule:
+        """The actor that acts."""
+        return self._acting.actor
+
+    def runner(self) -> PolicyRunner:
+        """Return a new runner of the actor. `refresh` it before each action."""
+        return PolicyRunner(lambda **_: self._acting.actor, *self._spaces, device=self._acting.device)
+
+    def refresh(self, runner: PolicyRunner) -> None:
+        """Have a runner act with the weights that were adopted last; its episode goes on."""
+        if runner.actor is not self._acting.actor:
+            runner.actor = self._acting.actor
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def load(self, tag: str, data: bytes) -> None:
+        """Load weights, for `adopt`.
+
+        Raises:
+            WeightsError: the weights do not fit.
+        """
+        self._loading.load(tag, data)
+        # The actor acted two versions ago; a message without parameters means those of the version before.
+        if self._exploration:
+            self._loading.set_exploration(self._exploration)
+
+    def load_file(self, path: Path) -> None:
+        """Load weights that `PolicyFiles` has kept, and act with them. Raises what the actor's own `load` raises."""
+        self._loading.load_file(path)
+        self.adopt(self.version)
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Explore with these parameters as soon as the loaded weights are adopted."""
+        self._exploration = dict(parameters)
+        self._loading.set_exploration(parameters)
+
+    def adopt(self, version: Version) -> None:
+        """Act with the weights loaded last, which are of this version."""
+        self._acting, self._loading = self._loading, self._acting
+        self.version = version
