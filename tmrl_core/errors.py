@@ -67,6 +67,10 @@ class LinkClosedError(NetworkError):
     """The link was closed while, or before, the call waited on it."""
 
 
+class SessionClosedError(TmrlError):
+    """A client session has ended: the client or the gateway closed it, it expired, or its learner failed."""
+
+
 class SampleRefusedError(TmrlError, ValueError):
     """A memory cannot take these samples (their shapes or dtypes differ from what it holds)."""
 
