@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -64,27 +65,68 @@ def draw(
         MissingExtraError: matplotlib is not installed.
         OSError: the picture cannot be written.
     """
-    try:
-        # matplotlib.pyplot would choose a window system and keep every figure: this is the part without either.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "trainer", "Drawing the learning curve") from error
-
+    figure = _figure("trainer")
     folder = Path(run_folder)
-    records = list(map(_drawable, latest_run(read_records(folder / "metrics.jsonl"))))
+    records = latest_run(read_records(folder / "metrics.jsonl"))
     for record in records:
         if run_name is None and record.text(names.RUN_NAME):
             run_name = record.text(names.RUN_NAME)
         if return_target is None:
             return_target = record.number(names.RETURN_TARGET)
-    series = _Series(records, x_axis)
+    _draw(figure, records, run_name or folder.resolve().name, return_target, x_axis, "workers")
+    path = folder / "learning_curve.png"
+    # Whoever looks at the picture while it is drawn again sees the old or the new one, never half of one.
+    partial = folder / ".learning_curve.partial.png"
+    figure.savefig(partial, format="png")
+    os.replace(partial, path)
+    return path
+
+
+def picture(records: Sequence[MetricRecord], title: str, *, collectors: str, extra: str) -> bytes:
+    """Return the learning curve of records as PNG, over environment steps.
+
+    Args:
+        records: see `draw`.
+        title: the title.
+        collectors: word for the sources of episodes in the legend.
+        extra: named in the error if matplotlib is missing.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    figure = _figure(extra)
+    _draw(figure, records, title, None, "env_steps", collectors)
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def _figure(extra: str) -> Any:
+    try:
+        # matplotlib.pyplot would choose a window system and keep every figure: this is the part without either.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", extra, "Drawing the learning curve") from error
 
     figure = Figure(figsize=(9.6, 6.4), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _draw(
+    figure: Any,
+    records: Sequence[MetricRecord],
+    title: str,
+    return_target: float | None,
+    x_axis: Axis,
+    collectors: str,
+) -> None:
+    records = list(map(_drawable, records))
+    series = _Series(records, x_axis)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1), gridspec_kw={"hspace": 0.08})
     figure.subplots_adjust(left=0.095, right=0.905, top=0.845, bottom=0.09)
-    _draw_returns(upper, series, return_target)
+    _draw_returns(upper, series, return_target, collectors)
     _draw_rates(lower, series)
     lower.set_xlabel(series.axis_label, color=_INK)
     if series.last_x > 0:
@@ -93,15 +135,8 @@ def draw(
         lower.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
     else:
         lower.set_xticks([])
-    figure.text(0.095, 0.947, run_name or folder.resolve().name, fontsize=15, fontweight="bold", color=_INK)
+    figure.text(0.095, 0.947, title, fontsize=15, fontweight="bold", color=_INK)
     figure.text(0.095, 0.91, _summary(records, series), fontsize=9.5, color=_FAINT)
-
-    path = folder / "learning_curve.png"
-    # Whoever looks at the picture while it is drawn again sees the old or the new one, never half of one.
-    partial = folder / ".learning_curve.partial.png"
-    figure.savefig(partial, format="png")
-    os.replace(partial, path)
-    return path
 
 
 def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
@@ -175,7 +210,7 @@ def moving_average(values: _Floats, window: int) -> _Floats:
     return means
 
 
-def _draw_returns(axes: Any, series: _Series, return_target: float | None) -> None:
+def _draw_returns(axes: Any, series: _Series, return_target: float | None, collectors: str) -> None:
     train_x, train = series.of(["episode"], names.RETURN_TRAIN)
     if not len(train):
         train_x, train = series.of(["round"], names.RETURN_TRAIN)
@@ -187,7 +222,7 @@ def _draw_returns(axes: Any, series: _Series, return_target: float | None) -> No
     axes.set_ylabel("return of an episode", color=_INK)
     axes.tick_params(labelbottom=False)
     if len(train):
-        _draw_training(axes, train_x, train, series.workers())
+        _draw_training(axes, train_x, train, series.workers(), collectors)
     if len(test):
         crowd = _crowd(len(test))
         axes.scatter(
@@ -218,9 +253,9 @@ def _draw_returns(axes: Any, series: _Series, return_target: float | None) -> No
     )  # fmt: skip
 
 
-def _draw_training(axes: Any, x: _Floats, returns: _Floats, workers: int) -> None:
+def _draw_training(axes: Any, x: _Floats, returns: _Floats, workers: int, collectors: str) -> None:
     step = 1 + len(returns) // _MOST_POINTS
-    label = f"training episodes of {workers} workers" if workers > 1 else "training episodes"
+    label = f"training episodes of {workers} {collectors}" if workers > 1 else "training episodes"
     crowd = _crowd(len(returns) // 4)
     axes.scatter(
         x[::step], returns[::step], s=20 * crowd, color=_TRAIN_POINT, alpha=0.25 + 0.6 * crowd**3, linewidths=0,
@@ -341,7 +376,8 @@ def _summary(records: Sequence[MetricRecord], series: _Series) -> str:
     parts = []
     if series.env_steps is not None:
         parts.append(f"{series.env_steps:,} environment steps")
-    parts.append(f"{max(record.step for record in records):,} updates")
+    if updates := max(record.step for record in records):
+        parts.append(f"{updates:,} updates")
     parts.append(f"{clock_text(max(record.elapsed_s for record in records))} elapsed")
     evaluations = series.evaluations()
     if evaluations:
