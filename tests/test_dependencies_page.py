@@ -28,6 +28,7 @@ TOOLS = {
     "types-pyyaml": ("pyproject.toml", "pyyaml"),
     "build": ("scripts/release.py", '"build"'),
     "packaging": ("scripts/release.py", "from packaging"),
+    "requests": ("examples/clients/client.py", "import requests"),
     "pytest-timeout": ("pyproject.toml", "\ntimeout = "),
     "pytest-cov": ("scripts/check.py", "--cov"),
     "pytest-xdist": ("scripts/test.py", '"-n"'),

@@ -1,0 +1,330 @@
+"""The owner's pages: sessions, learning curves and saves, behind the owner's token.
+
+Programs send the token as `Authorization: Bearer TOKEN`. In a browser, a login form exchanges it for a cookie. The
+cookie is not sent with requests from other sites (SameSite=Strict). Pages of the same host on another port count as the
+same site, so a request that changes something also needs the gateway's own origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from html import escape
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+
+from tmrl_core.errors import MissingExtraError
+from tmrl_core.gateway.contracts import GatewayAgent, SessionInfo
+from tmrl_core.gateway.episodes import EpisodeFiles, learning_curve
+from tmrl_core.networking.security.api_keys import OWNER_FILE
+from tmrl_core.token_bucket import TokenBucket
+
+logger = logging.getLogger(__name__)
+
+_COOKIE = "tmrl_owner"
+_LOGIN_S = 12 * 3600.0
+_MOST_LOGINS = 20
+_MOST_FORM_BYTES = 10_000
+_CURVE_S = 10.0
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+
+
+class OwnerPages:
+    """Routes below `/owner/`.
+
+    Args:
+        is_owner: compares a token with the owner's, in constant time.
+        agents: agents by name.
+        sessions: returns the open sessions.
+        episodes: the agents' finished episodes.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_owner: Callable[[str], bool],
+        agents: Mapping[str, GatewayAgent],
+        sessions: Callable[[], Sequence[SessionInfo]],
+        episodes: EpisodeFiles,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_owner = is_owner
+        self._agents = agents
+        self._sessions = sessions
+        self._episodes = episodes
+        self._clock = clock
+        self._logins: dict[bytes, float] = {}
+        self._wrong = TokenBucket(rate_per_s=0.2, burst=10)
+        self._curves: dict[str, tuple[float, bytes]] = {}
+        self._drawing = asyncio.Lock()
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes for the app."""
+        return [
+            Mount(
+                "/owner",
+                routes=[
+                    Route("/", self._page),
+                    Route("/login/", self._login, methods=["POST"]),
+                    Route("/logout/", self._logout, methods=["POST"]),
+                    Route("/sessions/", self._private(self._list_sessions)),
+                    Route("/agents/", self._private(self._list_agents)),
+                    Route("/agents/{agent}/episodes.csv", self._private(self._csv)),
+                    Route("/agents/{agent}/curve.png", self._private(self._curve)),
+                    Route("/agents/{agent}/saves/", self._private(self._list_saves)),
+                    Route("/agents/{agent}/saves/{name}", self._private(self._save), methods=["GET", "DELETE"]),
+                    Route("/agents/{agent}/saves/{name}/delete/", self._private(self._save), methods=["POST"]),
+                ],
+            )
+        ]
+
+    # --- admission ---
+
+    def _private(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            self._check(request)
+            response = await handler(request)
+            response.headers.update(_HEADERS)
+            return response
+
+        return guarded
+
+    def _check(self, request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            self._check_token(token.strip())
+        elif not self._logged_in(request):
+            raise HTTPException(
+                401,
+                "the owner's pages need the owner's token: `Authorization: Bearer TOKEN`, or the login at /owner/",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        elif request.method != "GET":
+            self._check_origin(request)
+
+    def _check_token(self, token: str) -> None:
+        """Accept the right token immediately, however many wrong ones were tried."""
+        if self._is_owner(token):
+            return
+        if not self._wrong.take(self._clock()):
+            raise HTTPException(429, "too many wrong tokens; try again in a few seconds", headers={"Retry-After": "5"})
+        logger.warning("a wrong token was sent to the owner's pages")
+        raise HTTPException(401, f"wrong token; {OWNER_FILE} in the credentials folder of the gateway has it")
+
+    @staticmethod
+    def _check_origin(request: Request) -> None:
+        origin = urlsplit(request.headers.get("origin", ""))
+        if origin.netloc != request.headers.get("host"):
+            raise HTTPException(403, "this request must come from the owner's pages of this gateway")
+
+    def _logged_in(self, request: Request) -> bool:
+        cookie = request.cookies.get(_COOKIE)
+        return cookie is not None and self._logins.get(_digest(cookie), 0.0) > self._clock()
+
+    async def _login(self, request: Request) -> Response:
+        self._check_origin(request)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_FORM_BYTES:
+                raise HTTPException(413, f"the login form is larger than {_MOST_FORM_BYTES} bytes")
+        try:
+            self._check_token(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
+        except HTTPException as error:
+            return HTMLResponse(_login_page(error.detail), error.status_code, headers=_HEADERS)
+        cookie = secrets.token_urlsafe(32)
+        now = self._clock()
+        alive = [item for item in self._logins.items() if item[1] > now]
+        self._logins = dict(alive[-(_MOST_LOGINS - 1) :])
+        self._logins[_digest(cookie)] = now + _LOGIN_S
+        response = RedirectResponse("/owner/", 303, headers=_HEADERS)
+        response.set_cookie(
+            _COOKIE,
+            cookie,
+            max_age=int(_LOGIN_S),
+            path="/owner/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        self._check_origin(request)
+        self._logins.pop(_digest(request.cookies.get(_COOKIE, "")), None)
+        response = RedirectResponse("/owner/", 303, headers=_HEADERS)
+        response.delete_cookie(_COOKIE, path="/owner/")
+        return response
+
+    # --- pages ---
+
+    async def _page(self, request: Request) -> Response:
+        if not self._logged_in(request):
+            return HTMLResponse(_login_page(), headers=_HEADERS)
+        agents = [(agent.name, agent.mode, await asyncio.to_thread(_saves, agent)) for agent in self._agents.values()]
+        return HTMLResponse(_overview(agents, self._sessions()), headers=_HEADERS)
+
+    async def _list_sessions(self, request: Request) -> Response:
+        return JSONResponse({"sessions": [asdict(session) for session in self._sessions()]})
+
+    async def _list_agents(self, request: Request) -> Response:
+        return JSONResponse({"agents": [{"name": agent.name, "mode": agent.mode} for agent in self._agents.values()]})
+
+    async def _csv(self, request: Request) -> Response:
+        agent = self._agent(request).name
+        try:
+            # A file that grows while it is sent would be longer than its announced length.
+            rows = await asyncio.to_thread(self._episodes.path(agent).read_bytes)
+        except FileNotFoundError:
+            raise HTTPException(404, f"agent {agent} has no finished episode yet") from None
+        return Response(rows, media_type="text/csv")
+
+    async def _curve(self, request: Request) -> Response:
+        agent = self._agent(request).name
+        # Drawing takes about a second of processor time, which requests of sessions need.
+        async with self._drawing:
+            drawn_at, png = self._curves.get(agent, (-_CURVE_S, b""))
+            if self._clock() - drawn_at >= _CURVE_S:
+                try:
+                    png = await asyncio.to_thread(lambda: learning_curve(agent, self._episodes.read(agent)))
+                except MissingExtraError as error:
+                    raise HTTPException(501, f"{error} The same numbers are in episodes.csv.") from error
+                self._curves[agent] = self._clock(), png
+        return Response(png, media_type="image/png")
+
+    async def _list_saves(self, request: Request) -> Response:
+        return JSONResponse({"saves": await asyncio.to_thread(_saves, self._agent(request))})
+
+    async def _save(self, request: Request) -> Response:
+        agent, name = self._agent(request), request.path_params["name"]
+        # The name comes from the folder's list, so that a request cannot reach other files.
+        if name not in {save["name"] for save in await asyncio.to_thread(_saves, agent)}:
+            raise HTTPException(404, f"agent {agent.name} has no save {name!r}; saves/ lists them")
+        assert agent.saves_folder is not None
+        path = agent.saves_folder / name
+        if request.method == "GET":
+            return FileResponse(path, media_type="application/zip", filename=f"{agent.name}_{name}")
+        try:
+            await asyncio.to_thread(os.remove, path)
+        except FileNotFoundError:
+            pass  # removed by the agent in the meantime
+        except OSError as error:
+            raise HTTPException(500, f"{name} cannot be deleted: {error.strerror}") from error
+        logger.info("save %s of agent %s deleted by the owner", name, agent.name)
+        return RedirectResponse("/owner/", 303) if request.method == "POST" else JSONResponse({"deleted": name})
+
+    def _agent(self, request: Request) -> GatewayAgent:
+        name = request.path_params["agent"]
+        if name not in self._agents:
+            raise HTTPException(404, f"there is no agent {name!r}, only {', '.join(self._agents)}")
+        return self._agents[name]
+
+
+def _digest(cookie: str) -> bytes:
+    """Return the key of a login: looking a digest up tells nothing of the cookies that are valid."""
+    return hashlib.sha256(cookie.encode()).digest()
+
+
+def _saves(agent: GatewayAgent) -> list[dict[str, Any]]:
+    """Return name, size and time of each save, newest first."""
+    found = []
+    for path in agent.saves_folder.glob("*.zip") if agent.saves_folder is not None else ():
+        try:
+            about = path.lstat()
+        except OSError:
+            continue  # removed by the agent in the meantime
+        if stat.S_ISREG(about.st_mode) and not path.name.startswith("."):
+            found.append({"name": path.name, "bytes": about.st_size, "saved_at": about.st_mtime})
+    return sorted(found, key=lambda save: float(save["saved_at"]), reverse=True)
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1f2933 }
+h1 { font-size: 1.4rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .25rem .6rem .25rem 0 }
+th { color: #7b8794; font-weight: normal } td { border-top: 1px solid #e4e7eb }
+img { max-width: 100% } form { display: inline } .error { color: #b0305c }
+input, button { font: inherit; padding: .2rem .6rem }
+"""
+
+
+def _document(body: str) -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Gateway</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>{body}</body></html>'
+    )
+
+
+def _login_page(error: str = "") -> str:
+    return _document(
+        '<h1>Gateway</h1><form method="post" action="/owner/login/"><label>Owner\'s token '
+        '<input type="password" name="token" autocomplete="off" autofocus required></label> <button>Log in</button>'
+        f'</form><p class="error">{escape(error)}</p>'
+    )
+
+
+def _overview(agents: Sequence[tuple[str, str, list[dict[str, Any]]]], sessions: Sequence[SessionInfo]) -> str:
+    parts = ['<h1>Gateway</h1><form method="post" action="/owner/logout/"><button>Log out</button></form>']
+    for name, mode, saves in agents:
+        place = f"/owner/agents/{quote(name, safe='')}"
+        parts.append(
+            f"<h2>Agent {escape(name)} ({escape(mode)})</h2>"
+            f'<p><img src="{place}/curve.png" alt="learning curve of {escape(name)}"></p>'
+            f'<p><a href="{place}/episodes.csv">episodes.csv</a></p>'
+        )
+        rows = []
+        for save in saves:
+            link = f"{place}/saves/{quote(save['name'])}"
+            rows.append(
+                [
+                    f'<a href="{link}">{escape(save["name"])}</a>',
+                    f"{save['bytes'] / 1000:,.0f} kB",
+                    _time(save["saved_at"]),
+                    f'<form method="post" action="{link}/delete/"><button>Delete</button></form>',
+                ]
+            )
+        parts.append(_table(["save", "size", "saved", ""], rows) if rows else "")
+    rows = [
+        [
+            escape(one.session_id),
+            escape(one.agent),
+            escape(one.key_id),
+            _time(one.opened_at),
+            f"{one.idle_s:,.0f} s",
+            f"{one.steps:,}",
+            f"{one.episodes:,}",
+        ]
+        for one in sessions
+    ]
+    parts.append(f"<h2>{len(rows)} open sessions</h2>")
+    parts.append(_table(["session", "agent", "key", "opened", "idle", "steps", "episodes"], rows) if rows else "")
+    return _document("".join(parts))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{lines}</table>"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
