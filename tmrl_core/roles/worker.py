@@ -142,7 +142,7 @@ class RolloutWorker(Worker):
             label = own_label(client_name(folder, "worker") if kind != "local" else None)
         # Also where the rest of this fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
-        chosen_seed = _mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
+        chosen_seed = mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
         drain_s = given(drain_timeout_s, settings.drain_timeout_s)
         copy = given(model_path, config.worker_model_path)
         history = given(model_path_history, config.worker_history_path)
@@ -182,7 +182,7 @@ class RolloutWorker(Worker):
                 ),
                 name=label.text,
                 run=given(run_name, config.run.name),
-                signature=_signature(loop.environment.env, loop.runner.actor),
+                signature=join_signature(loop.environment.env, loop.runner.actor),
                 queue_bytes=given(queue_bytes, settings.queue_bytes),
                 when_full=cast(Literal["block", "drop_oldest"], full),
                 drain_timeout_s=drain_s,
@@ -221,14 +221,14 @@ class RolloutWorker(Worker):
         return report
 
 
-def _mixed_seed(seed: int | None, name: str) -> int | None:
-    """The run's seed mixed with the worker's name, so that workers of one run do not play the same episodes."""
+def mixed_seed(seed: int | None, name: str) -> int | None:
+    """Return the run's seed mixed with the worker's name, so that workers of one run do not play the same episodes."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1)[0])
 
 
-def _signature(env: Any, actor: ActorModule) -> dict[str, Any]:
+def join_signature(env: Any, actor: ActorModule) -> dict[str, Any]:
     """Return what the trainer checks when this worker joins; without the policy where that makes it too long."""
     of_env = env_signature(env)
     whole = {**of_env, "policy": actor.architecture()}

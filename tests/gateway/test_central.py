@@ -1,0 +1,394 @@
+"""Sessions of a central agent over a link in memory: samples, versions, episode ends, failures, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tests.actor.conftest import ConstantActor, ScriptedLink
+from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
+from tmrl_core.actor.rollout.shared_policy import SharedPolicy
+from tmrl_core.errors import LinkClosedError, PolicyFailedError
+from tmrl_core.gateway.central import MAX_INFO_BYTES, CentralAgent, CentralPlayer
+from tmrl_core.gateway.contracts import GatewayAgent
+from tmrl_core.networking.protocol.messages import Directive, Evaluation
+
+OBS = spaces.Box(-9, 9, (2,), np.float32)
+ACT = spaces.Box(-9, 9, (1,), np.float32)
+
+Scenario = Callable[[CentralAgent, ScriptedLink], Awaitable[None]]
+
+
+def obs(number: float) -> Any:
+    return np.array([number, 0], np.float32)
+
+
+def agent_of(link: Any, actor: Any = ConstantActor, **kwargs: Any) -> CentralAgent:
+    policy = SharedPolicy(actor, OBS, ACT)
+    return CentralAgent("default", observation_space=OBS, action_space=ACT, policy=policy, link=link, **kwargs)
+
+
+def play(scenario: Scenario, **kwargs: Any) -> ScriptedLink:
+    """Run a scenario with an agent, close it and return its link."""
+    link = ScriptedLink()
+
+    async def run() -> None:
+        agent = agent_of(link, **kwargs)
+        await agent.start()
+        await asyncio.wait_for(scenario(agent, link), 30.0)
+        await agent.close()
+
+    asyncio.run(run())
+    return link
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def episode(player: CentralPlayer, steps: int, terminated: bool = True) -> None:
+    assert await player.begin(obs(0), {}) is not None
+    for step in range(1, steps):
+        assert await player.step(obs(step), 1.0, False, False, {}) is not None
+    assert await player.step(obs(steps), 1.0, terminated, not terminated, {}) is None
+
+
+def waits_for(event: threading.Event) -> Callable[[ScriptedLink], None]:
+    def wait(link: ScriptedLink) -> None:
+        event.wait(20.0)
+
+    return wait
+
+
+def rows(link: ScriptedLink) -> list[tuple[Any, ...]]:
+    return [
+        (None if action is None else float(action[0]), float(seen[0]), reward, terminated, truncated)
+        for action, seen, reward, terminated, truncated, _ in link.samples
+    ]
+
+
+def ends(link: ScriptedLink) -> list[tuple[str, int, float, str]]:
+    return [(record.end, record.length, record.episode_return, record.mode) for record in link.records]
+
+
+def test_it_is_an_agent_of_the_gateway() -> None:
+    agent: GatewayAgent = agent_of(ScriptedLink())
+    assert (agent.name, agent.mode, agent.saves_folder) == ("default", "central", None)
+
+
+def test_episodes_of_a_client_are_recorded_as_it_played_them() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await episode(player, 3)
+        await episode(player, 2, terminated=False)
+
+    link = play(scenario)
+    assert rows(link) == [
+        (None, 0, 0.0, False, False),
+        (0.25, 1, 1.0, False, False),
+        (0.25, 2, 1.0, False, False),
+        (0.25, 3, 1.0, True, False),
+        (None, 0, 0.0, False, False),
+        (0.25, 1, 1.0, False, False),
+        (0.25, 2, 1.0, False, True),
+    ]
+    assert ends(link) == [("terminated", 3, 3.0, "train"), ("truncated", 2, 2.0, "train")]
+    assert {record.worker for record in link.records} == {"gateway/ab12"}
+    assert [segment.episode for chunk in link.chunks for segment in chunk.segments] == [0, 1]
+
+
+def test_sessions_have_episodes_with_ids_of_their_own() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        players = [agent.open(str(number)) for number in range(20)]
+        for player in players:
+            await player.begin(obs(0), {})
+        for step in range(1, 4):
+            for player in players:
+                await player.step(obs(step), 1.0, step == 3, False, {})
+
+    link = play(scenario)
+    assert sorted(segment.episode for chunk in link.chunks for segment in chunk.segments) == list(range(20))
+    assert all(chunk.rows == 4 for chunk in link.chunks)
+
+
+def test_samples_leave_within_an_episode_and_join_again() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {})
+        for step in range(1, 10):
+            await player.step(obs(step), 1.0, False, False, {})
+        await until(lambda: len(link) >= 5)
+        assert not link.records
+        for step in range(10, 12):
+            await player.step(obs(step), 1.0, step == 11, False, {})
+
+    link = play(scenario, send_every=5)
+    assert len(link.chunks) > 1
+    assert [row[1] for row in rows(link)] == list(range(12))
+    assert [step for chunk in link.chunks for step in chunk.step] == list(range(12))
+
+
+def test_a_sample_carries_the_version_that_acted() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {})
+        link.publish(0.5)
+        await until(lambda: agent.policy.version == (1, 1))
+        assert float((await player.step(obs(1), 1.0, False, False, {}))[0]) == 0.5
+        await player.step(obs(2), 1.0, True, False, {})
+
+    link = play(scenario)
+    assert [row[0] for row in rows(link)] == [None, 0.25, 0.5]
+    assert [(segment.rows, segment.version) for chunk in link.chunks for segment in chunk.segments] == [
+        (2, (0, 0)),
+        (1, (1, 1)),
+    ]
+
+
+def test_new_weights_act_in_all_sessions() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        players = [agent.open(str(number)) for number in range(3)]
+        for player in players:
+            await player.begin(obs(0), {})
+        link.publish(0.75)
+        await until(lambda: agent.policy.version == (1, 1))
+        for player in players:
+            assert (await player.step(obs(1), 0.0, False, False, {})).tolist() == [0.75]
+        late = agent.open("late")
+        assert (await late.begin(obs(0), {})).tolist() == [0.75]
+        for player in (*players, late):
+            await player.close()
+
+    play(scenario)
+
+
+def test_a_session_that_closes_keeps_its_episode_as_truncated() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {})
+        await player.step(obs(1), 1.0, False, False, {})
+        await player.step(obs(2), 1.0, False, False, {})
+        await player.close()
+
+    link = play(scenario)
+    assert rows(link)[-1] == (0.25, 2, 1.0, False, True)
+    assert ends(link) == [("truncated", 2, 2.0, "train")]
+
+
+def test_a_session_that_closes_after_a_reset_leaves_no_record() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {})
+        await player.close()
+
+    assert not play(scenario).records
+
+
+def test_a_client_that_begins_anew_without_an_end_leaves_an_aborted_episode() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {})
+        await player.step(obs(1), 1.0, False, False, {})
+        await player.begin(obs(5), {})
+
+    link = play(scenario)
+    assert ends(link) == [("aborted", 1, 1.0, "train")]
+    assert not any(row[4] for row in rows(link))
+
+
+def test_the_pending_observation_is_the_reset_after_a_step_limit() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {"first": 1})
+        for step in range(1, 6):
+            assert await player.step(obs(step), 1.0, False, False, {}) is not None, "the client does not know"
+        assert await player.step(obs(6), 1.0, True, False, {}) is None
+
+    link = play(scenario, max_samples_per_episode=3)
+    assert rows(link) == [
+        (None, 0, 0.0, False, False),
+        (0.25, 1, 1.0, False, False),
+        (0.25, 2, 1.0, False, False),
+        (0.25, 3, 1.0, False, True),
+        (None, 3, 0.0, False, False),
+        (0.25, 4, 1.0, False, False),
+        (0.25, 5, 1.0, False, False),
+        (0.25, 6, 1.0, True, False),
+    ]
+    assert [record.end for record in link.records] == ["truncated", "terminated"]
+
+
+class Failing(ConstantActor):
+    """Acts with infinity while its weight is negative."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return np.full(1, np.inf if self.value < 0 else self.value, np.float32)
+
+
+def test_an_action_that_is_not_finite_is_an_error_and_the_request_can_be_repeated() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {})
+        await player.step(obs(1), 1.0, False, False, {})
+        link.publish(-1.0)
+        await until(lambda: agent.policy.version == (1, 1))
+        for _ in range(2):
+            with pytest.raises(PolicyFailedError):
+                await player.step(obs(2), 1.0, False, False, {})
+        with pytest.raises(PolicyFailedError):
+            await agent.open("other").begin(obs(0), {})
+        link.publish(0.5)
+        await until(lambda: agent.policy.version == (1, 2))
+        assert (await player.step(obs(2), 1.0, False, False, {})).tolist() == [0.5]
+        await player.step(obs(3), 1.0, True, False, {})
+        assert agent.policy_failures == 3
+
+    link = play(scenario, actor=Failing)
+    assert [row[1] for row in rows(link)] == [0, 1, 2, 3]
+    assert ends(link) == [("terminated", 3, 3.0, "train")]
+
+
+def test_an_evaluation_is_played_by_the_next_episodes_without_collecting() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        link.publish(0.5)
+        await until(lambda: agent.policy.version == (1, 1))
+        link.directive = Directive(1, Evaluation(4, (10, 11), (1, 1)))
+        player, gone = agent.open("ab12"), agent.open("gone")
+        assert (await gone.begin(obs(0), {})).tolist() == [0.25], "half of its weight: deterministic"
+        await gone.step(obs(1), 1.0, False, False, {})
+        await gone.close()
+        for _ in range(3):
+            await episode(player, 2)
+
+    link = play(scenario)
+    evaluated = [record for record in link.records if record.evaluation == 4 and record.end != "aborted"]
+    assert {record.seed for record in evaluated} == {10, 11}
+    assert all((record.mode, record.length, record.episode_return) == ("test", 2, 2.0) for record in evaluated)
+    assert len(link) == 3, "the third episode is an ordinary one again"
+
+
+def test_it_goes_on_answering_when_the_trainer_has_finished() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        link.directive = Directive(1, finish=True)
+        await episode(player, 2)
+
+    link = play(scenario)
+    assert len(link) == 0
+    assert not link.records
+
+
+def test_without_learning_it_acts_deterministically_and_records_nothing() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        assert (await player.begin(obs(0), {})).tolist() == [0.125]
+        assert (await player.step(obs(1), 1.0, False, False, {})).tolist() == [0.125]
+        assert await player.step(obs(2), 1.0, True, False, {}) is None
+        await player.close()
+
+    link = play(scenario, learning=False)
+    assert len(link) == 0
+    assert not link.records
+
+
+def test_answers_do_not_wait_for_a_link_that_is_full() -> None:
+    release = threading.Event()
+
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        link.on_send = waits_for(release)
+        player = agent.open("ab12")
+        for _ in range(50):
+            await episode(player, 3)
+            await asyncio.sleep(0.002)
+        assert len(link.sends) <= 1
+        release.set()
+
+    link = play(scenario)
+    assert len(link) == 200
+
+
+def test_samples_that_cannot_leave_are_bounded_for_all_sessions_together() -> None:
+    release = threading.Event()
+
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        link.on_send = waits_for(release)
+        quiet, loud = agent.open("quiet"), agent.open("loud")
+        await episode(quiet, 2)
+        await until(lambda: link.chunks)
+        await episode(quiet, 2)
+        await loud.begin(obs(0), {})
+        for step in range(1000):
+            await loud.step(obs(step % 9), 1.0, False, False, {})
+        release.set()
+        await loud.close()
+        assert agent.samples_dropped > 800
+
+    link = play(scenario, unsent_bytes=10_000)
+    assert len(link) < 200
+    assert [record.length for record in link.records] == [2, 2, 1000]
+
+
+def test_a_large_info_is_left_out_and_its_step_is_kept() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {"small": 1})
+        await player.step(obs(1), 1.0, True, False, {"large": "x" * MAX_INFO_BYTES})
+        assert agent.infos_left_out == 1
+
+    assert [sample[5] for sample in play(scenario).samples] == [{"small": 1}, {}]
+
+
+def test_a_link_that_has_failed_for_good_does_not_end_the_sessions(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        link.failure = LinkClosedError("refused")
+        player = agent.open("ab12")
+        for _ in range(3):
+            await episode(player, 2)
+            await asyncio.sleep(0.1)
+
+    play(scenario)
+    assert caplog.text.count("learns nothing") == 1
+
+
+def test_observations_are_preprocessed_for_the_policy_and_the_recorder() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        await episode(agent.open("ab12"), 1)
+
+    assert [row[1] for row in rows(play(scenario, obs_preprocessor=lambda seen: seen + 1))] == [1, 2]
+
+
+def test_an_idle_session_is_small() -> None:
+    cartpole, actions = spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2)
+    policy = SharedPolicy(NumpyQValueMLPActor, cartpole, actions)
+    link: Any = ScriptedLink()
+
+    async def measure() -> float:
+        agent = CentralAgent("default", observation_space=cartpole, action_space=actions, policy=policy, link=link)
+
+        async def opened(number: int) -> CentralPlayer:
+            player = agent.open(str(number))
+            await player.begin(np.zeros(4, np.float32), {})
+            for _ in range(50):
+                await player.step(np.zeros(4, np.float32), 1.0, False, False, {})
+            return player
+
+        await opened(0)
+        before, _ = tracemalloc.get_traced_memory()
+        players = [await opened(number) for number in range(1, 51)]
+        after, _ = tracemalloc.get_traced_memory()
+        await agent.close()
+        return (after - before) / len(players)
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(measure()) < 100_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,497 @@
+"""The central agent: all of its sessions feed one Trainer through the Server, and act with its latest policy.
+
+The event loop's thread runs recorders and runners, for all sessions. Beside the sessions, one task takes the samples
+that are due and hands them to a sender thread, which sends them, waits for the link where that may block, and loads new
+weights into a second actor. Back in the event loop, the task lets that actor act. No answer waits for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import msgspec
+import numpy as np
+from gymnasium import spaces
+
+from tmrl_core.actor.rollout.link import RolloutLink
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
+from tmrl_core.actor.rollout.shared_policy import SharedPolicy
+from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.errors import TmrlError
+from tmrl_core.gateway.evaluations import Assignment, Evaluations
+from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+
+logger = logging.getLogger(__name__)
+
+EXCHANGE_S = 0.05
+"""Seconds between two exchanges with the Server."""
+MAX_INFO_BYTES = 16_384
+"""Maximum size, as JSON, of an info that is stored."""
+_INFO_FACTOR = 10
+"""Bytes that an info of small Python objects occupies for each byte of its JSON."""
+_ROW_BYTES = 64
+"""Bytes of a row besides its observation and info."""
+_RECORD_BYTES = 1000
+"""Bytes of the record of an episode."""
+
+
+class _Held(NamedTuple):
+    """The latest step. It is recorded when the next message has arrived, so that a session's end can truncate it."""
+
+    action: Any
+    obs: Any
+    reward: float
+    info: dict[str, Any]
+    extras: dict[str, Any] | None
+    version: Version
+    collect: bool
+
+
+class _Outbox:
+    """Samples and records of all sessions on their way to the sender thread: the uplink's source.
+
+    The event loop's thread and the sender thread use it in turn, never at the same time.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.name = label
+        self.version: Version = (0, 0)
+        self.loaded = False
+        """True: the sender thread has loaded a policy that does not act yet."""
+        self.steps_collected = 0
+        self.samples_lost = 0
+        self.chunks: list[Chunk] = []
+        self.records: list[EpisodeRecord] = []
+
+    def set_version(self, version: Version) -> None:
+        """Note the version of the policy that was loaded."""
+        self.version, self.loaded = version, True
+
+    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
+        """Return samples and records, and forget them."""
+        chunks, self.chunks = self.chunks, []
+        records, self.records = self.records, []
+        return chunks, records
+
+    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+        """Keep what was taken and could not be sent."""
+        self.chunks = chunks + self.chunks
+        self.records = records + self.records
+
+    def discard(self) -> None:
+        """Forget the samples."""
+        self.chunks = []
+
+
+class CentralAgent:
+    """An agent that one Trainer trains for all sessions.
+
+    Args:
+        name: of the agent in the configuration.
+        observation_space, action_space: of the clients' environments.
+        policy: acts in all sessions.
+        link: to the Server.
+        label: of the gateway in messages and in the Server's status; beginning of the labels of the sessions.
+        send_every: send the samples of a session after so many steps, also within an episode.
+        max_samples_per_episode: number of steps at which an episode is truncated.
+        learning: False: sessions act deterministically, and nothing is recorded.
+        obs_preprocessor: applied to each observation before the policy and the recorder get it.
+        sample_compressor, crc_debug, info_metrics: of the recorders.
+        unsent_bytes: most bytes of samples that wait in all sessions together. Beyond it the session with the most
+            loses its own, counted.
+        files: keep the policy.
+        drain_timeout_s: longest wait for room in the link's queue at the end, in seconds.
+        on_close: called at the very end.
+
+    Attributes:
+        samples_dropped: number of samples that were dropped before the link got them.
+        policy_failures: number of actions that were not finite; none of them was answered.
+        infos_left_out: number of infos that were too large to be stored.
+    """
+
+    mode = "central"
+    saves_folder: Path | None = None
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        policy: SharedPolicy,
+        link: RolloutLink,
+        label: str = "gateway",
+        send_every: int = 100,
+        max_samples_per_episode: float = math.inf,
+        learning: bool = True,
+        obs_preprocessor: Callable[[Any], Any] | None = None,
+        sample_compressor: SampleCompressor | None = None,
+        crc_debug: bool = False,
+        info_metrics: Sequence[str] = (),
+        unsent_bytes: int = 64 << 20,
+        files: PolicyFiles | None = None,
+        drain_timeout_s: float = 10.0,
+        on_close: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.policy = policy
+        self.link = link
+        self.label = label
+        self.learning = learning
+        self.send_every = send_every
+        self.obs_preprocessor = obs_preprocessor
+        self.row_bytes = _space_bytes(observation_space) + _ROW_BYTES
+        self.evaluations = Evaluations()
+        self.samples_dropped = 0
+        self.policy_failures = 0
+        self.infos_left_out = 0
+        numbers = itertools.count()
+
+        def make_recorder(session_id: str) -> StepRecorder:
+            return StepRecorder(
+                Buffer(None),
+                name=f"{label}/{session_id}",
+                sample_compressor=sample_compressor,
+                crc_debug=crc_debug,
+                max_samples_per_episode=max_samples_per_episode,
+                info_metrics=info_metrics,
+                numbers=numbers,
+            )
+
+        self._make_recorder = make_recorder
+        self._unsent_limit = unsent_bytes
+        self._unsent_bytes = 0
+        self._unsent: dict[CentralPlayer, int] = {}
+        self._due: dict[CentralPlayer, None] = {}
+        self._outbox = _Outbox(label)
+        self._uplink = Uplink(link, self._outbox, policy, files=files, drain_timeout_s=drain_timeout_s)
+        self._on_close = on_close
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="tmrl-gateway-sender")
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failure = ""
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def open(self, session_id: str) -> CentralPlayer:
+        """Return the player of a new session."""
+        return CentralPlayer(self, self._make_recorder(session_id))
+
+    def assign(self) -> tuple[bool, Assignment | None]:
+        """Return True if the next episode is recorded, and the evaluation that it belongs to."""
+        if not self.learning or self.link.finished:
+            return False, None
+        return True, self.evaluations.take(self._uplink.evaluation, self.policy.version, time.monotonic())
+
+    def note_policy_failure(self, failure: TmrlError) -> None:
+        """Count an action that was not finite, and log the first."""
+        if not self.policy_failures:
+            logger.error("agent %s cannot answer its clients until a better policy arrives: %s", self.name, failure)
+        self.policy_failures += 1
+
+    def note_large_info(self) -> None:
+        """Count an info that is left out, and log the first."""
+        if not self.infos_left_out:
+            logger.warning(
+                "agent %s: an info of a client has more than %d bytes and is not stored with its step, as all that "
+                "follow",
+                self.name,
+                MAX_INFO_BYTES,
+            )
+        self.infos_left_out += 1
+
+    def note_unsent(self, player: CentralPlayer, size: int) -> None:
+        """Note a row that a session has recorded, and keep the limit of all of them."""
+        self._unsent[player] = self._unsent.get(player, 0) + size
+        self._unsent_bytes += size
+        while self._unsent_bytes > self._unsent_limit and self._unsent:
+            largest = max(self._unsent, key=self._unsent.__getitem__)
+            chunks, records = largest.recorder.take()
+            largest.recorder.put_back([], records[-10:])
+            if not self.samples_dropped:
+                logger.warning(
+                    "agent %s drops samples, because the link takes them more slowly than clients send", self.name
+                )
+            self.samples_dropped += sum(chunk.rows for chunk in chunks)
+            self._forget(largest)
+
+    def note_due(self, player: CentralPlayer) -> None:
+        """Send the samples of a session with the next exchange."""
+        self._due[player] = None
+
+    def _forget(self, player: CentralPlayer) -> None:
+        self._unsent_bytes -= self._unsent.pop(player, 0)
+
+    # --- the exchange with the Server ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to exchange samples and policies with the Server."""
+        self._task = asyncio.create_task(self._exchange_all(), name=f"gateway-{self.name}")
+        self._task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            logger.error("agent %s learns nothing any more: its exchange failed", self.name, exc_info=failure)
+
+    async def _exchange_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._closing.is_set():
+            self._gather()
+            try:
+                await loop.run_in_executor(self._sender, self._exchange)
+            except TmrlError as exc:
+                self._note_failure(exc)
+            if self._outbox.loaded:
+                self._outbox.loaded = False
+                self.policy.adopt(self._outbox.version)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), EXCHANGE_S)
+
+    def _exchange(self) -> None:
+        self.link.check()
+        self._uplink.send()
+        self._uplink.update_policy(verbose=False)
+
+    def _note_failure(self, failure: TmrlError) -> None:
+        self.samples_dropped += sum(chunk.rows for chunk in self._outbox.take()[0])
+        if str(failure) != self._failure:
+            self._failure = str(failure)
+            logger.error("agent %s learns nothing, its sessions act with the latest policy: %s", self.name, failure)
+
+    def _gather(self) -> None:
+        due, self._due = self._due, {}
+        for player in due:
+            chunks, records = player.recorder.take()
+            self._outbox.chunks += chunks
+            self._outbox.records += records
+            self._forget(player)
+
+    async def close(self) -> None:
+        """Send what is left, wait for acknowledgements up to the drain timeout, and close the link."""
+        self._closing.set()
+        self._uplink.stop()
+        if self._task is not None:
+            await self._task
+        self._gather()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._sender, self._uplink.close)
+        finally:
+            self._sender.shutdown(wait=False)
+            self._on_close()
+
+
+class CentralPlayer:
+    """One session of a central agent: its recorder, its runner, and the action that its client has yet to answer.
+
+    Args:
+        agent: of the session.
+        recorder: of the session.
+    """
+
+    __slots__ = (
+        "_action",
+        "_agent",
+        "_explores",
+        "_extras",
+        "_held",
+        "_part",
+        "_records",
+        "_runner",
+        "_version",
+        "recorder",
+    )
+
+    def __init__(self, agent: CentralAgent, recorder: StepRecorder) -> None:
+        self.recorder = recorder
+        self._agent = agent
+        self._runner = agent.policy.runner()
+        self._action: Any = None
+        self._extras: dict[str, Any] | None = None
+        self._version: Version = (0, 0)
+        self._held: _Held | None = None
+        # Of the open episode.
+        self._records = False
+        self._part: Assignment | None = None
+        self._explores = False
+
+    async def begin(self, obs: Any, info: dict[str, Any]) -> Any:
+        """Begin an episode with the observation of a reset; return the action for it."""
+        obs = self._prepared(obs)
+        action, extras, (records, part) = self._decide_anew(obs)
+        self._end(aborted=True)
+        self._open(obs, info, records, part)
+        return self._answer(action, extras)
+
+    async def step(self, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Any:
+        """Record the result of the pending action; return the next action, or None if a flag is set."""
+        obs = self._prepared(obs)
+        self._record_held()
+        if terminated or truncated:
+            if self._records:
+                self._record(self._result(obs, reward, info), terminated, truncated)
+                self._finish()
+            return None
+        episode = self.recorder.episode
+        if self._records and episode is not None and episode.steps + 1 >= episode.limit:
+            # The client does not know of this end: its observation is also the reset of the next episode.
+            action, extras, (records, part) = self._decide_anew(obs)
+            self._record(self._result(obs, reward, info), False, True)
+            self._finish()
+            self._open(obs, {}, records, part)
+            return self._answer(action, extras)
+        action, extras = self._decide(obs)
+        if self._records:
+            self._held = self._result(obs, reward, info)
+        return self._answer(action, extras)
+
+    async def close(self) -> None:
+        """End the session. An open episode is kept as truncated."""
+        self._end(aborted=False)
+        self._agent.note_due(self)
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _prepared(self, obs: Any) -> Any:
+        preprocess = self._agent.obs_preprocessor
+        return obs if preprocess is None else preprocess(obs)
+
+    def _decide(self, obs: Any) -> tuple[Any, dict[str, Any] | None]:
+        """Choose an action. After a failure the runner is as before, so that the client may repeat its request."""
+        runner = self._runner
+        self._agent.policy.refresh(runner)
+        before = runner.state
+        try:
+            return runner.decide(obs, not self._explores, self._explores)
+        except TmrlError as exc:
+            runner.state = before
+            self._agent.note_policy_failure(exc)
+            raise
+
+    def _decide_anew(self, obs: Any) -> tuple[Any, dict[str, Any] | None, tuple[bool, Assignment | None]]:
+        """Choose the first action of an episode, and decide of what kind it is."""
+        agent, runner = self._agent, self._runner
+        records, part = assigned = agent.assign()
+        before, explored = runner.state, self._explores
+        agent.policy.refresh(runner)
+        runner.reset()
+        self._explores = records and part is None
+        try:
+            action, extras = self._decide(obs)
+        except TmrlError:
+            runner.state, self._explores = before, explored
+            if part is not None:
+                agent.evaluations.give_back(part)
+            raise
+        return action, extras, assigned
+
+    def _answer(self, action: Any, extras: dict[str, Any] | None) -> Any:
+        self._action, self._extras, self._version = action, extras, self._agent.policy.version
+        return action
+
+    # --- recording ----------------------------------------------------------------------------------------------------
+
+    def _open(self, obs: Any, info: dict[str, Any], records: bool, part: Assignment | None) -> None:
+        self._records, self._part = records, part
+        if not records:
+            return
+        collect = part is None
+        recorder = self.recorder
+        recorder.set_version(self._agent.policy.version)
+        episode = recorder.begin(
+            obs,
+            self._stored(info),
+            collect=collect,
+            seed=None if part is None else part.seed,
+            extras=self._runner.reset_extras() if collect else None,
+        )
+        if part is not None:
+            episode.evaluation = part.evaluation
+        else:
+            self._agent.note_unsent(self, self._agent.row_bytes)
+
+    def _result(self, obs: Any, reward: float, info: dict[str, Any]) -> _Held:
+        """Return the step that the pending action has led to."""
+        return _Held(self._action, obs, reward, self._stored(info), self._extras, self._version, self._part is None)
+
+    def _stored(self, info: dict[str, Any]) -> dict[str, Any]:
+        if info and len(msgspec.json.encode(info)) > MAX_INFO_BYTES:
+            self._agent.note_large_info()
+            return {}
+        return info
+
+    def _record_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._record(held, False, False)
+            if len(self.recorder.buffer) >= self._agent.send_every:
+                self._agent.note_due(self)
+
+    def _record(self, step: _Held, terminated: bool, truncated: bool) -> None:
+        recorder = self.recorder
+        if recorder.version != step.version:
+            recorder.set_version(step.version)
+        recorder.step(
+            step.action,
+            step.obs,
+            step.reward,
+            terminated,
+            truncated,
+            step.info,
+            step.extras,
+            test=not step.collect,
+        )
+        if step.collect:
+            size = self._agent.row_bytes
+            if step.info:
+                size += _INFO_FACTOR * len(msgspec.json.encode(step.info))
+            self._agent.note_unsent(self, size)
+
+    def _finish(self) -> None:
+        """Note that the open episode has ended in order."""
+        if self._part is not None:
+            self._agent.evaluations.finished(self._part)
+        self._records, self._part = False, None
+        self._agent.note_unsent(self, _RECORD_BYTES)
+        self._agent.note_due(self)
+
+    def _end(self, aborted: bool) -> None:
+        """End the open episode where it is.
+
+        Args:
+            aborted: the client has begun another one. False: the session ends, and the last step is truncated.
+        """
+        held, self._held = self._held, None
+        if not self._records:
+            return
+        recorder = self.recorder
+        if held is not None and held.collect:
+            self._record(held, False, not aborted)
+        if self._part is not None:
+            self._agent.evaluations.give_back(self._part)
+        # An episode without a step, or of an evaluation, leaves no record.
+        recorder.end(record=recorder.episode is not None and recorder.episode.steps > 0)
+        self._records, self._part = False, None
+        self._agent.note_due(self)
+
+
+def _space_bytes(space: gymnasium.Space[Any]) -> int:
+    """Return the size of an observation in a column."""
+    if isinstance(space, spaces.Dict):
+        return sum(map(_space_bytes, space.spaces.values()))
+    if isinstance(space, spaces.Tuple):
+        return sum(map(_space_bytes, space.spaces))
+    return math.prod(space.shape or ()) * np.dtype(space.dtype or np.float64).itemsize
