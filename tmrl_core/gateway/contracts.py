@@ -47,6 +47,8 @@ class SessionInfo:
 class Player(Protocol):
     """Act and learn for one client session. The event loop's thread calls every method, one call at a time.
 
+    Only `close` may also be called while `begin` or `step` waits, which then raises a `TmrlError`.
+
     A failure is a `TmrlError` whose text may be shown to the client; the episode stays as it was before the call, so
     that the client may repeat its request.
     """

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tmrl_core.gateway.messages import EndMessage, RequestError, StepMessage, fields_from_json, fields_from_msgpack
+
+FIRST = {"obs": [1.0, 2.0], "reward": 0.0, "done": False, "info": {}, "session_key": "S"}
+
+
+def step(**changes: Any) -> StepMessage:
+    message = fields_from_json(json.dumps({**FIRST, **changes})).message()
+    assert isinstance(message, StepMessage)
+    return message
+
+
+def without(*names: str, **changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**FIRST, **changes}.items() if key not in names}
+
+
+def test_a_step_has_its_fields() -> None:
+    assert step(step=3, unknown=[1]) == StepMessage("S", [1.0, 2.0], 0.0, False, False, {}, 3)
+    assert step(reward=2).reward == 2.0
+    assert fields_from_json(json.dumps(without("info"))).message() == step()
+    assert step(info=None) == step()
+
+
+def test_messagepack_gives_the_same() -> None:
+    assert fields_from_msgpack(msgspec.msgpack.encode(FIRST)).message() == step()
+    assert fields_from_msgpack(msgspec.msgpack.encode({"apikey": "K"})).login() == "K"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"done": True}, (True, False)),
+        ({"done": 1}, (True, False)),
+        ({"done": 0}, (False, False)),
+        ({"done": 1.0}, (True, False)),
+        ({"done": True, "info": {"TimeLimit.truncated": True}}, (False, True)),
+        ({"done": True, "info": {"TimeLimit.truncated": False}}, (True, False)),
+        ({"done": False, "info": {"TimeLimit.truncated": True}}, (False, False)),
+        ({"done": None, "terminated": False, "truncated": True}, (False, True)),
+        ({"done": None, "terminated": 1, "truncated": 0}, (True, False)),
+        ({"done": None, "terminated": True, "truncated": True}, (True, True)),
+        ({"done": None, "truncated": True}, (False, True)),
+        ({"done": True, "truncated": True}, (False, True)),
+        ({"done": True, "truncated": False}, (True, False)),
+        ({"done": True, "terminated": True, "info": {"TimeLimit.truncated": True}}, (True, False)),
+        ({"done": True, "terminated": False, "truncated": True}, (False, True)),
+    ],
+)
+def test_flags(flags: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    message = step(**flags)
+    assert (message.terminated, message.truncated) == expected
+    assert type(message.terminated) is bool
+    assert type(message.truncated) is bool
+
+
+@pytest.mark.parametrize("body", [{"obs": None}, {"obs": None, "reward": None, "done": None}])
+def test_a_null_observation_ends_the_session(body: dict[str, Any]) -> None:
+    assert fields_from_json(json.dumps(body)).message() == EndMessage(None)
+    assert fields_from_json(json.dumps(body)).message("C") == EndMessage("C")
+    assert fields_from_json(json.dumps({**body, "session_key": "S"})).message("C") == EndMessage("S")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps(without("obs")), "obs is missing"),
+        (json.dumps(without("reward")), "reward is missing"),
+        (json.dumps(without(reward=None)), "reward is missing"),
+        (json.dumps(without("done")), "done is missing"),
+        (json.dumps(without("session_key")), "session_key is missing"),
+        (json.dumps(without(session_key="")), "session_key is missing"),
+        (json.dumps(without(reward="1")), "reward: expected .*got `str`"),
+        (json.dumps(without(reward=True)), "reward: expected .*got `bool`"),
+        (json.dumps(without(reward=[1.0])), "reward: expected .*got `array`"),
+        (json.dumps(without(reward=10**400)), "out of range"),
+        (json.dumps(without(reward=float("nan"))), "not valid JSON"),
+        (json.dumps(without(obs=float("inf"))), "not valid JSON"),
+        (json.dumps(without(done="false")), "done: expected"),
+        (json.dumps(without(done=2)), "done is 2"),
+        (json.dumps(without(done=False, terminated=True)), "done is False, but terminated is True"),
+        (json.dumps(without(done=True, terminated=False, truncated=False)), "done is True, but"),
+        (json.dumps(without(info=[1])), "info: expected"),
+        (json.dumps(without(session_key=5)), "session_key: expected"),
+        (json.dumps(without(step=1.5)), "step: expected"),
+        ("[]", "message: expected `object`"),
+        ("null", "message: expected"),
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("{} {}", "not valid JSON"),
+        ('{"obs":' + "[" * 100_000, "obs"),
+        ('{"obs":' + '{"a":' * 100_000, "obs"),
+        ('{"x":' + "[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_bad_message_is_refused_with_its_field(text: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said) as caught:
+        fields_from_json(text.encode()).message()
+    assert caught.value.status == 400
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x81\xa3obs" + b"\x91" * 100_000,
+        b"\x81\xa1x" + b"\x91" * 100_000,
+        b"\x81\xa3obs\x81\x01\x02",  # keys that are no strings
+        b"\x81\xa3obs\x81\x92\x01\x02\x02",
+        b"\x81\xa3obs\xd6\xff\x00\x00\x00\x00",  # a timestamp
+        b"\x81\xa3obs\xd4\x05a",  # an extension
+        b"\x81\xa3obs\xc4\x01a",  # bytes
+        b"\x81\xa3obs\xa1\xff",  # invalid UTF-8
+        msgspec.msgpack.encode({**FIRST, "reward": float("nan")}),
+        msgspec.msgpack.encode({**FIRST, "reward": float("-inf")}),
+        msgspec.msgpack.encode({**FIRST, "done": float("nan")}),
+    ],
+)
+def test_bad_messagepack_is_refused(data: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        fields_from_msgpack(data).message()
+    assert caught.value.status == 400
+
+
+def test_a_login_has_a_key() -> None:
+    assert fields_from_json('{"apikey": "K"}').login() == "K"
+    assert fields_from_json('{"apikey": "K"}').is_login
+    assert not fields_from_json(json.dumps(FIRST)).is_login
+    for text in ("{}", '{"apikey": null}', '{"key": "K"}'):
+        with pytest.raises(RequestError, match="apikey is missing"):
+            fields_from_json(text).login()

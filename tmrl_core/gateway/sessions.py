@@ -1,0 +1,264 @@
+"""All client sessions: logins, quotas and expiry. Sans-I/O: the caller tells the time.
+
+A session key is a secret of 256 random bits, made at the login. Logins with a wrong key cost no memory beyond a bounded
+table of addresses. Valid keys are accepted immediately, even while other clients at that address are throttled. If a
+key or the gateway has its maximum number of sessions, a login ends the session that is idle for the longest time,
+unless that is shorter than `MAKE_ROOM_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tmrl_core.config.sections import GatewaySection
+from tmrl_core.envs.json_spaces import action_writer, observation_reader
+from tmrl_core.errors import ObservationError, TmrlError
+from tmrl_core.gateway.contracts import EpisodeSink, FinishedEpisode, GatewayAgent, SessionInfo
+from tmrl_core.gateway.messages import EndMessage, RequestError, StepMessage
+from tmrl_core.gateway.session import Session
+from tmrl_core.networking.security.admission import MAX_ADDRESSES, network_of
+from tmrl_core.networking.security.api_keys import ApiKeys
+from tmrl_core.networking.security.refusal_log import Refusals
+from tmrl_core.token_bucket import TokenBucket
+
+logger = logging.getLogger(__name__)
+
+MAKE_ROOM_S = 60.0
+"""Time in seconds without a request after which a session may end for a login."""
+WRONG_LOGINS_AT_ONCE = 20
+WRONG_LOGINS_PER_S = 0.2
+"""Rate of wrong logins of one address after a burst; beyond it, they are refused with 429 instead of 401."""
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """A session and what it belongs to."""
+
+    key: str
+    id: str
+    agent: str
+    session: Session
+    usage: _Usage
+    opened_at: float
+    last_request: float
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What one API key uses."""
+
+    key_id: str
+    steps: TokenBucket | None
+    clients: OrderedDict[str, _Client] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """An agent with the conversions of its spaces."""
+
+    agent: GatewayAgent
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+
+
+class Sessions:
+    """The open sessions of all agents. Not thread-safe: one event loop uses it.
+
+    Args:
+        agents: of the gateway.
+        keys: valid API keys.
+        settings: limits.
+        episodes: receives finished episodes.
+        wall_clock: seconds since 1970, for lists and records.
+
+    Raises:
+        ConfigError: JSON cannot express a space of an agent.
+    """
+
+    def __init__(
+        self,
+        agents: Iterable[GatewayAgent],
+        keys: ApiKeys,
+        settings: GatewaySection,
+        episodes: EpisodeSink | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._doors = {
+            agent.name: _Door(agent, observation_reader(agent.observation_space), action_writer(agent.action_space))
+            for agent in agents
+        }
+        self._keys = keys
+        self._settings = settings
+        self._episodes = episodes
+        self._wall_clock = wall_clock
+        self._clients: OrderedDict[str, _Client] = OrderedDict()  # the longest idle first, here and in each usage
+        self._usage: dict[str, _Usage] = {}
+        self._wrong: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._refusals = Refusals()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    async def login(self, apikey: str, address: str, now: float) -> str:
+        """Open a session and return its key.
+
+        Args:
+            apikey: as the client sent it.
+            address: `host:port` of the client.
+            now: seconds.
+
+        Raises:
+            RequestError: the key is not valid, or a limit is reached.
+        """
+        key = self._keys.check(apikey)
+        if key is None:
+            raise self._refusal(address, now)
+        door = self._doors.get(key.agent)
+        if door is None:
+            raise RequestError(403, f"the agent {key.agent!r} of this API key is not configured in this gateway")
+        usage = self._usage.get(key.id)
+        if usage is None:
+            rate = self._settings.max_steps_per_key_per_s
+            usage = self._usage[key.id] = _Usage(key.id, TokenBucket(rate, max(1.0, rate)) if rate else None)
+        evicted = self._evicted(usage, now)
+        client = self._open(door, usage, now)
+        if evicted is not None:
+            logger.info("session %s ends to make room: idle for %.0f s", evicted.id, now - evicted.last_request)
+            await self._end(evicted)
+        return client.key
+
+    def _refusal(self, address: str, now: float) -> RequestError:
+        self._refusals(address, "wrong API key")
+        network = network_of(address)
+        bucket = self._wrong.setdefault(network, TokenBucket(WRONG_LOGINS_PER_S, WRONG_LOGINS_AT_ONCE))
+        self._wrong.move_to_end(network)
+        if len(self._wrong) > MAX_ADDRESSES:
+            self._wrong.popitem(last=False)
+        if not bucket.take(now):
+            return RequestError(429, "too many logins with a wrong API key from this address: wait some seconds")
+        return RequestError(401, "this API key is not valid: ask the gateway's owner for a key")
+
+    def _evicted(self, usage: _Usage, now: float) -> _Client | None:
+        """Return the session that must end before another one of this key is opened."""
+        settings = self._settings
+        if len(usage.clients) >= settings.max_sessions_per_key:
+            limit = f"this API key has {len(usage.clients)} open sessions, its maximum"
+        elif len(self._clients) >= settings.max_sessions:
+            limit = f"the gateway has {len(self._clients)} open sessions, its maximum"
+            usage = max(self._usage.values(), key=lambda usage: len(usage.clients))
+        else:
+            return None
+        oldest = next(iter(usage.clients.values()))
+        if now - oldest.last_request < MAKE_ROOM_S:
+            raise RequestError(429, f'{limit}: end sessions that are no longer used with {{"obs": null}}')
+        return oldest
+
+    def _open(self, door: _Door, usage: _Usage, now: float) -> _Client:
+        name, id_ = door.agent.name, secrets.token_hex(6)
+        try:
+            player = door.agent.open(id_)
+        except RequestError:
+            raise
+        except TmrlError as error:
+            raise RequestError(503, str(error)) from error
+
+        def finished(steps: int, episode_return: float) -> None:
+            if self._episodes is not None:
+                self._episodes.add(
+                    FinishedEpisode(
+                        ended_at=self._wall_clock(),
+                        agent=name,
+                        session_id=id_,
+                        key_id=usage.key_id,
+                        steps=steps,
+                        episode_return=episode_return,
+                    )
+                )
+
+        session = Session(player, door.read, door.write, finished)
+        client = _Client(secrets.token_urlsafe(32), id_, name, session, usage, self._wall_clock(), now)
+        self._clients[client.key] = usage.clients[client.key] = client
+        logger.info("session %s of agent %s opened with %s", id_, name, usage.key_id)
+        return client
+
+    async def answer(self, message: StepMessage | EndMessage, now: float) -> Any:
+        """Return the next action as a JSON value, or None at the end of an episode or session.
+
+        Raises:
+            RequestError: the request is refused. The session is as it was.
+        """
+        if isinstance(message, EndMessage):
+            ended = self._clients.get(message.session_key or "")
+            if ended is not None:
+                await self._end(ended)
+            return None
+        key = message.session_key
+        client = self._clients.get(key)
+        if client is None:
+            raise RequestError(401, "this session_key is not valid, or its session has ended: log in again")
+        usage = client.usage
+        client.last_request = now
+        self._clients.move_to_end(key)
+        usage.clients.move_to_end(key)
+        if usage.steps is not None and not usage.steps.take(now):
+            rate = self._settings.max_steps_per_key_per_s
+            raise RequestError(429, f"this API key made more than {rate:g} steps per second: wait a second")
+        try:
+            return await client.session.answer(message)
+        except RequestError:
+            raise
+        except ObservationError as error:
+            raise RequestError(400, str(error)) from error
+        except TmrlError as error:
+            if key not in self._clients:
+                raise RequestError(401, "the session ended during this request: log in again") from error
+            raise RequestError(503, str(error)) from error
+
+    def infos(self, now: float) -> list[SessionInfo]:
+        """Return the open sessions, the longest idle first."""
+        return [
+            SessionInfo(
+                session_id=client.id,
+                agent=client.agent,
+                key_id=client.usage.key_id,
+                opened_at=client.opened_at,
+                idle_s=now - client.last_request,
+                steps=client.session.steps,
+                episodes=client.session.episodes,
+            )
+            for client in self._clients.values()
+        ]
+
+    async def expire(self, now: float) -> None:
+        """End sessions that have been idle for too long, and those of revoked API keys."""
+        ended = []
+        for client in self._clients.values():
+            if now - client.last_request < self._settings.idle_s:
+                break
+            ended.append(client)
+        for usage in [usage for usage in self._usage.values() if not self._keys.holds(usage.key_id)]:
+            del self._usage[usage.key_id]
+            ended += [client for client in usage.clients.values() if client not in ended]
+        await asyncio.gather(*map(self._end, ended))
+
+    async def close(self) -> None:
+        """End all sessions."""
+        await asyncio.gather(*map(self._end, list(self._clients.values())))
+
+    async def _end(self, client: _Client) -> None:
+        if self._clients.pop(client.key, None) is None:
+            return
+        del client.usage.clients[client.key]
+        try:
+            await client.session.close()
+        except Exception:
+            logger.exception("session %s of agent %s did not end cleanly", client.id, client.agent)
+        else:
+            logger.info("session %s of agent %s ended", client.id, client.agent)
