@@ -178,34 +178,34 @@ class Accountant:
 # --- roles ------------------------------------------------------------------------------------------------------------
 
 
-def _server(config: Any, job: dict[str, Any], ending: Any) -> None:
+def _server(config: Any, job: dict[str, Any], shutdown: Any) -> None:
     from tmrl_core.roles import from_config as roles
 
     with roles.make_server(config) as server:
-        while not (ending.wait(0.1) or server.wait(0)):
+        while not (shutdown.wait(0.1) or server.wait(0)):
             pass
 
 
-def _worker(config: Any, job: dict[str, Any], ending: Any) -> None:
+def _worker(config: Any, job: dict[str, Any], shutdown: Any) -> None:
     from tmrl_core.roles import from_config as roles
 
     worker = roles.make_worker(config)
     accountant = Accountant(worker, Path(job["account"]))
     report = None
     try:
-        ending.calls(worker.stop)
+        shutdown.calls(worker.stop)
         roles.run_worker(worker, config)
     finally:
         report = worker.close()
         accountant.close(report.handed_over if report is not None else 0)
 
 
-def _trainer(config: Any, job: dict[str, Any], ending: Any) -> None:
+def _trainer(config: Any, job: dict[str, Any], shutdown: Any) -> None:
     from tmrl_core.roles import from_config as roles
 
     trainer = roles.make_trainer(config)
     try:
-        ending.calls(trainer.stop)
+        shutdown.calls(trainer.stop)
         roles.run_trainer(trainer, config)
     finally:
         trainer.close()
@@ -251,14 +251,14 @@ def main() -> int:
     threading.Thread(target=_watch_input, daemon=True).start()
 
     from tmrl_core.config import load, use
-    from tmrl_core.roles.shutdown import Ending
+    from tmrl_core.roles.shutdown import ShutdownSignal
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
     config = load(Path(job["config"]), job["overrides"])
     use(config)
     sys.setswitchinterval(0.0005)
-    with Ending() as ending:
-        {"server": _server, "worker": _worker, "trainer": _trainer}[role](config, job, ending)
+    with ShutdownSignal() as shutdown:
+        {"server": _server, "worker": _worker, "trainer": _trainer}[role](config, job, shutdown)
     return 0
 
 

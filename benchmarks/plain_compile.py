@@ -34,7 +34,7 @@ from tmrl_core.training import SacAgent
 from tmrl_core.training.agents import off_policy, sac
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.batches import transitions_of
-from tmrl_core.training.updates.rollback import all_sums_finite, floating, kept_tensors
+from tmrl_core.training.updates.rollback import agent_tensors, all_sums_finite, floating
 
 REACH = 1.1
 """Ratio to ours below which torch.compile alone would do."""
@@ -90,7 +90,7 @@ def one_graph(hidden: int, batch: Any) -> Train:
     agent = agent_of(hidden, False)
     agent.train(batch)  # optimizers make their state in their first step
     agent._target_parameters, agent._source_parameters  # noqa: B018
-    kept = kept_tensors(agent)
+    kept = agent_tensors(agent)
     agent.__class__ = type("Rewritten", (SacAgent,), rewritten)
 
     def update(batch: Any) -> tuple[dict[str, Tensor], Tensor]:

@@ -83,7 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/training/updates/test_compiled.py",
         "tests/training/updates/test_cuda_graphs.py",
         "tests/training/updates/test_fake_cuda.py",
-        "tests/training/updates/test_record_cuda.py",
+        "tests/training/updates/test_capture_cuda.py",
     ),
 }
 """Files, folders or single tests (`file.py::test_name`) of each layer; the longest matching name decides."""

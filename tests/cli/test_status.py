@@ -29,7 +29,7 @@ from tmrl_core.networking.protocol.status import (
 )
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.transports.selection import LinkSettings
-from tmrl_core.roles.shutdown import Ending
+from tmrl_core.roles.shutdown import ShutdownSignal
 
 DEADLINE_S = 20.0
 
@@ -160,8 +160,8 @@ def test_watching_ends_in_order(server: Server, keys: Path, capsys: pytest.Captu
     made = config(keys, server.port)
     options = argparse.Namespace(json=True, watch=0.2)
     statuses: list[int] = []
-    ending = Ending()
-    thread = threading.Thread(target=lambda: statuses.append(cli_status.status(made, options, ending)))
+    shutdown = ShutdownSignal()
+    thread = threading.Thread(target=lambda: statuses.append(cli_status.status(made, options, shutdown)))
     thread.start()
     until(lambda: bool(server.relay.observers))
     shown = ""
@@ -172,7 +172,7 @@ def test_watching_ends_in_order(server: Server, keys: Path, capsys: pytest.Captu
         return shown.count("\n") >= 2
 
     until(seen)
-    ending.ask("a test")
+    shutdown.request("a test")
     thread.join(DEADLINE_S)
     assert statuses == [0]
     first, second = (json.loads(line) for line in shown.splitlines()[:2])

@@ -313,7 +313,7 @@ def links_that_break(talk: Talk) -> None:
     assert worker.state.halted
     talk.open(trainer.connection())
     talk.lose(trainer.link)
-    again = Trainer(4, marks=trainer.state.marks, incarnation=trainer.state.incarnation, counter=7)
+    again = Trainer(4, offsets=trainer.state.offsets, incarnation=trainer.state.incarnation, counter=7)
     talk.open(again.link)
     assert [number for number, _, _ in again.take()] == [4]
     again.publish(10)

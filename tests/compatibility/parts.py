@@ -366,7 +366,7 @@ def facts(training: Any) -> dict[str, Any]:
         "epoch": training.epoch,
         "updates": training.total_updates,
         "samples": training.total_samples,
-        "marks": {stream.hex(): list(mark) for stream, mark in training.delivery["marks"].items()},
+        "marks": {stream.hex(): list(offset) for stream, offset in training.delivery["marks"].items()},
         "incarnation": training.delivery["incarnation"],
         "actor": actor_digest(training),
     }

@@ -70,8 +70,8 @@ def checkpoints(folder: Path) -> dict[str, Any]:
             if case.disk:
                 training.memory.deferred = True
                 training.update_buffer(interface)
-                marks = dict.fromkeys(parts.STREAMS, (2 * (epoch + 1), 26 * (epoch + 1)))
-                training.memory.commit(marks, samples=training.total_samples, incarnation=1, counter=epoch + 1)
+                offsets = dict.fromkeys(parts.STREAMS, (2 * (epoch + 1), 26 * (epoch + 1)))
+                training.memory.commit(offsets, samples=training.total_samples, incarnation=1, counter=epoch + 1)
             training.run_epoch(interface)
             training.delivery["marks"] = dict.fromkeys(parts.STREAMS, (2 * (epoch + 1), 26 * (epoch + 1)))
             training.delivery["incarnation"] = 1
@@ -109,14 +109,14 @@ def policies(folder: Path) -> dict[str, Any]:
 
 def spool(folder: Path) -> dict[str, Any]:
     """Spool of a Server without a trainer: three messages of one worker, two of another that has ended."""
-    make_about = import_module("tmrl_core.networking.spools.memory").About
+    make_info = import_module("tmrl_core.networking.spools.memory").StreamInfo
     files = import_module("tmrl_core.networking.spools.files").DiskSpool(folder, 1 << 20)
     for stream, count in enumerate((3, 2)):
-        about = make_about(parts.STREAMS[stream], "run", f"robot{stream + 1}", b"")
+        info = make_info(parts.STREAMS[stream], "run", f"robot{stream + 1}", b"")
         for number in range(count):
             chunk = parts.message(parts.BOX, stream, 2 * number + stream)
             body = encode_message([chunk], [])
-            files.append(about, number=number, floor=0, position=13 * number, samples=13, body=[body])
+            files.append(info, number=number, floor=0, position=13 * number, samples=13, body=[body])
     files.end(parts.STREAMS[1])
     files.close()
     return {"samples": 65}

@@ -37,9 +37,6 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Incarnation,
-    Joined,
-    Left,
-    Look,
     Notice,
     OpenStream,
     PolicyUpdate,
@@ -48,6 +45,9 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Report,
     Resume,
+    StatusRequest,
+    StreamClosed,
+    StreamOpened,
     Unused,
     Waits,
     Want,
@@ -121,7 +121,7 @@ CONVERSATIONS: dict[int, list[list[bytes]]] = {
     ],
     _ASKER: [
         _frames(Probe((1,), "worker", "", "run"), Echo(1, 10, b"x"), Echo(2, 60_000), Bye()),
-        _frames(_hello("observer"), Look(0), Look(0), Bye()),
+        _frames(_hello("observer"), StatusRequest(0), StatusRequest(0), Bye()),
     ],
     _TO_WORKER: [
         _frames(
@@ -140,14 +140,14 @@ CONVERSATIONS: dict[int, list[list[bytes]]] = {
     _TO_TRAINER: [
         _frames(
             Welcome(1, 1, 1 << 20, 128 * KB, 1 << 20, 3.0),
-            Joined(1, STREAM, "w", b"signature"),
+            StreamOpened(1, STREAM, "w", b"signature"),
             _samples(0, 300, 1, 1),
             _samples(1, 70_000, 1, 1),
             Waits(1, "a model"),
             Notice(1, 100, 0),
             Incarnation(5),
             Have(1, 1),
-            Left(1, True),
+            StreamClosed(1, True),
             Bye(),
         )
     ],

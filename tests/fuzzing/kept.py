@@ -77,7 +77,7 @@ class Kept(Target):
         try:
             for stream, kept in spool.streams.items():
                 assert len(stream) == 16
-                assert len(kept.about.name) <= 1000
+                assert len(kept.info.name) <= 1000
                 assert sum(message.length for message in kept.messages) <= len(data)
                 for message in kept.messages:
                     assert sum(map(len, spool._load(kept, message))) == message.length

@@ -15,7 +15,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.config.run_folder import free_run_name
 from tmrl_core.errors import ConfigError
 from tmrl_core.local import pipeline as local
-from tmrl_core.roles.shutdown import Ending
+from tmrl_core.roles.shutdown import ShutdownSignal
 
 STARVING = {
     "worker": {"collection": "synchronous", "max_steps_per_update": 1.0, "initial_steps": 10},
@@ -30,7 +30,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ratios_that_starve_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.start_training = 5000"):
-        local.run_local(from_values(STARVING), [], Ending(), workers=2)
+        local.run_local(from_values(STARVING), [], ShutdownSignal(), workers=2)
     assert list(tmp_path.iterdir()) == []
 
 

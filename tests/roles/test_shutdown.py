@@ -10,36 +10,36 @@ import threading
 
 import pytest
 
-from tmrl_core.roles.shutdown import AT_ONCE, Ending
+from tmrl_core.roles.shutdown import AT_ONCE, ShutdownSignal
 
 
 def test_the_first_request_calls_and_the_second_ends_at_once() -> None:
     said: list[str] = []
-    ending = Ending(now=lambda status: said.append(f"exit {status}"))
-    ending.calls(lambda: said.append("stop"))
-    ending.calls_at_once(lambda: said.append("kill"))
-    assert not ending.wait(0)
-    ending.ask("a test")
+    shutdown = ShutdownSignal(now=lambda status: said.append(f"exit {status}"))
+    shutdown.calls(lambda: said.append("stop"))
+    shutdown.kill_on_second(lambda: said.append("kill"))
+    assert not shutdown.wait(0)
+    shutdown.request("a test")
     assert said == ["stop"]
-    assert ending.asked
-    ending.ask("a test")
+    assert shutdown.requested
+    shutdown.request("a test")
     assert said == ["stop", "kill", f"exit {AT_ONCE}"]
 
 
 def test_what_comes_after_the_request_is_called_at_once() -> None:
     said: list[str] = []
-    ending = Ending(now=lambda status: None)
-    ending.ask("a test")
-    ending.calls(lambda: said.append("stop"))
+    shutdown = ShutdownSignal(now=lambda status: None)
+    shutdown.request("a test")
+    shutdown.calls(lambda: said.append("stop"))
     assert said == ["stop"]
 
 
 def test_what_fails_before_the_end_at_once_does_not_prevent_it() -> None:
     said: list[int] = []
-    ending = Ending(now=said.append)
-    ending.calls_at_once(lambda: 1 // 0)
-    ending.ask("a test")
-    ending.ask("a test")
+    shutdown = ShutdownSignal(now=said.append)
+    shutdown.kill_on_second(lambda: 1 // 0)
+    shutdown.request("a test")
+    shutdown.request("a test")
     assert said == [AT_ONCE]
 
 
@@ -48,11 +48,11 @@ def test_what_fails_before_the_end_at_once_does_not_prevent_it() -> None:
 def test_signals_are_requests_while_it_is_entered(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     woken = threading.Event()
-    with Ending(now=lambda status: None) as ending:
-        ending.calls(woken.set)
+    with ShutdownSignal(now=lambda status: None) as shutdown:
+        shutdown.calls(woken.set)
         os.kill(os.getpid(), number)
         assert woken.wait(10)
-        assert ending.asked
+        assert shutdown.requested
     assert signal.getsignal(number) is before
 
 
@@ -60,19 +60,19 @@ def test_signals_are_requests_while_it_is_entered(number: signal.Signals) -> Non
 def test_a_lost_terminal_asks_once_however_often_it_says_so() -> None:
     said: list[int] = []
     woken = threading.Event()
-    with Ending(now=said.append) as ending:
-        ending.calls(woken.set)
+    with ShutdownSignal(now=said.append) as shutdown:
+        shutdown.calls(woken.set)
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
             assert woken.wait(10)
-        asked = threading.Event()
-        ending.calls_for_checkpoint(asked.set)
+        requested = threading.Event()
+        shutdown.calls_for_checkpoint(requested.set)
         os.kill(os.getpid(), signal.SIGUSR1)  # handled after the others
-        assert asked.wait(10)
+        assert requested.wait(10)
     assert said == []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with Ending(now=said.append):
+        with ShutdownSignal(now=said.append):
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -84,8 +84,8 @@ def test_output_goes_nowhere_once_its_terminal_has_gone() -> None:
     import pty
 
     code = (
-        "import os, sys\nfrom tmrl_core.roles.shutdown import Ending\nout = os.fdopen(int(sys.argv[1]), 'w')\n"
-        "with Ending() as ending:\n    print('ready', flush=True)\n    assert ending.wait(60)\n"
+        "import os, sys\nfrom tmrl_core.roles.shutdown import ShutdownSignal\nout = os.fdopen(int(sys.argv[1]), 'w')\n"
+        "with ShutdownSignal() as ending:\n    print('ready', flush=True)\n    assert ending.wait(60)\n"
         "    print('going', flush=True)\nout.write('ended in order')\n"
     )
     read, write = os.pipe()
@@ -105,19 +105,19 @@ def test_output_goes_nowhere_once_its_terminal_has_gone() -> None:
 
 def test_a_checkpoint_is_asked_for_and_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    ending = Ending(now=lambda status: None)
-    ending.ask_for_checkpoint("SIGUSR1")
+    shutdown = ShutdownSignal(now=lambda status: None)
+    shutdown.request_checkpoint("SIGUSR1")
     assert "SIGUSR1 is ignored" in caplog.text
     said: list[str] = []
-    ending.calls_for_checkpoint(lambda: said.append("checkpoint"))
-    ending.ask_for_checkpoint("SIGUSR1")
+    shutdown.calls_for_checkpoint(lambda: said.append("checkpoint"))
+    shutdown.request_checkpoint("SIGUSR1")
     assert said == ["checkpoint"]
-    assert not ending.asked
+    assert not shutdown.requested
 
 
 CODE = """
-from tmrl_core.roles.shutdown import Ending
-with Ending(control=True) as ending:
+from tmrl_core.roles.shutdown import ShutdownSignal
+with ShutdownSignal(control=True) as ending:
     print("ready", flush=True)
     assert ending.wait(60)
 print("ended in order", flush=True)

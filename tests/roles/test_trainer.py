@@ -418,8 +418,8 @@ def test_a_memory_on_disk_goes_on_where_it_was(
         thread.join(30)
         assert not thread.is_alive()
         memory = trainer.training.memory
-        marks, counters = memory.recorded
-        ((number, position),) = marks.values()
+        offsets, counters = memory.recorded
+        ((number, position),) = offsets.values()
         # Every sample that the worker numbered up to there was taken once, in this process or in the one before.
         assert counters["samples"] == trainer.training.total_samples == position
         assert counters["gap_samples"] == 0

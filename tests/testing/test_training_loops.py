@@ -33,14 +33,14 @@ class Loop(OwnLoop):
         return [] if interface.stopping else super().run_epoch(interface)
 
     def save(self, path: Path) -> None:
-        marks = [[stream.hex(), mark] for stream, mark in self.delivery.get("marks", {}).items()]
+        offsets = [[stream.hex(), offset] for stream, offset in self.delivery.get("marks", {}).items()]
         counts = [self.epoch, self.total_updates, self.total_samples, self.elapsed_s]
-        path.write_text(json.dumps([counts, marks]))
+        path.write_text(json.dumps([counts, offsets]))
 
     def load(self, path: Path) -> None:
-        counts, marks = json.loads(path.read_text())
+        counts, offsets = json.loads(path.read_text())
         self.epoch, self.total_updates, self.total_samples, self.elapsed_s = counts
-        self.delivery = {"marks": {bytes.fromhex(stream): tuple(mark) for stream, mark in marks}}
+        self.delivery = {"marks": {bytes.fromhex(stream): tuple(offset) for stream, offset in offsets}}
 
 
 class TestALoopOfOnesOwn(LoopSuite):

@@ -100,7 +100,7 @@ class PretendedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         devices = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
         # Where nothing else is said, results are where the arguments are; meta is what C++ takes the device for.
         goes_there = any(d.type in ("cuda", "meta") for d in devices) if devices else bool(there)
-        self._look(name, func, there, here, goes_there, (args, kwargs or {}))
+        self._refresh(name, func, there, here, goes_there, (args, kwargs or {}))
         plain = [
             leaf.wrapped if isinstance(leaf, OnDevice) else _CPU if isinstance(leaf, torch.device) else leaf
             for leaf in leaves
@@ -119,7 +119,7 @@ class PretendedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return pytree.tree_map(wrapped, result)
 
-    def _look(self, name: str, func: Any, there: list[Any], here: list[Tensor], goes_there: bool, call: Any) -> None:
+    def _refresh(self, name: str, func: Any, there: list[Any], here: list[Tensor], goes_there: bool, call: Any) -> None:
         if name in _COPIES:
             crossing = bool(here and goes_there and (there or name == "_to_copy")) or bool(there and not goes_there)
             if name != "_to_copy":

@@ -61,7 +61,7 @@ def message(number: int) -> Chunk:
     )
 
 
-def marks_after(messages: int) -> dict[bytes, tuple[int, int]]:
+def offsets_after(messages: int) -> dict[bytes, tuple[int, int]]:
     """Where the streams stand after so many messages."""
     sent = {stream: len(range(i, messages, len(STREAMS))) for i, stream in enumerate(STREAMS)}
     return {stream: (number, ROWS * number) for stream, number in sent.items() if number}
@@ -106,7 +106,7 @@ def write(folder: Path, say: Callable[..., None]) -> None:
     training = store.restore(lambda: make_training(folder / "memory")) or make_training(folder / "memory")
     memory = training.memory
     sent = sum(number for number, _ in training.delivery.get("marks", {}).values())
-    assert training.delivery.get("marks", {}) == marks_after(sent)
+    assert training.delivery.get("marks", {}) == offsets_after(sent)
     assert training.total_samples == ROWS * sent
     memory.deferred = True
     say("open", sent, training.epoch)
@@ -115,9 +115,9 @@ def write(folder: Path, say: Callable[..., None]) -> None:
             memory.append_chunk(message(number))
             sent = number + 1
         say("commits", sent)
-        memory.commit(marks_after(sent), samples=ROWS * sent)
+        memory.commit(offsets_after(sent), samples=ROWS * sent)
         training.total_samples = ROWS * sent
-        training.delivery = {"incarnation": 0, "counter": 0, "marks": marks_after(sent)}
+        training.delivery = {"incarnation": 0, "counter": 0, "marks": offsets_after(sent)}
         say("kept", sent)
         batch = memory.sample()
         for row in range(memory.batch_size):

@@ -26,7 +26,7 @@ from tmrl_core.training import (
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.updates.compiled import Compiler
-from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.rollback import agent_tensors
 
 OBSERVATIONS = gym.spaces.Box(-8, 8, (3,), np.float32)
 BOX, CHOICES = gym.spaces.Box(-2, 2, (1,), np.float32), gym.spaces.Discrete(4)
@@ -173,5 +173,5 @@ def test_settings_do_not_touch_what_is_learned(tmp_path: Path) -> None:
     training = training_of(SacAgent)
     training.agent.train(batch(BOX, False))
     agent = resumed(tmp_path, training, partial(training_of, SacAgent, lr_actor=1e-5))
-    pairs = zip(kept_tensors(training.agent), kept_tensors(agent), strict=True)
+    pairs = zip(agent_tensors(training.agent), agent_tensors(agent), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

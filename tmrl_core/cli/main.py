@@ -24,7 +24,7 @@ from typing import Any
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.errors import ConfigError, TmrlError
-from tmrl_core.roles.shutdown import Ending
+from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)
 
@@ -201,8 +201,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             "take --local --single-process, or network.transport: tls"
         )
     use(config)
-    with Ending(control=options.control, last=own_process) as ending:
-        return ROLES[options.role](config, options, ending)
+    with ShutdownSignal(control=options.control, last=own_process) as shutdown:
+        return ROLES[options.role](config, options, shutdown)
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -306,7 +306,7 @@ def all_overrides(options: argparse.Namespace) -> list[str]:
 # --- roles ------------------------------------------------------------------------------------------------------------
 
 
-def server(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def server(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--server`: until it is asked to end."""
     from tmrl_core.cli.screens import ServerLines
     from tmrl_core.roles import from_config as roles
@@ -316,7 +316,7 @@ def server(config: Config, options: argparse.Namespace, ending: Ending) -> int:
         if options.announce:
             print(json.dumps({"port": made.port}), flush=True)
         lines = ServerLines(made)
-        while not ending.wait(0.5):
+        while not shutdown.wait(0.5):
             lines.look()
             if made.wait(0):
                 break
@@ -334,7 +334,7 @@ def one_thread() -> None:
         os.environ.setdefault(name, "1")
 
 
-def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--worker`, `--expert`: until the trainer finishes, a limit is reached, or it is asked to end."""
     from tmrl_core.roles import from_config as roles
 
@@ -344,7 +344,7 @@ def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     roles.ensure_credentials(config)
     made = roles.make_worker(config)
     try:
-        ending.calls(made.stop)
+        shutdown.calls(made.stop)
         where = f"{config.server.host} port {config.server.port}"
         with Screen(WorkerDisplay(made, where, config.run.name)):
             roles.run_worker(made, config, expert=options.role == "expert")
@@ -354,7 +354,7 @@ def worker(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     return 0
 
 
-def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--trainer`: until training ends or it is asked to end; a checkpoint is written either way."""
     from tmrl_core.cli.screens import Screen, TrainerDisplay
     from tmrl_core.roles import from_config as roles
@@ -363,8 +363,8 @@ def trainer(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     load_torch()
     made = roles.make_trainer(config)
     try:
-        ending.calls(made.stop)
-        ending.calls_for_checkpoint(made.checkpoint)
+        shutdown.calls(made.stop)
+        shutdown.calls_for_checkpoint(made.checkpoint)
         with Screen(TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)):
             roles.run_trainer(made, config)
     finally:
@@ -388,14 +388,14 @@ def load_torch() -> None:
         gc.enable()
 
 
-def local(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--local`: all roles here."""
     from tmrl_core.local.pipeline import run_local
 
     return run_local(
         config,
         passed_on(options),
-        ending,
+        shutdown,
         workers=options.workers or 2,
         single_process=options.single_process,
         quickstart=options.quickstart,
@@ -413,7 +413,7 @@ def passed_on(options: argparse.Namespace) -> list[str]:
     return passed
 
 
-def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--test`: the saved policy plays, deterministic; prints each return and their mean."""
     from tmrl_core.envs.filmed import SUFFIXES, Filmed, check_encoder
     from tmrl_core.metrics.text import return_text
@@ -434,9 +434,9 @@ def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
         render_mode="rgb_array" if video is not None else "human" if options.render else None,
     )
     try:
-        ending.calls(made.stop)
+        shutdown.calls(made.stop)
         for index in range(episodes):
-            if ending.asked:
+            if shutdown.requested:
                 break
             if video is not None and isinstance(made.env, Filmed):
                 if not video.suffix:
@@ -460,14 +460,14 @@ def test(config: Config, options: argparse.Namespace, ending: Ending) -> int:
     return 0
 
 
-def benchmark(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def benchmark(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--benchmark`: how fast the environment and the policy are here."""
     from tmrl_core.roles import from_config as roles
 
     one_thread()
     made = roles.make_worker(config, standalone=True)
     try:
-        ending.calls(made.stop)
+        shutdown.calls(made.stop)
         result = made.run_env_benchmark(options.steps or 10_000, verbose=False)
     finally:
         made.close()
@@ -479,14 +479,14 @@ def benchmark(config: Config, options: argparse.Namespace, ending: Ending) -> in
     return 0
 
 
-def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--status`: what the Server sees."""
     from tmrl_core.cli import status as cli_status
 
-    return cli_status.status(config, options, ending)
+    return cli_status.status(config, options, shutdown)
 
 
-ROLES: dict[str, Callable[[Config, argparse.Namespace, Ending], int]] = {
+ROLES: dict[str, Callable[[Config, argparse.Namespace, ShutdownSignal], int]] = {
     "server": server,
     "worker": worker,
     "trainer": trainer,

@@ -29,7 +29,7 @@ from tmrl_core.networking.protocol.status import (
     rates,
 )
 from tmrl_core.networking.transports.selection import link_settings
-from tmrl_core.roles.shutdown import Ending
+from tmrl_core.roles.shutdown import ShutdownSignal
 
 RATE_S = 1.0
 """Seconds between the two looks of which the rates are made, where only one answer is wanted."""
@@ -37,7 +37,7 @@ PIPED_COLUMNS = 200
 """Width where there is no terminal: every column is shown, lines are long rather than broken, for `grep`, `less -S`."""
 
 
-def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
+def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--status`: once, or with `--watch` again and again until it is asked to end."""
     network = config.network
     if network.transport == "local":
@@ -52,16 +52,16 @@ def status(config: Config, options: argparse.Namespace, ending: Ending) -> int:
         hostname=CFG,
         password=CFG,
     )
-    asked: Callable[[], bool] = lambda: ending.asked  # noqa: E731 - a property has to be read anew each time
+    requested: Callable[[], bool] = lambda: shutdown.requested  # noqa: E731 - read again at each call
     show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
     with ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s) as link:
-        earlier = link.look(asked)
-        if earlier is None or not link.rest(min(RATE_S, options.watch or RATE_S), asked):
+        earlier = link.look(requested)
+        if earlier is None or not link.rest(min(RATE_S, options.watch or RATE_S), requested):
             return 0
-        while (later := link.look(asked)) is not None:
+        while (later := link.look(requested)) is not None:
             show(later, rates(earlier, later), f"{settings.host} port {settings.port}")
             earlier = later
-            if options.watch is None or not link.rest(options.watch, asked):
+            if options.watch is None or not link.rest(options.watch, requested):
                 break
     return 0
 

@@ -20,7 +20,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
 from tmrl_core.local.supervision import LOOK_S, Group, Processes, Threads
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.shutdown import Ending
+from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ SMALL = [
 def run_local(
     config: Config,
     passed: Sequence[str],
-    ending: Ending,
+    shutdown: ShutdownSignal,
     *,
     workers: int = 2,
     single_process: bool = False,
@@ -52,7 +52,7 @@ def run_local(
     Args:
         config: the configuration that `passed` gives.
         passed: the command line that gives the children the same configuration.
-        ending: asks for the end.
+        shutdown: requests the end of the run.
         workers: how many RolloutWorkers.
         single_process: threads instead of processes.
         quickstart: a run of its own beside earlier ones of that name, on a free port, and a text about what to do next.
@@ -86,20 +86,20 @@ def run_local(
         if roles.ensure_credentials(config):
             logger.info("made credentials for this machine")
         group = Processes(config, [*passed, *(word for change in changes for word in ("--set", change))], workers)
-    ending.calls_at_once(group.kill)
-    ending.calls_for_checkpoint(group.checkpoint)
+    shutdown.kill_on_second(group.kill)
+    shutdown.calls_for_checkpoint(group.checkpoint)
     with view:
         try:
             group.start(view)
-            watch(group, view, ending)
+            watch(group, view, shutdown)
         finally:
             group.end(view)
     if group.failed is not None:
         raise group.failed
-    return tell(config, view, ending, quickstart=quickstart)
+    return tell(config, view, shutdown, quickstart=quickstart)
 
 
-def tell(config: Config, view: View, ending: Ending, *, quickstart: bool) -> int:
+def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bool) -> int:
     """Say what came of it; the exit status."""
     outcome = view.outcome
     missing = draw_curve(config)
@@ -112,7 +112,7 @@ def tell(config: Config, view: View, ending: Ending, *, quickstart: bool) -> int
         say("")
         say(what_next(config))
     say("")
-    if ending.asked and not outcome.reached:
+    if shutdown.requested and not outcome.reached:
         say(ended(config))
         return 0
     say(outcome.sentence())
@@ -211,9 +211,9 @@ class View:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def watch(group: Group, view: View, ending: Ending) -> None:
+def watch(group: Group, view: View, shutdown: ShutdownSignal) -> None:
     """Until training has ended, or somebody asks for the end."""
-    while not ending.wait(LOOK_S):
+    while not shutdown.wait(LOOK_S):
         view.refresh()
         if not group.look(view):
             return

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from tmrl_core.config import Config, use, with_changes
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.shutdown import CHECKPOINT, WORD
+from tmrl_core.roles.shutdown import CHECKPOINT, STOP
 from tmrl_core.storage import open_own
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Child:
         """Send the line that requests its end."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
-                self.process.stdin.write(WORD + b"\n")
+                self.process.stdin.write(STOP + b"\n")
                 self.process.stdin.close()
 
     def ask_for_checkpoint(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-WORD = b"stop"
+STOP = b"stop"
 """Line that a supervisor writes to the control pipe. The pipe's end means the same: the supervisor is gone."""
 
 CHECKPOINT = b"checkpoint"
@@ -28,28 +28,28 @@ AT_ONCE = 130
 """Exit status after a second request, the same as shells use for Ctrl-C."""
 
 
-class Ending:
-    """Turns requests to end into one flag and one call, for as long as it is entered.
+class ShutdownSignal:
+    """Flag and calls that signals and the control pipe trigger; a context manager.
 
-    Entering installs signal handlers, so it belongs to the main thread. A handler only writes into a pipe: it may have
-    interrupted the main thread while that holds any lock (an Event's, a queue's, the log's), and whatever takes that
-    lock would wait for itself. A thread of its own reads the pipe. Lock rule: the lists are only appended to, and read
-    as copies; what is called must be safe from another thread.
+    Entering it installs signal handlers, so it belongs to the main thread. A handler only writes into a pipe, which a
+    thread reads: the handler may have interrupted the main thread while that holds a lock (an Event's, a queue's, the
+    log's), and taking the same lock would deadlock. Lock rule: the lists are only appended to, and read as copies.
+    Registered functions must be safe to call from another thread.
 
     Args:
-        control: also obey standard input: the word `stop`, or its end.
-        last: nothing but the process's own end follows: requests that come after are ignored. The interpreter takes up
-            to a second to end, and would die of the signal with an exit status that says so.
-        now: ends the process at once; for tests.
+        control: also read standard input: the word `stop`, or its end.
+        last: the process ends when the context is left, so later signals are ignored. The interpreter takes up to a
+            second to end, and a signal in that time would change its exit status.
+        now: ends the process immediately; for tests.
     """
 
     def __init__(self, *, control: bool = False, last: bool = False, now: Callable[[int], Any] = os._exit) -> None:
         self._control = control
         self._last = last
         self._now = now
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._first = threading.Lock()
-        self._told = False
+        self._first_seen = False
         self._calls: list[Callable[[], Any]] = []
         self._last_calls: list[Callable[[], Any]] = []
         self._checkpoint_calls: list[Callable[[], Any]] = []
@@ -58,21 +58,21 @@ class Ending:
         self._pipe: tuple[int, int] | None = None
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """True: a request to end this process in order has arrived."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a request; True: one has arrived. Signals interrupt short waits on every platform."""
-        return self._asked.wait(timeout_s)
+        return self._requested.wait(timeout_s)
 
     def calls(self, stop: Callable[[], Any]) -> None:
         """Register `stop`, which is called at the first request, or immediately if there was one already."""
         self._calls.append(stop)
-        if self.asked:
+        if self.requested:
             stop()
 
-    def calls_at_once(self, kill: Callable[[], Any]) -> None:
+    def kill_on_second(self, kill: Callable[[], Any]) -> None:
         """Register `kill`, which is called right before the process ends immediately."""
         self._last_calls.append(kill)
 
@@ -80,7 +80,7 @@ class Ending:
         """Register `write`, which is called at each request for a checkpoint."""
         self._checkpoint_calls.append(write)
 
-    def ask_for_checkpoint(self, why: str) -> None:
+    def request_checkpoint(self, why: str) -> None:
         """Call the registered checkpoint functions; the role continues."""
         if not self._checkpoint_calls:
             logger.info("%s is ignored: it requests a checkpoint, and this process writes none", why)
@@ -88,10 +88,10 @@ class Ending:
             logger.info("%s: a checkpoint is requested", why)
             write()
 
-    def ask(self, why: str) -> None:
+    def request(self, why: str) -> None:
         """End in order; at the second request, end immediately."""
         with self._first:
-            again, self._told = self._told, True
+            again, self._first_seen = self._first_seen, True
         if again:
             for kill in list(self._last_calls):
                 with contextlib.suppress(Exception):
@@ -102,11 +102,11 @@ class Ending:
         # Through sys.stderr, which a panel on the terminal takes the place of.
         with contextlib.suppress(OSError, ValueError):
             print(f"{why}: ending in order; a second signal ends immediately", file=sys.stderr, flush=True)
-        self._asked.set()
+        self._requested.set()
         for stop in list(self._calls):
             stop()
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> ShutdownSignal:
         self._pipe = os.pipe()
         threading.Thread(target=self._obey_signals, args=(self._pipe[0],), name="tmrl-signals", daemon=True).start()
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
@@ -138,13 +138,13 @@ class Ending:
         while data := os.read(descriptor, 1):
             number = data[0]
             why = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            ask = self.ask_for_checkpoint if why == "SIGUSR1" else self.ask
+            request = self.request_checkpoint if why == "SIGUSR1" else self.request
             if why == "SIGHUP":
                 self._leave_terminal()
-                if self._told:
+                if self._first_seen:
                     continue
             # The calls of the first request may take long, and a second request must not wait for them.
-            threading.Thread(target=ask, args=(why,), name="tmrl-ending", daemon=True).start()
+            threading.Thread(target=request, args=(why,), name="tmrl-ending", daemon=True).start()
         os.close(descriptor)
 
     def _leave_terminal(self) -> None:
@@ -165,10 +165,10 @@ class Ending:
                 data = b""
             *lines, line = (line + data).split(b"\n")
             line = line[-64:]
-            words = [one.strip() for one in lines]
-            if CHECKPOINT in words:
-                self.ask_for_checkpoint("the control pipe")
-            if not data or WORD in words:
+            commands = [one.strip() for one in lines]
+            if CHECKPOINT in commands:
+                self.request_checkpoint("the control pipe")
+            if not data or STOP in commands:
                 break
-        if not self.asked:
-            self.ask("the control pipe" if data else "the supervisor is gone")
+        if not self.requested:
+            self.request("the control pipe" if data else "the supervisor is gone")

@@ -56,7 +56,7 @@ class RecordLog:
             that `close` joins, so that little is left to flush when the next one is begun.
         segment_bytes: a new file is begun when one has reached this, its head and first record not counted.
         first_note: called when a file is begun, returns the note of its first record (without payload): all that must
-            be known when the files before it are gone, such as the marks of all streams. None: no such record.
+            be known when the files before it are gone, such as the offsets of all streams. None: no such record.
         calls: how files are written.
 
     Raises:

@@ -189,7 +189,7 @@ class TrainingMemory(ABC):
         """Offsets and counters of the last `commit` on disk; None (default): there are none."""
         return None
 
-    def commit(self, marks: Offsets | None = None, **values: Any) -> None:  # noqa: B027  # not abstract: RAM has no log
+    def commit(self, offsets: Offsets | None = None, **values: Any) -> None:  # noqa: B027  # not abstract: RAM has no log
         """Write new samples with the offsets of their streams and the run's counters. Default: nothing to write.
 
         Raises:

@@ -252,9 +252,9 @@ def test_a_trainer_that_ends_between_receipt_and_commit_gets_the_samples_again(p
     worker.send(episode(10, 10), [])
     assert trainer.wait(DEADLINE_S)
     assert len(trainer.receive()) == 1
-    marks, incarnation = trainer.marks, trainer.incarnation
+    offsets, incarnation = trainer.offsets, trainer.incarnation
     trainer.close()
-    again = place.trainer(marks=marks, incarnation=incarnation)
+    again = place.trainer(offsets=offsets, incarnation=incarnation)
     assert collect(again, 10) == list(range(10, 20))
     assert again.incarnation == incarnation + 1
 

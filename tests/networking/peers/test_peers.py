@@ -9,7 +9,7 @@ import pytest
 from tmrl_core.errors import LocalProtocolError
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.delivery import Mark, StreamReceiver, StreamSender
+from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamReceiver, StreamSender
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import (
     Blob,
@@ -154,7 +154,7 @@ def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_t
     place.kill((client, server))  # before it has told anybody
     assert state.refusals == {sender.stream: ((1, "shape (3,) where (4,) is held"),)}
     restored = TrainerState(
-        run="run", name="hpc", peer=b"u" * 16, inbox_bytes=1 << 20, marks=state.marks, refusals=state.refusals
+        run="run", name="hpc", peer=b"u" * 16, inbox_bytes=1 << 20, offsets=state.offsets, refusals=state.refusals
     )
     place.connect(TrainerConnection(restored, silent_s=10, heartbeat_s=3))
     assert (sender.samples_acked, sender.samples_refused) == (10, 10)
@@ -167,7 +167,7 @@ def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_t
 
 
 def test_of_refusals_the_latest_are_remembered_and_none_beyond_the_mark(place: Place) -> None:
-    receiver = StreamReceiver(b"s" * 16, Mark(30, 30))
+    receiver = StreamReceiver(b"s" * 16, CommittedOffset(30, 30))
     receiver.remember((number, "no") for number in range(40))
     assert [number for number, _ in receiver.refusals] == list(range(10, 30))
 

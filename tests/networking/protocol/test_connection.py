@@ -50,9 +50,6 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Incarnation,
-    Joined,
-    Left,
-    Look,
     Notice,
     OpenStream,
     Probe,
@@ -60,8 +57,11 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Report,
     Resume,
-    Seen,
+    StatusPage,
+    StatusRequest,
     Stored,
+    StreamClosed,
+    StreamOpened,
     Unused,
     Waits,
     Want,
@@ -399,8 +399,8 @@ MESSAGES: dict[type, Control] = {
     Welcome: WELCOME,
     OpenStream: OpenStream(5, b"n" * 16, "w"),
     CloseStream: CloseStream(0),
-    Joined: Joined(1, b"s" * 16, "w"),
-    Left: Left(1, True),
+    StreamOpened: StreamOpened(1, b"s" * 16, "w"),
+    StreamClosed: StreamClosed(1, True),
     Resume: Resume(0, 0, 1, 65_536),
     Halt: Halt(0),
     Ack: Ack(0, 0),
@@ -415,8 +415,8 @@ MESSAGES: dict[type, Control] = {
     Direct: Direct(0, 1, encode_body(Directive())),
     Report: Report(encode_body(Progress())),
     Notice: Notice(1, 0, 0),
-    Look: Look(0),
-    Seen: Seen(0, 2, b"page"),
+    StatusRequest: StatusRequest(0),
+    StatusPage: StatusPage(0, 2, b"page"),
 }
 
 
@@ -459,13 +459,13 @@ STATES = [
         {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have},
     ),
     ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Credit, Direct, Report}),
-    ("relay", (HELLO_OBSERVER,), "observer", {Look}),
+    ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest}),
     ("observer", (), "greeting", {Welcome}),
-    ("observer", (WELCOME,), "open", {Seen}),
+    ("observer", (WELCOME,), "open", {StatusPage}),
     ("worker", (), "greeting", {Welcome}),
     ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Credit, Direct, Report}),
     ("trainer", (), "greeting", {Welcome}),
-    ("trainer", (WELCOME,), "open", {Joined, Left, Incarnation, Have, Waits, Notice}),
+    ("trainer", (WELCOME,), "open", {StreamOpened, StreamClosed, Incarnation, Have, Waits, Notice}),
 ]
 
 
@@ -579,7 +579,7 @@ class Ends:
             self.end(Hello((1,), "worker", "", "run", "w", bytes([i]) * 16), OpenStream(0, bytes([i]) * 16, "w"))
             for i in range(workers)
         ]
-        joined = [message for message in said(self.trainer) if isinstance(message, Joined)]
+        joined = [message for message in said(self.trainer) if isinstance(message, StreamOpened)]
         self.channels = [message.channel for message in joined]
         self.resumes = []
         for channel, worker in zip(self.channels, self.workers, strict=True):
@@ -708,7 +708,7 @@ def test_a_policy_of_another_incarnation_is_confirmed_and_goes_nowhere() -> None
 def test_what_an_abandoned_message_had_used_up_of_the_trainers_credit_is_free_again() -> None:
     connection = trainer()
     connection.connected(Identity("server"), 0.0)
-    tell(connection, WELCOME, Joined(1, b"s" * 16, "w"))
+    tell(connection, WELCOME, StreamOpened(1, b"s" * 16, "w"))
     (granted,) = [message.limit for message in said(connection) if isinstance(message, Credit)]
     head = SAMPLES_HEAD.pack(0, 0, 0, 1, 1 << 20)
     begun = bytes(next(cut(Kind.DATA, head, [bytes(1 << 20)], epoch=1, channel=1)))
@@ -729,9 +729,9 @@ def test_a_worker_that_connects_again_takes_the_place_of_its_older_link() -> Non
     assert refused.code == "superseded"
     older.lost(None, 1.0)
     assert ends.relay.workers == {bytes(16): newer}
-    left, joined = [message for message in said(ends.trainer) if isinstance(message, (Left, Joined))]
-    assert left == Left(ends.channels[0], False)
-    assert isinstance(joined, Joined)
+    left, joined = [message for message in said(ends.trainer) if isinstance(message, (StreamClosed, StreamOpened))]
+    assert left == StreamClosed(ends.channels[0], False)
+    assert isinstance(joined, StreamOpened)
     assert joined.channel > ends.channels[0], "a channel is never used again on a link"
 
 

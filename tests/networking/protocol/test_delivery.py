@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
-from tmrl_core.networking.protocol.delivery import Mark, Received, StreamReceiver, StreamSender
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver, StreamSender
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     HEADER,
@@ -281,7 +281,7 @@ def test_a_refusal_that_came_while_its_message_was_sent_again_is_repeated_with_t
 
 
 def test_a_gap_that_the_floor_explains_is_counted_in_messages_and_samples() -> None:
-    receiver = StreamReceiver(STREAM, Mark(2, 10))
+    receiver = StreamReceiver(STREAM, CommittedOffset(2, 10))
     received, ask = give(receiver, frames_of(5, floor=2, position=17))
     assert received is not None
     assert not ask
@@ -309,9 +309,9 @@ def test_what_is_acknowledged_is_committed_not_received() -> None:
     for number in range(3):
         give(receiver, frames_of(number, samples=2, position=2 * number))
     assert receiver.ack(1) is None
-    assert receiver.mark == Mark(0, 0)
+    assert receiver.offset == CommittedOffset(0, 0)
     receiver.commit(1)
-    assert receiver.mark == Mark(2, 4)
+    assert receiver.offset == CommittedOffset(2, 4)
     assert receiver.ack(1) == Ack(1, 2)
 
 
@@ -328,11 +328,11 @@ def test_the_mark_after_a_commit_is_known_before_it() -> None:
     receiver = StreamReceiver(STREAM)
     for number, position in ((0, 0), (1, 1), (5, 7)):
         give(receiver, frames_of(number, floor=min(number, 2), position=position))
-    expected = [receiver.mark_after(number) for number in (0, 1, 5)]
-    assert receiver.mark == Mark(0, 0)
-    for number, mark in zip((0, 1, 5), expected, strict=True):
+    expected = [receiver.offset_after(number) for number in (0, 1, 5)]
+    assert receiver.offset == CommittedOffset(0, 0)
+    for number, offset in zip((0, 1, 5), expected, strict=True):
         receiver.commit(number)
-        assert receiver.mark == mark == receiver.mark_after(0)
+        assert receiver.offset == offset == receiver.offset_after(0)
 
 
 def test_committing_what_has_not_arrived_is_our_own_error() -> None:
@@ -441,7 +441,7 @@ class Delivery(RuleBasedStateMachine):
         self.flight: deque[bytearray] = deque()
         self.acks: deque[Ack] = deque()
         self.expected = 0
-        self.marks = [Mark(0, 0)]
+        self.offsets = [CommittedOffset(0, 0)]
         self.largest_window = 0
         self.arrived: list[int] = []  # and not committed
         self.gap_messages = self.gap_samples = 0
@@ -640,13 +640,15 @@ class Delivery(RuleBasedStateMachine):
         number = self.arrived.pop(0)
         self.messages[number].refused = refuse
         self.receiver.commit(number, "no" if refuse else None)
-        assert self.receiver.mark == Mark(number + 1, sum(message.samples for message in self.messages[: number + 1]))
-        self.marks.append(self.receiver.mark)
+        assert self.receiver.offset == CommittedOffset(
+            number + 1, sum(message.samples for message in self.messages[: number + 1])
+        )
+        self.offsets.append(self.receiver.offset)
 
     def acknowledge(self) -> None:
         ack = self.receiver.ack(3)
         if ack is not None:
-            assert ack.next <= self.marks[-1].next_number, "only what is committed"
+            assert ack.next <= self.offsets[-1].next_number, "only what is committed"
             self.acks.append(ack)
 
     def deliver_acknowledgement(self) -> None:
@@ -664,13 +666,13 @@ class Delivery(RuleBasedStateMachine):
             self.a_new_trainer_from_a_checkpoint(forgets)
 
     def a_new_trainer_from_a_checkpoint(self, forgets: int) -> None:
-        self.marks = self.marks[: max(1, len(self.marks) - forgets)]
+        self.offsets = self.offsets[: max(1, len(self.offsets) - forgets)]
         self.duplicates = 0
-        mark = self.marks[-1]
-        self.receiver = StreamReceiver(STREAM, mark)
+        offset = self.offsets[-1]
+        self.receiver = StreamReceiver(STREAM, offset)
         self.arrived.clear()
         self.gap_messages = self.gap_samples = 0
-        self.expected = mark.next_number
+        self.expected = offset.next_number
         for message in self.messages:
             message.refused = False  # a checkpoint knows how far a stream was committed, not what was refused of it
 

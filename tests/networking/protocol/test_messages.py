@@ -32,9 +32,6 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Incarnation,
-    Joined,
-    Left,
-    Look,
     Notice,
     OpenStream,
     PolicyUpdate,
@@ -43,8 +40,11 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Report,
     Resume,
-    Seen,
+    StatusPage,
+    StatusRequest,
     Stored,
+    StreamClosed,
+    StreamOpened,
     Unused,
     Waits,
     Want,
@@ -65,8 +65,8 @@ EVERY: list[Control] = [
     Refused("token", "the token is not this Server's"),
     OpenStream(0, b"s" * 16, "robot7", b"signature"),
     CloseStream(0),
-    Joined(1, b"s" * 16, "robot7", b"signature"),
-    Left(1, True),
+    StreamOpened(1, b"s" * 16, "robot7", b"signature"),
+    StreamClosed(1, True),
     Resume(1, 7, 2, 65_536),
     Halt(0, "another run"),
     Ack(1, 8, ((3, "shape (3,) where (4,) is held"),)),
@@ -81,8 +81,8 @@ EVERY: list[Control] = [
     Direct(messages.ALL_CHANNELS, 3, b"body"),
     Report(b"body"),
     Notice(2, 1 << 20, 0),
-    Look(0),
-    Seen(0, 2, b"body"),
+    StatusRequest(0),
+    StatusPage(0, 2, b"body"),
     Bye(),
 ]
 
@@ -233,10 +233,12 @@ def test_texts_have_bounds(message: Control) -> None:
 
 
 def test_what_the_relay_makes_of_the_longest_messages_fits_a_frame() -> None:
-    """The relay says `Joined` for `OpenStream` and puts the names of runs into a `Halt`: never more than a frame."""
+    """The relay sends `StreamOpened` for `OpenStream`, and names of runs in a `Halt`: never more than a frame."""
     longest = OpenStream(0xFFFF_FFFF, b"s" * 16, "\U0001f916" * 200, bytes(MAX_SIGNATURE_BYTES))
     decode_control(encode_control(longest))
-    assert len(control_frame(Joined(0xFFFF_FFFF, b"s" * 16, longest.name, longest.signature))) <= MAX_PAYLOAD_BYTES
+    assert (
+        len(control_frame(StreamOpened(0xFFFF_FFFF, b"s" * 16, longest.name, longest.signature))) <= MAX_PAYLOAD_BYTES
+    )
     assert len(control_frame(Halt(0xFFFF_FFFF, 2 * repr("\U000e0001" * 200)))) <= MAX_PAYLOAD_BYTES
 
 

@@ -130,7 +130,7 @@ class Trainer:
             peer=self.network.random.randbytes(16),
             inbox_bytes=self.inbox_bytes,
             incarnation=self.before.incarnation if self.before else 0,
-            marks=self.before.marks if self.before else None,
+            offsets=self.before.offsets if self.before else None,
         )
 
     def connect(self) -> TrainerConnection:

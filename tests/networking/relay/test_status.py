@@ -28,19 +28,19 @@ from tmrl_core.networking.protocol.messages import (
     Credit,
     Direct,
     Hello,
-    Look,
     OpenStream,
     PolicyUpdate,
     Report,
     Resume,
-    Seen,
+    StatusPage,
+    StatusRequest,
     Want,
     Welcome,
 )
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status, encode_status, rates
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool
 from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, snapshot
-from tmrl_core.networking.spools.memory import About
+from tmrl_core.networking.spools.memory import StreamInfo
 
 
 class Wires:
@@ -155,7 +155,9 @@ def test_what_is_spooled_is_told() -> None:
     spool = MemorySpool(1 << 20)
     wires = Wires(spool=spool)
     assert wires.look().spooled == ()
-    spool.append(About(b"s" * 16, "run", "robot7", b""), number=0, floor=0, position=0, samples=12, body=[b"x" * 100])
+    spool.append(
+        StreamInfo(b"s" * 16, "run", "robot7", b""), number=0, floor=0, position=0, samples=12, body=[b"x" * 100]
+    )
     seen = wires.look()
     (kept,) = seen.spooled
     assert (kept.worker, kept.run, kept.stream) == ("robot7", "run", (b"s" * 16).hex())
@@ -295,7 +297,7 @@ def test_others_may_not_look(wires: Wires) -> None:
     state = WorkerState(run="run", name="a", peer=b"w" * 16)
     worker = WorkerConnection(state, silent_s=10, heartbeat_s=3)
     wires.connect(worker)
-    worker.send(Look(0))
+    worker.send(StatusRequest(0))
     wires.run()
     assert isinstance(worker.reason, RefusedError)
 
@@ -305,7 +307,7 @@ def test_asking_on_and_on_without_reading_ends_the_link(wires: Wires) -> None:
         wires.worker(f"a worker with a rather long name, number {index}")
     wires.observer()
     server = wires.pairs[-1][1]
-    frame = control_frame(Look(0))
+    frame = control_frame(StatusRequest(0))
     for _ in range(100):
         view = server.get_buffer()
         view[: len(frame)] = frame
@@ -316,7 +318,7 @@ def test_asking_on_and_on_without_reading_ends_the_link(wires: Wires) -> None:
 
 def test_a_page_that_there_is_not_is_refused(wires: Wires) -> None:
     observer, _ = wires.observer()
-    observer.send(Look(7))
+    observer.send(StatusRequest(7))
     wires.run()
     assert isinstance(observer.reason, RefusedError)
 
@@ -338,14 +340,14 @@ def test_many_who_ask_at_once_cost_one_snapshot(wires: Wires) -> None:
 @pytest.mark.parametrize(
     "pages",
     [
-        [Seen(0, 1, b"nonsense")],
-        [Seen(1, 2, b"x")],
-        [Seen(0, 0, b"x")],
-        [Seen(index, 1 << 40, b"x" * 60_000) for index in range(100)],
+        [StatusPage(0, 1, b"nonsense")],
+        [StatusPage(1, 2, b"x")],
+        [StatusPage(0, 0, b"x")],
+        [StatusPage(index, 1 << 40, b"x" * 60_000) for index in range(100)],
     ],
     ids=["no status", "not in turn", "no pages", "no end"],
 )
-def test_an_observer_believes_no_servers_nonsense(pages: list[Seen]) -> None:
+def test_an_observer_believes_no_servers_nonsense(pages: list[StatusPage]) -> None:
     state = ObserverState(run="", name="eye", peer=b"o" * 16)
     observer = ObserverConnection(state, silent_s=10, heartbeat_s=3)
     observer.connected(Identity("server"), 0.0)

@@ -10,7 +10,7 @@ from tests.networking.simulation.network import End, Network, Route, Violation
 from tmrl_core.errors import NetworkError, RefusedError
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Mark, Received, StreamSender
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamSender
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
 from tmrl_core.networking.protocol.messages import RETRYABLE, Blob, Directive, PolicyUpdate, Progress
 
@@ -189,7 +189,7 @@ class Trainer(Client):
         run: str = "run",
         state: Callable[..., TrainerState] = TrainerState,
         connection: Callable[..., TrainerConnection] = TrainerConnection,
-        marks: Mapping[bytes, Mark] | None = None,
+        offsets: Mapping[bytes, CommittedOffset] | None = None,
     ) -> None:
         super().__init__(network, route)
         self.memory = memory
@@ -200,7 +200,7 @@ class Trainer(Client):
             inbox_bytes=inbox_bytes,
             incarnation=memory.incarnation,
             counter=memory.counter,
-            marks=memory.marks if marks is None else marks,
+            offsets=memory.offsets if offsets is None else offsets,
         )
         self.known = memory.incarnation
         """The highest incarnation that it knew of when it began."""
@@ -211,7 +211,7 @@ class Trainer(Client):
         self.revision = 0
         self._make_connection = connection
         self._taken: list[Received] = []
-        self._next = {stream: mark.next_number for stream, mark in self.state.marks.items()}
+        self._next = {stream: offset.next_number for stream, offset in self.state.offsets.items()}
         self.gaps = 0
         """Messages that were missing between those that were taken."""
 
@@ -236,7 +236,7 @@ class Trainer(Client):
         for received in self._taken:
             refused = self.memory.append(received)
             self.state.commit(received, refused)
-            self.memory.rows(received.stream).mark = self.state.receivers[received.stream].mark
+            self.memory.rows(received.stream).offset = self.state.receivers[received.stream].offset
         self._taken = self.state.take()
         for received in self._taken:
             missing = received.number - self._next.get(received.stream, 0)
@@ -277,7 +277,7 @@ class Trainer(Client):
             self.end.connection.direct(None)
 
     def checkpoint(self) -> None:
-        """Write memory and marks to disk, as of now."""
+        """Write memory and offsets to disk, as of now."""
         self.memory.checkpoint(self.state.incarnation, self.state.counter)
 
     def kill(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.networking.simulation.network import Violation
-from tmrl_core.networking.protocol.delivery import Mark, Received
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 
-_START = Mark(0, 0)
+_START = CommittedOffset(0, 0)
 
 
 @dataclass
@@ -17,12 +17,12 @@ class Rows:
     numbers: list[int] = field(default_factory=list)
     """Messages appended, in the order in which they were."""
     refused: list[int] = field(default_factory=list)
-    mark: Mark = _START
+    offset: CommittedOffset = _START
     last: int = -1
 
 
 class Memory:
-    """Samples with the marks of their streams.
+    """Samples with the committed offsets of their streams.
 
     Args:
         durable: a disk memory, with the mark in the record of the samples; otherwise in RAM, with checkpoints.
@@ -38,7 +38,7 @@ class Memory:
         self.lost: dict[bytes, set[int]] = {}
         """By stream: messages committed since the last checkpoint that went with a process."""
         self.processes_lost = 0
-        self._checkpoint: dict[bytes, tuple[int, int, Mark]] = {}
+        self._checkpoint: dict[bytes, tuple[int, int, CommittedOffset]] = {}
         self._checkpoint_counts = (0, 0, 0, 0)
 
     def rows(self, stream: bytes) -> Rows:
@@ -72,16 +72,16 @@ class Memory:
         return None
 
     @property
-    def marks(self) -> dict[bytes, Mark]:
+    def offsets(self) -> dict[bytes, CommittedOffset]:
         """How far each stream is committed, as a new process finds it."""
-        return {stream: rows.mark for stream, rows in self.streams.items()}
+        return {stream: rows.offset for stream, rows in self.streams.items()}
 
     def checkpoint(self, incarnation: int, counter: int) -> None:
         """Write everything to disk."""
         self.incarnation, self.counter = incarnation, counter
         if not self.durable:
             self._checkpoint = {
-                stream: (len(rows.numbers), len(rows.refused), rows.mark) for stream, rows in self.streams.items()
+                stream: (len(rows.numbers), len(rows.refused), rows.offset) for stream, rows in self.streams.items()
             }
             self._checkpoint_counts = (self.samples, self.updates, incarnation, counter)
 
@@ -91,10 +91,10 @@ class Memory:
         if self.durable:
             return
         for stream, rows in self.streams.items():
-            numbers, refused, mark = self._checkpoint.get(stream, (0, 0, _START))
+            numbers, refused, offset = self._checkpoint.get(stream, (0, 0, _START))
             self.lost.setdefault(stream, set()).update(rows.numbers[numbers:], rows.refused[refused:])
             del rows.numbers[numbers:], rows.refused[refused:]
-            rows.mark = mark
+            rows.offset = offset
             rows.last = max(rows.numbers[-1:] + rows.refused[-1:], default=-1)
         self.samples, self.updates, self.incarnation, self.counter = self._checkpoint_counts
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tmrl_core.networking.peers import TrainerState
-from tmrl_core.networking.protocol.delivery import Mark, Received, StreamReceiver, StreamSender
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver, StreamSender
 from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import Want
 from tmrl_core.networking.relay import Relay, RelayConnection
@@ -19,7 +19,7 @@ from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.memory import About, Spool, SpooledMessage
+from tmrl_core.networking.spools.memory import Spool, SpooledMessage, StreamInfo
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def over_asking() -> Iterator[None]:
 
     def more(self: StreamReceiver) -> int:
         attach(self)
-        return self.mark.next_number
+        return self.offset.next_number
 
     with patch.object(StreamReceiver, "attach", more):
         yield
@@ -44,8 +44,8 @@ def no_deduplication() -> Iterator[None]:
 
     def forget(self: StreamReceiver) -> int:
         attach(self)
-        self.next_number = self.mark.next_number
-        self._position = self.mark.position
+        self.next_number = self.offset.next_number
+        self._position = self.offset.position
         return self.next_number
 
     with patch.object(StreamReceiver, "attach", forget):
@@ -157,13 +157,13 @@ def one_incarnation() -> Iterator[None]:
 
 
 @contextmanager
-def marks_forgotten() -> Iterator[None]:
+def offsets_forgotten() -> Iterator[None]:
     """A trainer that starts again from its memory does not look how far each stream is in it."""
 
     start = TrainerState.__init__
 
     def without(self: TrainerState, **arguments: Any) -> None:
-        arguments["marks"] = {stream: Mark(0, 0) for stream in arguments.get("marks") or {}}
+        arguments["offsets"] = {stream: CommittedOffset(0, 0) for stream in arguments.get("offsets") or {}}
         start(self, **arguments)
 
     with patch.object(TrainerState, "__init__", without):
@@ -176,12 +176,12 @@ def stored_before_written() -> Iterator[None]:
 
     append = Spool.append
 
-    def promise(self: Spool, about: About, **arguments: Any) -> str:
-        refusal = append(self, about, **arguments)
+    def promise(self: Spool, info: StreamInfo, **arguments: Any) -> str:
+        refusal = append(self, info, **arguments)
         if not refusal:
-            kept = self.streams[about.stream]
+            kept = self.streams[info.stream]
             kept.stored = kept.next_number
-            self.on_stored(about.stream)
+            self.on_stored(info.stream)
         return refusal
 
     def written(self: Spool, kept: Any, message: SpooledMessage) -> None:
@@ -224,7 +224,7 @@ MORE: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-budget": no_budget,
     "no-epochs": no_epochs,
     "one-incarnation": one_incarnation,
-    "marks-forgotten": marks_forgotten,
+    "offsets-forgotten": offsets_forgotten,
     "stored-before-written": stored_before_written,
     "spool-skipped": spool_skipped,
     "half-a-policy": half_a_policy,

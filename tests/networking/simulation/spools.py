@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.networking.simulation.network import Network
-from tmrl_core.networking.spools.memory import About, Spool, SpooledMessage, SpooledStream
+from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
 
 
 @dataclass
 class _File:
     """What is on disk of one stream."""
 
-    about: About
+    info: StreamInfo
     messages: list[SpooledMessage] = field(default_factory=list)
     ended: bool = False
 
@@ -43,14 +43,14 @@ class SimulatedDiskSpool(Spool):
         self._busy_until = 0.0
         self.open = True
         for file in disk.files.values():
-            kept = SpooledStream(file.about)
+            kept = SpooledStream(file.info)
             kept.messages = list(file.messages)
             kept.next_number = kept.stored = file.messages[-1].number + 1
             kept.samples = sum(message.samples for message in file.messages)
             kept.cost += sum(message.cost for message in file.messages)
             kept.ended = file.ended
             self.used_bytes += kept.cost
-            self.streams[file.about.stream] = kept
+            self.streams[file.info.stream] = kept
 
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
         network = self._network
@@ -58,9 +58,9 @@ class SimulatedDiskSpool(Spool):
         network.at(self._busy_until - network.now, self._written, kept, message)
 
     def _written(self, kept: SpooledStream, message: SpooledMessage) -> None:
-        if not self.open or self.streams.get(kept.about.stream) is not kept:
+        if not self.open or self.streams.get(kept.info.stream) is not kept:
             return
-        file = self._disk.files.setdefault(kept.about.stream, _File(kept.about))
+        file = self._disk.files.setdefault(kept.info.stream, _File(kept.info))
         file.messages.append(message)
         file.ended = False
         self._is_stored(kept, message)
@@ -69,12 +69,12 @@ class SimulatedDiskSpool(Spool):
         raise AssertionError("bodies stay in memory here")
 
     def _store_end(self, kept: SpooledStream) -> None:
-        file = self._disk.files.get(kept.about.stream)
+        file = self._disk.files.get(kept.info.stream)
         if self.open and file is not None:
             file.ended = True
 
     def _forget(self, kept: SpooledStream) -> None:
-        self._disk.files.pop(kept.about.stream, None)
+        self._disk.files.pop(kept.info.stream, None)
 
     def close(self) -> None:
         """The process is gone: nothing is written any more."""

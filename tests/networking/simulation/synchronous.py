@@ -16,7 +16,7 @@ from tests.networking.simulation.scenario import Core, Scenario
 from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.peers import Member, TrainerConnection, WorkerConnection
-from tmrl_core.networking.protocol.delivery import Mark
+from tmrl_core.networking.protocol.delivery import CommittedOffset
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
 from tmrl_core.rate_limit import RateLimit
@@ -61,9 +61,9 @@ class LinkView:
         return list(self.trainer.state.members.values())
 
     @property
-    def marks(self) -> dict[bytes, Mark]:
-        """As `TrainerLink.marks`."""
-        return self.trainer.state.marks
+    def offsets(self) -> dict[bytes, CommittedOffset]:
+        """As `TrainerLink.offsets`."""
+        return self.trainer.state.offsets
 
     @property
     def settings(self) -> RelaySettings:

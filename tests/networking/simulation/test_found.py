@@ -10,7 +10,7 @@ from tests.networking.simulation.network import Network, Route
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, control_frame, cut, message_bytes
-from tmrl_core.networking.protocol.messages import Credit, Joined, Left, Welcome, decode_control
+from tmrl_core.networking.protocol.messages import Credit, StreamClosed, StreamOpened, Welcome, decode_control
 from tmrl_core.networking.relay import RelaySettings
 
 
@@ -72,9 +72,9 @@ def test_room_for_a_message_whose_stream_has_left_is_free_again() -> None:
         return max(message.limit for message in said if isinstance(message, Credit))
 
     say(control_frame(Welcome(1, 1, 1 << 20, 90_000, 1 << 20, 3.0)))
-    say(control_frame(Joined(1, b"s" * 16, "a")))
+    say(control_frame(StreamOpened(1, b"s" * 16, "a")))
     room = max(100_000, message_bytes(SAMPLES_HEAD, 90_000))
     assert credit() == room
     say(begun)
-    say(control_frame(Left(1, False)))
+    say(control_frame(StreamClosed(1, False)))
     assert credit() == room + len(begun)

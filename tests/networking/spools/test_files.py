@@ -12,16 +12,16 @@ import pytest
 
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.spools.files import _NOTE, FORMAT, DiskSpool
-from tmrl_core.networking.spools.memory import About
+from tmrl_core.networking.spools.memory import StreamInfo
 from tmrl_core.storage import SegmentFile
 
 STREAM = b"s" * 16
 ABOUT = {"stream": STREAM.hex(), "run": "run", "name": "robot7", "signature": ""}
 
 
-def write(folder: Path, about: dict[str, Any], *notes: bytes, name: str = STREAM.hex()) -> Path:
+def write(folder: Path, info: dict[str, Any], *notes: bytes, name: str = STREAM.hex()) -> Path:
     path = folder / f"{name}.seg"
-    file = SegmentFile.create(path, FORMAT, about)
+    file = SegmentFile.create(path, FORMAT, info)
     for note in notes:
         file.append(note, [bytes(50)])
     file.close()
@@ -51,7 +51,7 @@ def test_a_folder_that_others_may_read_is_warned_of_and_its_files_are_private(
     previous = os.umask(0)
     try:
         spool = DiskSpool(tmp_path, 1 << 20)
-        spool.append(About(b"t" * 16, "run", "r7", b""), number=0, floor=0, position=0, samples=1, body=[b"body"])
+        spool.append(StreamInfo(b"t" * 16, "run", "r7", b""), number=0, floor=0, position=0, samples=1, body=[b"body"])
         spool.close()
     finally:
         os.umask(previous)

@@ -23,7 +23,7 @@ from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD
 from tmrl_core.networking.relay import MemorySpool, Spool
 from tmrl_core.networking.spools.files import DiskSpool
-from tmrl_core.networking.spools.memory import MAX_SPOOLED_STREAMS, MESSAGE_COST_BYTES, STREAM_COST_BYTES, About
+from tmrl_core.networking.spools.memory import MAX_SPOOLED_STREAMS, MESSAGE_COST_BYTES, STREAM_COST_BYTES, StreamInfo
 from tmrl_core.storage import FileCalls
 from tmrl_core.storage.format import Buffer
 
@@ -56,7 +56,7 @@ class Kept:
         self.spool.on_stored = lambda stream: self.stored.append((stream, self.spool.streams[stream].stored))
         self.spool.on_failed = lambda stream, reason: self.failed.append((stream, reason))
 
-    def append(self, number: int, body: bytes = b"body", *, floor: int = 0, samples: int = 2, who: About) -> str:
+    def append(self, number: int, body: bytes = b"body", *, floor: int = 0, samples: int = 2, who: StreamInfo) -> str:
         return self.spool.append(
             who,
             number=number,
@@ -66,13 +66,13 @@ class Kept:
             body=[body[:3], memoryview(body)[3:]],
         )
 
-    def fill(self, *numbers: int, who: About, body: bytes = b"body") -> None:
+    def fill(self, *numbers: int, who: StreamInfo, body: bytes = b"body") -> None:
         for number in numbers:
             assert self.append(number, body, who=who) == ""
         stream = who.stream
         self.thread.run(lambda: self.spool.streams[stream].stored == numbers[-1] + 1)
 
-    def bodies(self, who: About) -> list[tuple[int, int, bytes]]:
+    def bodies(self, who: StreamInfo) -> list[tuple[int, int, bytes]]:
         """Number, floor and body of each message, as a trainer would get them."""
         found, number = [], 0
         while (message := self.spool.peek(who.stream, number)) is not None:
@@ -85,8 +85,8 @@ class Kept:
         return found
 
 
-A = About(b"a" * 16, "run", "robot a", b"signature")
-B = About(b"b" * 16, "other", "robot b", b"")
+A = StreamInfo(b"a" * 16, "run", "robot a", b"signature")
+B = StreamInfo(b"b" * 16, "other", "robot b", b"")
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -118,7 +118,7 @@ def test_messages_are_kept_in_order_and_read_as_they_came(kept: Kept) -> None:
     kept.thread.run(lambda: len(kept.stored) == 3)
     assert kept.stored[-1] == (A.stream, 3)
     assert [body for _, _, body in kept.bodies(A)] == bodies
-    assert kept.spool.streams[A.stream].about == A
+    assert kept.spool.streams[A.stream].info == A
 
 
 def test_stored_rises_in_order(kept: Kept) -> None:
@@ -207,7 +207,7 @@ def test_many_small_messages_and_streams_are_bounded_too(make: Callable[[int, Th
 def test_runs_are_told_apart(kept: Kept) -> None:
     kept.fill(0, 1, who=A)
     kept.fill(0, who=B)
-    assert [found.about for found in kept.spool.of_run("run")] == [A]
+    assert [found.info for found in kept.spool.of_run("run")] == [A]
     assert kept.spool.of_run("third") == []
     assert kept.spool.summary() == ["1 stream, 2 samples of run 'other'", "1 stream, 4 samples of run 'run'"]
 
@@ -310,7 +310,7 @@ def test_a_spool_that_is_opened_again_has_what_was_stored(tmp_path: Path) -> Non
     assert again.spool.used_bytes == used
     assert again.bodies(A) == before
     assert again.bodies(B) == [(0, 0, b"body")]
-    assert again.spool.streams[A.stream].about == A
+    assert again.spool.streams[A.stream].info == A
     assert again.spool.streams[A.stream].ended
     assert not again.spool.streams[B.stream].ended
     assert again.spool.streams[A.stream].stored == again.spool.streams[A.stream].next_number == 8
@@ -568,7 +568,7 @@ def test_many_streams_share_a_few_open_files(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tmrl_core.networking.spools.memory import About
+from tmrl_core.networking.spools.memory import StreamInfo
 from tmrl_core.networking.spools.files import DiskSpool
 
 def stored(number):
@@ -578,9 +578,9 @@ def stored(number):
 
 spool = DiskSpool(Path(sys.argv[1]), 1 << 30, post=lambda function: function())
 spool.on_stored = lambda stream: stored(spool.streams[stream].stored)
-about = About(b"a" * 16, "run", "robot a", b"signature")
+info = StreamInfo(b"a" * 16, "run", "robot a", b"signature")
 for number in range(1000):
-    spool.append(about, number=number, floor=number, position=10 * number, samples=2, body=[bytes(50_000)])
+    spool.append(info, number=number, floor=number, position=10 * number, samples=2, body=[bytes(50_000)])
 import time
 time.sleep(60)
 """

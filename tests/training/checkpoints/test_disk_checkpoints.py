@@ -16,7 +16,7 @@ import torch
 
 from tmrl_core.errors import CheckpointError
 from tmrl_core.networking.links import LinkSettings, TrainerLink
-from tmrl_core.networking.protocol.delivery import Mark, Received
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.samples import Buffer
 from tmrl_core.training import CheckpointStore, ReplayMemory, SacAgent
 from tmrl_core.training.interface import Delivery, LocalInterface
@@ -262,7 +262,7 @@ def test_marks_gaps_and_refusals_are_written_before_they_are_acknowledged(tmp_pa
         receiver._uncommitted.append((number, position + samples))
         received.append(Received(STREAM, number, samples, memoryview(b""), 100))
     log.keep(received)
-    assert link.marks[STREAM] == Mark(0, 0), "nothing is acknowledged yet"
+    assert link.offsets[STREAM] == CommittedOffset(0, 0), "nothing is acknowledged yet"
     training.memory.close()
     again = make_training(tmp_path)
     assert again.delivery == {

@@ -63,7 +63,7 @@ class Sent(LocalInterface):
         return [Delivery(buffer)]
 
     def commit(self) -> None:
-        self.memory.commit(writer.marks_after(self.number), samples=writer.ROWS * self.number)
+        self.memory.commit(writer.offsets_after(self.number), samples=writer.ROWS * self.number)
 
 
 def make_training(folder: Path | None, seed: int, priority: Any) -> TrainingOffline:
@@ -135,7 +135,7 @@ def test_a_trainer_goes_on_with_the_frames_that_came_after_its_checkpoint(tmp_pa
     restored = CheckpointStore(tmp_path / "store").restore(lambda: make_training(tmp_path / "memory", 99, None))
     assert restored is not None
     assert restored.epoch == 1
-    assert restored.delivery["marks"] == writer.marks_after(interface.number)
+    assert restored.delivery["marks"] == writer.offsets_after(interface.number)
     found = [restored.memory.get_transition(item) for item in range(len(restored.memory))]
     assert len(found) == len(expected)
     for left, right in zip(found, expected, strict=True):

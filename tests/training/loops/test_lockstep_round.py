@@ -31,14 +31,14 @@ def take(round_: Round, rows: LastRows, chunk: Chunk, now: float = 0.0) -> None:
 
 
 def versions(round_: Round) -> set[tuple[int, int]]:
-    return {segment.version for piece in round_.pieces for segment in piece.chunk.segments}
+    return {run.version for segment in round_.segments for run in segment.chunk.segments}
 
 
 def steps(round_: Round) -> int:
-    return sum(sum(piece.follows) for piece in round_.pieces)
+    return sum(sum(segment.follows) for segment in round_.segments)
 
 
-def test_the_amount_is_cut_into_shares_by_name() -> None:
+def test_the_amount_is_divided_into_assignments_by_name() -> None:
     round_ = make(11)
     assert round_.poll([], 0.0, never) == []
     asked = dict(round_.poll(HERE, 0.0, never))
@@ -54,14 +54,14 @@ def test_a_round_of_fewer_steps_than_workers_asks_no_one_for_nothing() -> None:
     assert [stream for stream, _ in round_.poll(HERE, 0.0, never)] == [A]
 
 
-def test_what_counts_is_of_the_version_and_within_the_share_and_no_reset(make_rows: Rows) -> None:
+def test_counted_rows_are_of_the_version_within_the_assignment_and_no_resets(make_rows: Rows) -> None:
     round_, rows = make(10), LastRows()
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 6)))  # late: a reset and two steps
     take(round_, rows, make_rows(1, 0, 3, 4, version=(1, 7)))  # four steps that follow them
     take(round_, rows, make_rows(1, 1, 0, 4, version=(1, 7)))  # a reset, a step, and two too many
     take(round_, rows, make_rows(3, 0, 0, 4, version=(1, 7)))  # of somebody who was not asked
-    assert (round_.late, round_.surplus, round_.brought) == (3, 2 + 4, 5)
+    assert (round_.late, round_.surplus, round_.collected) == (3, 2 + 4, 5)
     assert not round_.complete
     take(round_, rows, make_rows(2, 0, 0, 6, version=(1, 7)))
     complete: bool = round_.complete
@@ -77,7 +77,7 @@ def test_the_order_is_by_name_and_not_by_arrival(make_rows: Rows) -> None:
         round_.poll(HERE, 0.0, never)
         for stream in streams:
             take(round_, rows, make_rows(stream, 0, 0, 6, version=(1, 7)))
-        orders.append([piece.chunk.stream for piece in round_.pieces])
+        orders.append([segment.chunk.stream for segment in round_.segments])
     assert orders == [[A, B]] * 2
 
 
@@ -86,7 +86,7 @@ def test_a_step_after_a_gap_is_none(make_rows: Rows) -> None:
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7)))
     take(round_, rows, make_rows(1, 0, 5, 2, version=(1, 7)))
-    assert round_.brought == 2 + 1
+    assert round_.collected == 2 + 1
 
 
 def test_a_worker_that_says_it_is_done_too_early_collects_what_was_lost(make_rows: Rows) -> None:
@@ -102,7 +102,7 @@ def test_a_worker_that_says_it_is_done_too_early_collects_what_was_lost(make_row
     assert round_.poll(HERE, 0.2, says) == []
     assert round_.repeated == 3
     take(round_, rows, make_rows(1, 0, 3, 9, version=(1, 7)))
-    assert round_.brought == 5
+    assert round_.collected == 5
     assert round_.surplus == 6
 
 
@@ -113,7 +113,7 @@ def test_the_rest_of_a_worker_that_has_gone_is_given_to_the_others(make_rows: Ro
     take(round_, rows, make_rows(2, 0, 0, 3, version=(1, 7)), 4.0)
     assert round_.poll(HERE[:1], 5.9, never) == []
     assert round_.poll(HERE[:1], 6.0, never) == [(A, Collect(4, (1, 7), 2)), (B, Collect(4, (1, 7), 8))]
-    assert (round_.redistributed, round_.stragglers) == (3, ["a"])
+    assert (round_.redistributed, round_.stalled) == (3, ["a"])
     take(round_, rows, make_rows(1, 0, 3, 5, version=(1, 7)), 6.5)  # it was only away
     assert round_.surplus == 5
     take(round_, rows, make_rows(2, 0, 3, 6, version=(1, 7)), 7.0)
@@ -149,7 +149,7 @@ def test_a_worker_started_anew_gets_the_rest_when_nobody_else_is_there(make_rows
     assert round_.complete
 
 
-def test_who_lost_a_share_gets_none_until_it_has_sent_something(make_rows: Rows) -> None:
+def test_a_stalled_worker_gets_no_assignment_until_it_has_sent_something(make_rows: Rows) -> None:
     suspended: set[bytes] = set()
     rows = LastRows()
     first = make(10, suspended=suspended)
@@ -181,10 +181,10 @@ def test_the_last_row_of_a_stream_keeps_no_chunk_alive(make_rows: Rows) -> None:
     rows = LastRows()
     first = make_rows(1, 0, 0, 5)
     rows.join(first)
-    piece = rows.join(make_rows(1, 0, 5, 2))
-    assert piece.follows == [True, True]
-    assert piece.before is not None
-    kept: Any = piece.before.observation
+    segment = rows.join(make_rows(1, 0, 5, 2))
+    assert segment.follows == [True, True]
+    assert segment.before is not None
+    kept: Any = segment.before.observation
     sent: Any = first.observation
     assert kept.tolist() == sent[-1:].tolist()
     assert kept.base is None
@@ -288,15 +288,16 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
         assert versions(round_) == {(1, number)}
         if crowd.episodes:
             ends = sum(
-                int(((piece.chunk.terminated | piece.chunk.truncated) & piece.follows).sum()) for piece in round_.pieces
+                int(((segment.chunk.terminated | segment.chunk.truncated) & segment.follows).sum())
+                for segment in round_.segments
             )
             assert ends == amount
         else:
             assert steps(round_) == amount
         seen = [
-            (piece.chunk.stream, int(episode), int(step))
-            for piece in round_.pieces
-            for episode, step in zip(piece.chunk.episode, piece.chunk.step, strict=True)
+            (segment.chunk.stream, int(episode), int(step))
+            for segment in round_.segments
+            for episode, step in zip(segment.chunk.episode, segment.chunk.step, strict=True)
         ]
         assert len(seen) == len(set(seen))
 
@@ -307,8 +308,8 @@ def test_segments_of_several_versions_in_one_chunk_are_told_apart(make_rows: Row
     round_, rows = make(10), LastRows()
     round_.poll(HERE, 0.0, never)
     take(round_, rows, chunk)
-    assert (round_.brought, round_.late) == (3, 3)
-    assert [piece.before is not None for piece in round_.pieces] == [True]
+    assert (round_.collected, round_.late) == (3, 3)
+    assert [segment.before is not None for segment in round_.segments] == [True]
 
 
 def test_an_episode_of_which_no_transition_has_come_is_collected_again(make_rows: Rows) -> None:
@@ -316,7 +317,7 @@ def test_an_episode_of_which_no_transition_has_come_is_collected_again(make_rows
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(1, 0, 7, 1, version=(1, 7), end="terminated"))  # the rest was lost
     take(round_, rows, make_rows(2, 0, 0, 1, version=(1, 7), end="truncated"))  # a reset that ends at once
-    assert (round_.brought, round_.complete) == (0, False)
+    assert (round_.collected, round_.complete) == (0, False)
     said = Collect(4, (1, 7), episodes=1).done
     asked = dict(round_.poll(HERE, 0.1, lambda stream, what: what.done == said))
     assert asked == {stream: Collect(4, (1, 7), episodes=2) for stream in (A, B)}
@@ -324,4 +325,4 @@ def test_an_episode_of_which_no_transition_has_come_is_collected_again(make_rows
         take(round_, rows, make_rows(stream, 1, 0, 2, version=(1, 7), end="terminated"))
     complete: bool = round_.complete
     assert complete
-    assert sum(sum(piece.follows) for piece in round_.pieces) == 2
+    assert sum(sum(segment.follows) for segment in round_.segments) == 2

@@ -125,7 +125,7 @@ def test_samples_that_differ_from_those_before_are_refused_and_cost_the_others_n
     assert "reward of a sample is float64[2]" in reasons[5]
     assert memory.batch()[0].shape == (4, 3)
     assert memory.round is not None
-    assert memory.round.brought == 4
+    assert memory.round.collected == 4
 
 
 def test_what_nothing_can_be_trained_on_ends_the_run_that_begins_with_it(memory: RoundMemory, make_rows: Rows) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.training.loops.test_offline import Fed
 from tests.training.updates.test_compiled import ACTIONS, AGENTS, OBSERVATIONS, batch, make
-from tests.training.updates.test_cuda_graphs import make_replayed, other_numbers, record_here, stale
+from tests.training.updates.test_cuda_graphs import capture_here, make_replayed, other_numbers, stale
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents import off_policy
@@ -20,7 +20,7 @@ from tmrl_core.training.loops import update_batching as at_once
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
 from tmrl_core.training.updates import compiled
-from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 DISCRETE = ("dqn", "discrete sac")
@@ -40,7 +40,7 @@ def in_groups(agent: Any, given: list[Any], size: int) -> list[dict[str, float]]
 
 
 def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(kept_tensors(one), kept_tensors(other), strict=True))
+    return all(torch.equal(a, b) for a, b in zip(agent_tensors(one), agent_tensors(other), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class Counted:
         self.replays: dict[int, int] = {}
 
     def __call__(self, work: Any, device: torch.device) -> Any:
-        replay, results = record_here(work, device)
+        replay, results = capture_here(work, device)
 
         def counted() -> None:
             self.replays[len(results)] = self.replays.get(len(results), 0) + 1
@@ -147,7 +147,7 @@ def test_a_recording_of_several_that_is_none_is_not_used(record: Any) -> None:
 
     def right_once(work: Any, device: torch.device) -> Any:
         calls.append(work)
-        return record_here(work, device) if len(calls) == 1 else record(work, device)
+        return capture_here(work, device) if len(calls) == 1 else record(work, device)
 
     one, several = make("sac", True), make_replayed("sac", right_once)
     given = batches("sac", 2 + 2 * compiled.AT_ONCE)

@@ -163,7 +163,7 @@ def test_a_killed_trainer_has_lost_and_doubled_nothing_that_it_acknowledged(tmp_
         (number, position) = memory.recorded[0][STREAM]
         assert number in (said, said + 1)
         assert memory.recorded[1]["samples"] == position == sum(1 + i * 7 % 40 for i in range(number))
-        # All that the marks speak of is there once, in order: the newest thousand of it, to be exact.
+        # Everything before the offsets is there once, in order (of it, the newest thousand).
         assert memory.written == position - 1
         assert steps(memory) == [(1, 0, i) for i in range(position - len(memory), position)]
         memory.close()

@@ -69,9 +69,9 @@ def test_a_killed_process_has_lost_and_doubled_nothing_that_it_committed(tmp_pat
             assert memory.disk is not None
             assert memory.disk.lost_rows == 0
             assert memory.disk.verify() == []
-            marks, values = memory.recorded or ({}, {"samples": 0})
-            sent = sum(number for number, _ in marks.values())
-            assert marks == writer.marks_after(sent)
+            offsets, values = memory.recorded or ({}, {"samples": 0})
+            sent = sum(number for number, _ in offsets.values())
+            assert offsets == writer.offsets_after(sent)
             assert values["samples"] == writer.ROWS * sent
             assert said <= sent <= said + 3, "what was being committed when it died may be there, and no more"
             for number in range(given, sent):

@@ -21,7 +21,7 @@ from tmrl_core.training.agents.optimizers import optimizer_metrics
 from tmrl_core.training.batches import transitions_of
 from tmrl_core.training.updates import compiled
 from tmrl_core.training.updates.decompositions import product
-from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.updates.update_graph import Backend, Graph
 
@@ -74,7 +74,7 @@ def make(name: str, wanted: bool, backend: Backend = interpreted) -> Any:
 
 def assert_alike(one: Any, other: Any) -> None:
     """Equal but for rounding: what was compiled adds in another order."""
-    for a, b in zip(kept_tensors(one), kept_tensors(other), strict=True):
+    for a, b in zip(agent_tensors(one), agent_tensors(other), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
@@ -130,14 +130,14 @@ def test_random_numbers_are_drawn_in_the_same_order() -> None:
 def test_noting_an_update_changes_nothing() -> None:
     agent = make("redq", True)
     train(agent, False, 1)
-    before = [tensor.clone() for tensor in kept_tensors(agent)]
+    before = [tensor.clone() for tensor in agent_tensors(agent)]
     random, count = torch.get_rng_state(), agent.updates
 
     def update(*tensors: Tensor) -> list[Tensor]:
         return list(agent.update_here(transitions_of(tensors, 0.99)).values())
 
     assert Graph(agent, update, batch(torch.Generator(), False), interpreted)
-    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent_tensors(agent), strict=True))
     assert torch.equal(torch.get_rng_state(), random)
     assert agent.updates == count
     assert all(p.grad is None and p.requires_grad for p in agent.model.parameters())
@@ -155,7 +155,7 @@ def test_what_is_compiled_is_given_each_tensor_once() -> None:
     ((graph, inputs),) = given
     held = [*graph.parameters(), *graph.buffers(), *(v for v in vars(graph).values() if isinstance(v, Tensor))]
     assert held == []
-    kept = [tensor.untyped_storage().data_ptr() for tensor in kept_tensors(agent)]
+    kept = [tensor.untyped_storage().data_ptr() for tensor in agent_tensors(agent)]
     places = [tensor.untyped_storage().data_ptr() for tensor in inputs]
     assert all(places.count(place) == 1 for place in kept if place in places)
 
@@ -222,7 +222,7 @@ def test_without_a_compiler_one_line_says_so_and_the_results_are_the_same(caplog
     assert [record.message for record in caplog.records] == [
         "updates run uncompiled, which affects their speed only: RuntimeError: No working C++ compiler found"
     ]
-    assert all(torch.equal(a, b) for a, b in zip(kept_tensors(fast), kept_tensors(plain), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(agent_tensors(fast), agent_tensors(plain), strict=True))
 
 
 def test_a_subclass_that_says_nothing_of_its_kinds_is_not_compiled() -> None:
@@ -264,7 +264,7 @@ def test_in_bfloat16_products_are_coarse_and_what_is_kept_is_not() -> None:
     agent = make("sac", False)
     agent.compute_with(False, "bfloat16")
     metrics = train(agent, False, 3)
-    assert all(tensor.dtype == torch.float32 for tensor in kept_tensors(agent))
+    assert all(tensor.dtype == torch.float32 for tensor in agent_tensors(agent))
     assert all(value.dtype == torch.float32 for value in metrics[-1].values())
     exact = make("sac", False)
     train(exact, False, 3)
@@ -279,25 +279,25 @@ def test_a_poisoned_batch_changes_no_bit_of_a_compiled_agent(name: str, column: 
     discrete = name in ("dqn", "discrete sac")
     agent = make(name, True)
     train(agent, discrete, 7)
-    before = [tensor.detach().clone() for tensor in kept_tensors(agent)]
+    before = [tensor.detach().clone() for tensor in agent_tensors(agent)]
     for update in range(3):  # TD3 has two kinds of update, REDQ three in a row
         poisoned = batch(torch.Generator().manual_seed(update), discrete)
         poisoned[column][2] = math.nan if update else math.inf
         assert agent.train(poisoned) == {SKIPPED: True}
     assert not agent.compiler.gave_up
-    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent_tensors(agent), strict=True))
     assert SKIPPED not in train(agent, discrete, 1, seed=3)[0]
-    assert not all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(before, agent_tensors(agent), strict=True))
 
 
 def test_a_loss_that_overflows_changes_no_bit_of_a_compiled_agent() -> None:
     agent = make("sac", True)
     train(agent, False, 3)
-    before = [tensor.detach().clone() for tensor in kept_tensors(agent)]
+    before = [tensor.detach().clone() for tensor in agent_tensors(agent)]
     huge = batch(torch.Generator().manual_seed(1), False)
     huge[2][:] = 1e30  # finite, but not its square
     assert agent.train(huge) == {SKIPPED: True}
-    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent_tensors(agent), strict=True))
 
 
 @pytest.mark.full
@@ -310,9 +310,9 @@ def test_compiled_for_real_it_learns_the_same(name: str, tmp_path: Path, monkeyp
     train(fast, False, 50)
     assert not fast.compiler.gave_up
     assert_alike(fast, plain)
-    before = [tensor.detach().clone() for tensor in kept_tensors(fast)]
+    before = [tensor.detach().clone() for tensor in agent_tensors(fast)]
     for poison in (math.nan, math.inf, 1e30):
         bad = batch(torch.Generator().manual_seed(1), False)
         bad[2][2] = poison
         assert fast.train(bad) == {SKIPPED: True}
-    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(fast), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent_tensors(fast), strict=True))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.training.updates.test_compiled import assert_alike, batch, interpreted, make, train
 from tmrl_core.training.updates import compiled
-from tmrl_core.training.updates.cuda_graphs import Replayed, Work
-from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.cuda_graphs import CudaGraph, Work
+from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 
-def record_here(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def capture_here(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """What a CUDA graph does, by doing the work again: results lie where they lay when it was recorded."""
     results = [result.clone() for result in work()]
 
@@ -28,14 +28,14 @@ def record_here(work: Work, device: torch.device) -> tuple[Callable[[], None], S
     return replay, results
 
 
-def make_replayed(name: str, record: Any = record_here) -> Any:
+def make_replayed(name: str, capture: Any = capture_here) -> Any:
     agent = make(name, True)
-    agent.compiler = compiled.Compiler(agent, interpreted, record=record)
+    agent.compiler = compiled.Compiler(agent, interpreted, capture=capture)
     return agent
 
 
-def recordings(agent: Any) -> list[Replayed | None]:
-    return [graph.replayed for graph, _ in agent.compiler._graphs.values()]
+def captures(agent: Any) -> list[CudaGraph | None]:
+    return [graph.cuda_graph for graph, _ in agent.compiler._graphs.values()]
 
 
 @pytest.mark.parametrize("name", ["sac", "redq", "td3", "dqn"])
@@ -44,8 +44,8 @@ def test_a_replayed_update_learns_what_a_plain_one_does(name: str) -> None:
     expected = train(plain, name == "dqn", 7, extras=True)
     drawn = torch.get_rng_state()
     found = train(fast, name == "dqn", 7, extras=True)
-    assert recordings(fast)
-    assert all(recordings(fast))
+    assert captures(fast)
+    assert all(captures(fast))
     assert torch.equal(torch.get_rng_state(), drawn), "the same random numbers were drawn"
     assert_alike(fast, plain)
     # Looked at only now: a later replay has not written over what an earlier one returned.
@@ -64,11 +64,11 @@ def test_recording_changes_nothing() -> None:
         count += 1
         return [total.sum(), count.clone(), total * 2]
 
-    replayed = Replayed(run, leaves, kept, record_here)
+    cuda_graph = CudaGraph(run, leaves, kept, capture_here)
     assert kept[0].tolist() == [0.0, 1.0, 2.0]
     assert kept[1] == 0
     assert torch.equal(torch.get_rng_state(), random)
-    first, second = replayed([torch.ones(3)]), replayed([torch.zeros(3)])
+    first, second = cuda_graph([torch.ones(3)]), cuda_graph([torch.zeros(3)])
     assert [first[1].item(), second[1].item()] == [1.0, 2.0]
     assert torch.equal(first[2], second[2])
     assert torch.equal(kept[0] * 2, second[2])
@@ -82,7 +82,7 @@ def stale(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequenc
 
 def other_numbers(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """Draws the right random numbers, and then some more."""
-    replay, results = record_here(work, device)
+    replay, results = capture_here(work, device)
 
     def replay_and_draw() -> None:
         replay()
@@ -97,38 +97,38 @@ def impossible(work: Work, device: torch.device) -> tuple[Callable[[], None], Se
 
 
 @pytest.mark.parametrize(
-    ("record", "why"),
+    ("capture", "why"),
     [
         (stale, "other results"),
         (other_numbers, "uses other random numbers"),
         (impossible, "operation not permitted when stream is capturing"),
     ],
 )
-def test_a_recording_that_is_none_is_not_used(record: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
-    plain, agent = make("sac", False), make_replayed("sac", record)
+def test_a_recording_that_is_none_is_not_used(capture: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain, agent = make("sac", False), make_replayed("sac", capture)
     with caplog.at_level(logging.WARNING):
         train(agent, False, 5)
     train(plain, False, 5)
     assert [why in line and "\n" not in line for line in caplog.messages] == [True]
     assert not agent.compiler.gave_up
-    assert recordings(agent) == [None]
+    assert captures(agent) == [None]
     assert_alike(agent, plain)
 
 
 def test_what_is_not_finite_is_not_replayed_into_what_is_kept() -> None:
     agent = make_replayed("sac")
     train(agent, False, 3)
-    before = [tensor.clone() for tensor in kept_tensors(agent)]
+    before = [tensor.clone() for tensor in agent_tensors(agent)]
     bad = list(batch(torch.Generator().manual_seed(0), False))
     bad[2] = bad[2] * torch.inf
     assert agent.train(tuple(bad))[SKIPPED]
-    assert all(torch.equal(a, b) for a, b in zip(before, kept_tensors(agent), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, agent_tensors(agent), strict=True))
 
 
 def test_on_a_cpu_nothing_is_recorded() -> None:
     agent = make("sac", True)
     train(agent, False, 3)
-    assert recordings(agent) == [None]
+    assert captures(agent) == [None]
 
 
 def test_a_recording_reads_batches_whose_columns_lie_in_wider_rows() -> None:
@@ -141,9 +141,9 @@ def test_a_recording_reads_batches_whose_columns_lie_in_wider_rows() -> None:
         total += pair.sum() + single.sum()
         return [total.clone()]
 
-    replayed = Replayed(run, leaves, [torch.zeros(())], record_here)
+    cuda_graph = CudaGraph(run, leaves, [torch.zeros(())], capture_here)
     assert set(strides) == {((4, 1), (4,))}  # what compiled code was made for
-    assert replayed([2 * leaf for leaf in leaves])[0] == 2 * (66 - 12)
+    assert cuda_graph([2 * leaf for leaf in leaves])[0] == 2 * (66 - 12)
 
 
 def test_where_adam_steps_by_rounding_alone_a_recording_is_used() -> None:
@@ -158,7 +158,7 @@ def test_where_adam_steps_by_rounding_alone_a_recording_is_used() -> None:
         kept += step * leaf
         return [leaf.sum()]
 
-    assert Replayed(run, [torch.ones(1)], [torch.zeros(10_000)], record_here)
+    assert CudaGraph(run, [torch.ones(1)], [torch.zeros(10_000)], capture_here)
 
     def other(leaf: Tensor, kept: Tensor) -> list[Tensor]:
         runs.append(1)
@@ -166,4 +166,4 @@ def test_where_adam_steps_by_rounding_alone_a_recording_is_used() -> None:
         return [leaf.sum()]
 
     with pytest.raises(RuntimeError, match="other results"):
-        Replayed(other, [torch.ones(1)], [torch.zeros(10_000)], record_here)
+        CudaGraph(other, [torch.ones(1)], [torch.zeros(10_000)], capture_here)

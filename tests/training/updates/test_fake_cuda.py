@@ -29,7 +29,7 @@ from tmrl_core.training.checkpoints.capture import capture
 from tmrl_core.training.checkpoints.random_state import global_random_state, set_global_random_state
 from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.interface import LocalInterface
-from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 B = 16
@@ -129,7 +129,7 @@ def test_an_update_waits_for_nothing_and_learns_what_one_on_a_cpu_does(
 ) -> None:
     spaces = AGENTS[name][1]
     here, there = make(name, "cpu"), make(name, CUDA)
-    assert all(isinstance(tensor, OnDevice) for tensor in kept_tensors(there))
+    assert all(isinstance(tensor, OnDevice) for tensor in agent_tensors(there))
     for number in range(3):
         batches = [batch(spaces, where, number, extras) for where in ("cpu", CUDA)]
         torch.manual_seed(number)
@@ -143,10 +143,10 @@ def test_an_update_waits_for_nothing_and_learns_what_one_on_a_cpu_does(
         if "bfloat16" not in name:  # to autocast, it is no device that is faster with less
             for key, value in found.items():
                 assert float(value) == pytest.approx(float(expected[key]), rel=1e-3, abs=1e-4)
-    assert all(isinstance(tensor, OnDevice) for tensor in kept_tensors(there))
+    assert all(isinstance(tensor, OnDevice) for tensor in agent_tensors(there))
     assert (there.td_error_B is not None) == extras
     if "bfloat16" not in name:
-        for a, b in zip(kept_tensors(here), kept_tensors(there), strict=True):
+        for a, b in zip(agent_tensors(here), agent_tensors(there), strict=True):
             torch.testing.assert_close(on_cpu(b), a, rtol=1e-3, atol=1e-4)
 
 
@@ -170,13 +170,13 @@ def test_an_update_that_is_not_finite_changes_no_bit_there(name: str, first: boo
     rows = batch(AGENTS[name][1], CUDA, 0, False)
     if not first:
         agent.train(rows)
-    before = {id(tensor): on_cpu(tensor).clone() for tensor in kept_tensors(agent)}
+    before = {id(tensor): on_cpu(tensor).clone() for tensor in agent_tensors(agent)}
     bad = (*rows[:2], rows[2] * torch.inf, *rows[3:])
     device.waits.clear()
     skipped = agent.train(bad)[SKIPPED]
     assert device.waits == []
     assert bool(skipped)
-    for tensor in kept_tensors(agent):
+    for tensor in agent_tensors(agent):
         after = on_cpu(tensor)
         # What optimizers have made in their first step begins with zeros.
         assert torch.equal(after, before.get(id(tensor), torch.zeros_like(after)))
@@ -300,7 +300,7 @@ def test_a_run_there_learns_what_one_on_a_cpu_does(prioritized: bool, make_rows:
     for here, there in zip(*rows, strict=True):
         assert there["loss_critic"] == pytest.approx(here["loss_critic"], rel=1e-3)
         assert there["updates_skipped"] == 0
-    for a, b in zip(kept_tensors(runs[0].agent), kept_tensors(runs[1].agent), strict=True):
+    for a, b in zip(agent_tensors(runs[0].agent), agent_tensors(runs[1].agent), strict=True):
         torch.testing.assert_close(on_cpu(b), a, rtol=1e-3, atol=1e-4)
 
 
@@ -381,15 +381,15 @@ def test_a_checkpoint_is_of_no_device(
     loaded.load(tmp_path / "saved")
     assert torch.equal(torch.get_rng_state(), torch.manual_seed(5).get_state())
     is_there = then != "cpu"
-    kept = kept_tensors(loaded.agent)
+    kept = agent_tensors(loaded.agent)
     assert [isinstance(tensor, OnDevice) for tensor in kept] == [is_there] * len(kept)
-    for a, b in zip(kept_tensors(run.agent), kept, strict=True):
+    for a, b in zip(agent_tensors(run.agent), kept, strict=True):
         assert torch.equal(on_cpu(a), on_cpu(b))
     results = []
     for one in (straight, loaded):
         torch.manual_seed(6)
         rows = one.run_epoch(Fed(make_rows, one.versions_before))
-        results.append([rows[0]["loss_critic"], *(on_cpu(t) for t in kept_tensors(one.agent))])
+        results.append([rows[0]["loss_critic"], *(on_cpu(t) for t in agent_tensors(one.agent))])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
 

@@ -18,7 +18,7 @@ from tmrl_core.samples import Buffer
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.updates import skipped_updates as bad_updates
-from tmrl_core.training.updates.rollback import kept_tensors
+from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates, bad_columns
 
 OBSERVATIONS = gym.spaces.Box(-10, 10, (3,), np.float32)
@@ -37,7 +37,7 @@ def batch(size: int = 4) -> list[Any]:
 
 
 def copies(agent: Any) -> list[torch.Tensor]:
-    return [tensor.detach().clone() for tensor in kept_tensors(agent)]
+    return [tensor.detach().clone() for tensor in agent_tensors(agent)]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])

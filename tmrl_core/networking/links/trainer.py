@@ -14,7 +14,7 @@ from tmrl_core.networking.peers import (
     TrainerState,
 )
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Mark, Received
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     MAX_COUNT,
@@ -53,7 +53,7 @@ class TrainerLink(Link):
         name: label for people.
         run: name of the run.
         inbox_bytes: most bytes of samples that wait for the training thread (at least one message).
-        incarnation, counter, marks, refusals: from the checkpoint that training goes on from.
+        incarnation, counter, offsets, refusals: from the checkpoint that training resumes from.
         gaps: messages and samples that were counted as dropped by their workers up to there.
     """
 
@@ -66,7 +66,7 @@ class TrainerLink(Link):
         inbox_bytes: int = 64 << 20,
         incarnation: int = 0,
         counter: int = 0,
-        marks: Mapping[bytes, tuple[int, int]] | None = None,
+        offsets: Mapping[bytes, tuple[int, int]] | None = None,
         refusals: Mapping[bytes, Iterable[tuple[int, str]]] | None = None,
         gaps: tuple[int, int] = (0, 0),
     ) -> None:
@@ -77,7 +77,7 @@ class TrainerLink(Link):
             inbox_bytes=inbox_bytes,
             incarnation=incarnation,
             counter=counter,
-            marks={stream: Mark(*mark) for stream, mark in (marks or {}).items()},
+            offsets={stream: CommittedOffset(*offset) for stream, offset in (offsets or {}).items()},
             refusals=refusals,
         )
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
@@ -108,17 +108,17 @@ class TrainerLink(Link):
         self._trainer.commit(received, refused=reason)
         self._poke()
 
-    def marks_after(self, received: Iterable[Received]) -> dict[bytes, Mark]:
+    def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
         """Return the offsets that the streams of these messages will have once they are committed.
 
         The trainer stores them together with the messages, before the commit.
         """
-        return self._trainer.marks_after(received)
+        return self._trainer.offsets_after(received)
 
     @property
-    def marks(self) -> dict[bytes, Mark]:
+    def offsets(self) -> dict[bytes, CommittedOffset]:
         """Committed offset of each stream; part of the checkpoint."""
-        return self._trainer.marks
+        return self._trainer.offsets
 
     @property
     def refusals(self) -> dict[bytes, tuple[tuple[int, str], ...]]:

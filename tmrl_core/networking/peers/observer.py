@@ -8,7 +8,7 @@ from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
 from tmrl_core.networking.peers.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import Frame
-from tmrl_core.networking.protocol.messages import PROTOCOL_VERSION, Control, Hello, Look, Seen, Welcome
+from tmrl_core.networking.protocol.messages import PROTOCOL_VERSION, Control, Hello, StatusPage, StatusRequest, Welcome
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status
 
 
@@ -30,7 +30,7 @@ class ObserverConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Seen}),
+        "open": frozenset({StatusPage}),
     }
 
     def __init__(self, state: ObserverState, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
@@ -48,7 +48,7 @@ class ObserverConnection(Connection):
                 self._ask(0)
 
     def _ask(self, page: int) -> None:
-        self.send(Look(page))
+        self.send(StatusRequest(page))
 
     def _on_connected(self) -> None:
         state = self.observer
@@ -71,12 +71,12 @@ class ObserverConnection(Connection):
                 if self._asking:
                     self._ask(0)
                 self.observer.on_change()
-            case Seen():
+            case StatusPage():
                 self._seen(message)
             case _:
                 super()._on_control(message)
 
-    def _seen(self, message: Seen) -> None:
+    def _seen(self, message: StatusPage) -> None:
         if not self._asking or message.page != len(self._pages) or message.page >= message.pages:
             raise RemoteProtocolError(f"page {message.page} of {message.pages} was not requested")
         self._size += len(message.body)

@@ -13,7 +13,7 @@ from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
 from tmrl_core.networking.peers.client import ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Mark, Received, StreamReceiver
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     LAST,
@@ -35,14 +35,14 @@ from tmrl_core.networking.protocol.messages import (
     Directive,
     Have,
     Incarnation,
-    Joined,
-    Left,
     Notice,
     PolicyUpdate,
     Progress,
     Refusal,
     Report,
     Resume,
+    StreamClosed,
+    StreamOpened,
     Waits,
     Welcome,
     decode_body,
@@ -53,7 +53,7 @@ from tmrl_core.networking.protocol.messages import (
 MOST_MESSAGE_BYTES = 1 << 30
 """Of one message of samples, whatever a Server says: memory is taken for it when its first frame comes."""
 _FORGOTTEN_STREAMS = 4_096
-"""Streams that are gone but whose marks are kept, in case they come back."""
+"""Maximum number of absent streams whose offsets are kept, in case they return."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class TrainerState(ClientState):
     Args:
         inbox_bytes: most bytes of samples that wait for the training thread.
         incarnation: the highest one in the checkpoint that this trainer goes on from.
-        marks: how far each stream was committed in that checkpoint.
+        offsets: committed offset of each stream in that checkpoint.
         refusals: what was refused lately of each, according to it.
     """
 
@@ -89,7 +89,7 @@ class TrainerState(ClientState):
         token: str = "",
         incarnation: int = 0,
         counter: int = 0,
-        marks: Mapping[bytes, Mark] | None = None,
+        offsets: Mapping[bytes, CommittedOffset] | None = None,
         refusals: Mapping[bytes, Iterable[Refusal]] | None = None,
     ) -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
@@ -99,13 +99,13 @@ class TrainerState(ClientState):
         self.counter = counter
         self.inbox_bytes = inbox_bytes
         self.lock = threading.Lock()
-        """Guards inbox, marks and acknowledgements: the training thread takes and commits while links deliver."""
+        """Guards inbox, offsets and acknowledgements: the training thread takes and commits while links deliver."""
         self.inbox: deque[Received] = deque()
         self.inbox_held = 0
         self._bodies = BodyPool()
         self.receivers: OrderedDict[bytes, StreamReceiver] = OrderedDict()
-        for stream, mark in (marks or {}).items():
-            self.receivers[stream] = StreamReceiver(stream, Mark(*mark), self._bodies)
+        for stream, offset in (offsets or {}).items():
+            self.receivers[stream] = StreamReceiver(stream, CommittedOffset(*offset), self._bodies)
         for stream, told in (refusals or {}).items():
             if stream in self.receivers:
                 self.receivers[stream].remember(told)
@@ -168,7 +168,7 @@ class TrainerState(ClientState):
 
     def _waits(self, stream: bytes) -> bool:
         receiver = self.receivers[stream]
-        return receiver.mark.next_number != receiver.next_number
+        return receiver.offset.next_number != receiver.next_number
 
     def take(self) -> list[Received]:
         """Everything that has arrived and was not taken yet; its bytes become credit again."""
@@ -190,16 +190,16 @@ class TrainerState(ClientState):
                 self.samples_refused += received.samples
             self.to_acknowledge[received.stream] = None
 
-    def marks_after(self, received: Iterable[Received]) -> dict[bytes, Mark]:
+    def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
         """Return the offsets of these messages' streams once they, and all before them, are committed."""
         with self.lock:
-            return {one.stream: self.receivers[one.stream].mark_after(one.number) for one in received}
+            return {one.stream: self.receivers[one.stream].offset_after(one.number) for one in received}
 
     @property
-    def marks(self) -> dict[bytes, Mark]:
+    def offsets(self) -> dict[bytes, CommittedOffset]:
         """Committed offset of each stream. The checkpoint stores it together with the memory that it describes."""
         with self.lock:
-            return {stream: receiver.mark for stream, receiver in self.receivers.items()}
+            return {stream: receiver.offset for stream, receiver in self.receivers.items()}
 
     @property
     def refusals(self) -> dict[bytes, tuple[Refusal, ...]]:
@@ -213,7 +213,7 @@ class TrainerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Joined, Left, Waits, Incarnation, Have, Notice}),
+        "open": frozenset({StreamOpened, StreamClosed, Waits, Incarnation, Have, Notice}),
     }
 
     def __init__(
@@ -260,10 +260,10 @@ class TrainerConnection(Connection):
                 if None in state.directives:
                     self.direct(None)
                 state.on_change()
-            case Joined():
+            case StreamOpened():
                 self._joined(message)
                 state.on_change()
-            case Left():
+            case StreamClosed():
                 self._left(message)
                 state.on_change()
             case Waits():
@@ -287,7 +287,7 @@ class TrainerConnection(Connection):
         self.trainer.holding = incarnation
         self.trainer.incarnation = max(self.trainer.incarnation, incarnation)
 
-    def _joined(self, message: Joined) -> None:
+    def _joined(self, message: StreamOpened) -> None:
         state = self.trainer
         with state.lock:
             receiver = state.receiver(message.stream)
@@ -301,7 +301,7 @@ class TrainerConnection(Connection):
         if message.stream in state.directives:
             self.direct(message.stream)
 
-    def _left(self, message: Left) -> None:
+    def _left(self, message: StreamClosed) -> None:
         if message.channel == self._partial_channel:
             self._partial_bytes = 0  # the rest of its message does not come any more
         receiver = self._channels.pop(message.channel, None)

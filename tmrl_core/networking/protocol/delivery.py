@@ -386,7 +386,7 @@ class Received(NamedTuple):
     """Bytes that it took on the link, which return as credit."""
 
 
-class Mark(NamedTuple):
+class CommittedOffset(NamedTuple):
     """Committed offset of a stream, as a checkpoint stores it."""
 
     next_number: int
@@ -395,7 +395,7 @@ class Mark(NamedTuple):
     """Number of samples in the stream before that message, dropped ones included."""
 
 
-_START = Mark(0, 0)
+_START = CommittedOffset(0, 0)
 
 
 _REMEMBERED_REFUSALS = 20
@@ -411,17 +411,17 @@ class StreamReceiver:
         bodies: pool of buffers for received messages; one pool serves all streams of a process.
     """
 
-    def __init__(self, stream: bytes, mark: Mark = _START, bodies: BodyPool | None = None) -> None:
+    def __init__(self, stream: bytes, offset: CommittedOffset = _START, bodies: BodyPool | None = None) -> None:
         self.stream = stream
         self._bodies = bodies or BodyPool()
-        self.next_number = mark.next_number
+        self.next_number = offset.next_number
         """First message that has not arrived completely."""
-        self.mark = mark
+        self.offset = offset
         self.gap_messages = 0
         self.gap_samples = 0
         self.duplicates = 0
         self._acked = 0
-        self._position = mark.position
+        self._position = offset.position
         self._uncommitted: deque[tuple[int, int]] = deque()  # (number, position after it)
         self._refused: deque[Refusal] = deque()
         self._refused_lately: deque[Refusal] = deque(maxlen=100)
@@ -441,7 +441,7 @@ class StreamReceiver:
 
     def remember(self, refusals: Iterable[Refusal]) -> None:
         """Repeat these refusals with the next acknowledgement; otherwise their messages would count as committed."""
-        self._refused_lately.extend((number, reason) for number, reason in refusals if number < self.mark.next_number)
+        self._refused_lately.extend((number, reason) for number, reason in refusals if number < self.offset.next_number)
 
     def attach(self) -> int:
         """Attach the stream to a link and discard its incomplete message. Return the number to resume from."""
@@ -522,20 +522,20 @@ class StreamReceiver:
             self._refused.append((number, refused[:MAX_REASON_CHARACTERS]))
         while self._uncommitted and self._uncommitted[0][0] <= number:
             last, position = self._uncommitted.popleft()
-            self.mark = Mark(last + 1, position)
+            self.offset = CommittedOffset(last + 1, position)
 
-    def mark_after(self, number: int) -> Mark:
+    def offset_after(self, number: int) -> CommittedOffset:
         """Return the committed offset once message `number`, which has arrived, is committed."""
-        mark = self.mark
+        offset = self.offset
         for last, position in self._uncommitted:
             if last > number:
                 break
-            mark = Mark(last + 1, position)
-        return mark
+            offset = CommittedOffset(last + 1, position)
+        return offset
 
     def ack(self, channel: int) -> Ack | None:
         """Return the next acknowledgement, as far as one frame holds it; None: nothing new."""
-        upto = self.mark.next_number
+        upto = self.offset.next_number
         if upto <= self._acked:
             return None
         told: list[Refusal] = []

@@ -290,7 +290,7 @@ class CloseStream(_Control, frozen=True, tag="close"):
     channel: Channel
 
 
-class Joined(_Control, frozen=True, tag="joined"):
+class StreamOpened(_Control, frozen=True, tag="joined"):
     """Relay -> trainer: a stream, under a channel number never used before on this link."""
 
     channel: Channel
@@ -301,7 +301,7 @@ class Joined(_Control, frozen=True, tag="joined"):
     """False: its worker is not there; what comes is what it had handed over to the Server."""
 
 
-class Left(_Control, frozen=True, tag="left"):
+class StreamClosed(_Control, frozen=True, tag="left"):
     """Relay -> trainer: nothing more comes on this channel."""
 
     channel: Channel
@@ -449,13 +449,13 @@ class Notice(_Control, frozen=True, tag="notice"):
     other_run_workers: Number
 
 
-class Look(_Control, frozen=True, tag="look"):
+class StatusRequest(_Control, frozen=True, tag="look"):
     """Observer -> relay: show page `page` of what you see; page 0 takes a new snapshot."""
 
     page: Number
 
 
-class Seen(_Control, frozen=True, tag="seen"):
+class StatusPage(_Control, frozen=True, tag="seen"):
     """Relay -> observer: one page of an encoded `ServerStatus`, which has `pages` of them."""
 
     page: Number
@@ -476,8 +476,8 @@ Control: TypeAlias = (
     | Refused
     | OpenStream
     | CloseStream
-    | Joined
-    | Left
+    | StreamOpened
+    | StreamClosed
     | Resume
     | Halt
     | Ack
@@ -492,8 +492,8 @@ Control: TypeAlias = (
     | Direct
     | Report
     | Notice
-    | Look
-    | Seen
+    | StatusRequest
+    | StatusPage
     | Bye
 )
 

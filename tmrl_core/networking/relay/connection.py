@@ -18,12 +18,12 @@ from tmrl_core.networking.protocol.messages import (
     HandOver,
     Have,
     Hello,
-    Look,
     OpenStream,
     Probe,
     Report,
     Resume,
-    Seen,
+    StatusPage,
+    StatusRequest,
     Unused,
     Version,
     Waits,
@@ -55,7 +55,7 @@ class RelayConnection(Connection):
         "probe": frozenset({Echo}),
         "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits}),
         "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
-        "observer": frozenset({Look}),
+        "observer": frozenset({StatusRequest}),
     }
 
     def __init__(self, relay: Relay) -> None:
@@ -156,7 +156,7 @@ class RelayConnection(Connection):
                 relay.direct(message)
             case Report():
                 relay.report(message)
-            case Look():
+            case StatusRequest():
                 self._show(message.page)
             case _:
                 super()._on_control(message)
@@ -173,7 +173,7 @@ class RelayConnection(Connection):
         body = self._snapshot[page * MAX_BODY_BYTES : (page + 1) * MAX_BODY_BYTES]
         if page == pages - 1:
             self._snapshot = b""
-        self.send(Seen(page, pages, body))
+        self.send(StatusPage(page, pages, body))
 
     def _control_frame(self, frame: Frame) -> None:
         try:

@@ -28,12 +28,12 @@ from tmrl_core.networking.protocol.messages import (
     Halt,
     Hello,
     Incarnation,
-    Joined,
-    Left,
     Notice,
     OpenStream,
     Report,
     Resume,
+    StreamClosed,
+    StreamOpened,
     Waits,
     Welcome,
     negotiate,
@@ -324,7 +324,9 @@ class Relay:
         stream.trainer_channel = self._next_trainer_channel
         self._next_trainer_channel += 1
         self._by_trainer_channel[stream.trainer_channel] = stream
-        trainer.send(Joined(stream.trainer_channel, stream.id, stream.name, stream.signature, live=worker is not None))
+        trainer.send(
+            StreamOpened(stream.trainer_channel, stream.id, stream.name, stream.signature, live=worker is not None)
+        )
         if stream.waits:
             self._tell_waits(stream)
 
@@ -413,7 +415,7 @@ class Relay:
         if stream.trainer_channel:
             self._by_trainer_channel.pop(stream.trainer_channel, None)
             if self.trainer is not None:
-                self.trainer.send(Left(stream.trainer_channel, stream.ended))
+                self.trainer.send(StreamClosed(stream.trainer_channel, stream.ended))
             stream.trainer_channel = 0
 
     def worker_left(self, connection: RelayConnection) -> None:

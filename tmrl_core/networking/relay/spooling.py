@@ -23,7 +23,7 @@ from tmrl_core.networking.protocol.framing import HEADER_BYTES, SAMPLES_HEAD, Ki
 from tmrl_core.networking.protocol.messages import Resume, Stored
 from tmrl_core.networking.relay.membership_log import RateLimitedLog
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.memory import About, Spool, SpooledStream
+from tmrl_core.networking.spools.memory import Spool, SpooledStream, StreamInfo
 
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
@@ -67,8 +67,8 @@ class SpoolHandoff:
             RemoteProtocolError: the spool has this stream under another run.
         """
         kept = self.spool.streams.get(stream.id) if self.spool is not None else None
-        if kept is not None and kept.about.run != stream.run:
-            raise RemoteProtocolError(f"this stream is of run {kept.about.run!r}, not {stream.run!r}")
+        if kept is not None and kept.info.run != stream.run:
+            raise RemoteProtocolError(f"this stream is of run {kept.info.run!r}, not {stream.run!r}")
         return kept
 
     # --- from a worker ---
@@ -99,10 +99,10 @@ class SpoolHandoff:
             raise RemoteProtocolError(f"message {number} (floor {floor}) was handed over instead of message {expected}")
         body = [memoryview(frame)[HEADER_BYTES:] for frame in frames]
         body[0] = body[0][SAMPLES_HEAD.size :]
-        about = About(stream.id, stream.run, stream.name, stream.signature)
+        info = StreamInfo(stream.id, stream.run, stream.name, stream.signature)
         stream.handed.append((number, size))
         self.relay.flow.queued_bytes += size
-        refusal = self.spool.append(about, number=number, floor=floor, position=position, samples=samples, body=body)
+        refusal = self.spool.append(info, number=number, floor=floor, position=position, samples=samples, body=body)
         if refusal:
             stream.handed.pop()
             self.relay.flow.queued_bytes -= size
@@ -156,9 +156,9 @@ class SpoolHandoff:
         if self.spool is None:
             return
         for kept in self.spool.of_run(run):
-            stream = self.relay.streams.get(kept.about.stream)
+            stream = self.relay.streams.get(kept.info.stream)
             if stream is None:
-                stream = RelayStream(kept.about.stream, kept.about.name, run, kept.about.signature)
+                stream = RelayStream(kept.info.stream, kept.info.name, run, kept.info.signature)
                 stream.ended = kept.ended
                 self.relay.streams[stream.id] = stream
             if stream.worker is None:

@@ -134,11 +134,11 @@ def _budgets(relay: Relay) -> dict[str, BudgetStatus]:
 
 
 def _spooled(kept: SpooledStream) -> SpooledStatus:
-    about = kept.about
+    info = kept.info
     return SpooledStatus(
-        worker=about.name[:_LABEL_CHARACTERS],
-        stream=about.stream.hex(),
-        run=about.run[:_LABEL_CHARACTERS],
+        worker=info.name[:_LABEL_CHARACTERS],
+        stream=info.stream.hex(),
+        run=info.run[:_LABEL_CHARACTERS],
         messages=len(kept.messages),
         samples=sum(message.samples for message in kept.messages),
         bytes=sum(message.length for message in kept.messages),

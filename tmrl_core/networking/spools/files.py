@@ -27,7 +27,7 @@ from typing import Any
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
-from tmrl_core.networking.spools.memory import About, Spool, SpooledMessage, SpooledStream
+from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
 from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader
 from tmrl_core.storage.files import Sync
 
@@ -110,14 +110,14 @@ class DiskSpool(Spool):
             with suppress(OSError):
                 path.chmod(0o600)  # earlier versions left it to the umask
             reader = SegmentReader(path)
-            about = _about(reader.format_name, reader.description, path)
+            info = _stream_info(reader.format_name, reader.description, path)
         except StorageError as exc:
             aside = path.with_name(path.name + ".damaged")
             logger.warning("%s: it was renamed to %s and is not used", str(exc).rstrip("."), aside.name)
             with suppress(OSError):
                 path.replace(aside)
             return
-        kept = SpooledStream(about)
+        kept = SpooledStream(info)
         for note, length, place in _notes(reader):
             kind, number, floor, position, samples = _NOTE.unpack(note)
             kept.ended = kind == _END
@@ -142,8 +142,8 @@ class DiskSpool(Spool):
         if not kept.messages:
             path.unlink()
             return
-        self._lengths[about.stream] = good
-        self.streams[about.stream] = kept
+        self._lengths[info.stream] = good
+        self.streams[info.stream] = kept
         self.used_bytes += kept.cost
 
     # --- for the base class, in the relay's thread ---
@@ -155,10 +155,10 @@ class DiskSpool(Spool):
         self._do(lambda: self._write_end(kept))
 
     def _forget(self, kept: SpooledStream) -> None:
-        self._do(lambda: self._delete(kept.about.stream))
+        self._do(lambda: self._delete(kept.info.stream))
 
     def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
-        with self._path(kept.about.stream).open("rb", buffering=0) as file:
+        with self._path(kept.info.stream).open("rb", buffering=0) as file:
             file.seek(message.place)
             body = bytearray(message.length)
             filled = 0
@@ -178,7 +178,7 @@ class DiskSpool(Spool):
             self._is_stored(kept, message)
             return
         self._is_lost(kept, message, reason)
-        self._do(lambda: self._mend(kept.about.stream, reason))
+        self._do(lambda: self._repair(kept.info.stream, reason))
 
     def close(self) -> None:
         """Finish pending writes and release the folder. No callback follows; a second call has no effect."""
@@ -216,22 +216,22 @@ class DiskSpool(Spool):
     def _path(self, stream: bytes) -> Path:
         return self.folder / f"{stream.hex()}{SUFFIX}"
 
-    def _file(self, about: About) -> SegmentFile:
-        file = self._files.get(about.stream)
+    def _file(self, info: StreamInfo) -> SegmentFile:
+        file = self._files.get(info.stream)
         if file is None:
-            length = self._lengths.pop(about.stream, None)
-            path = self._path(about.stream)
+            length = self._lengths.pop(info.stream, None)
+            path = self._path(info.stream)
             if length is None:
                 file = SegmentFile.create(
-                    path, FORMAT, _description(about), sync=self._sync, calls=self._calls, mode=0o600
+                    path, FORMAT, _description(info), sync=self._sync, calls=self._calls, mode=0o600
                 )
             else:
                 file = SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=length)
-            self._files[about.stream] = file
+            self._files[info.stream] = file
             if len(self._files) > _OPEN_FILES:
                 self._close_file(next(iter(self._files)))
         else:
-            self._files.move_to_end(about.stream)
+            self._files.move_to_end(info.stream)
         return file
 
     def _close_file(self, stream: bytes) -> None:
@@ -241,30 +241,30 @@ class DiskSpool(Spool):
             file.close()
 
     def _write(self, kept: SpooledStream, message: SpooledMessage) -> None:
-        stream = kept.about.stream
+        stream = kept.info.stream
         reason = self._broken.get(stream, "")
         place = None
         body = message.body
         if not reason and body is not None:
             note = _NOTE.pack(_MESSAGE, message.number, message.floor, message.position, message.samples)
             try:
-                place, _ = self._file(kept.about).append(note, body)
+                place, _ = self._file(kept.info).append(note, body)
             except (StorageError, OSError) as exc:
                 reason = self._broken[stream] = f"the Server could not store them: {exc}"
-                logger.error("a spooled message of worker %s could not be written: %s", kept.about.name, exc)
+                logger.error("a spooled message of worker %s could not be written: %s", kept.info.name, exc)
         self._tell(lambda: self._written(kept, message, place, reason))
 
     def _write_end(self, kept: SpooledStream) -> None:
-        stream = kept.about.stream
+        stream = kept.info.stream
         if stream in self._broken:
             return
         try:
-            self._file(kept.about).append(_NOTE.pack(_END, 0, 0, 0, 0))
+            self._file(kept.info).append(_NOTE.pack(_END, 0, 0, 0, 0))
         except (StorageError, OSError) as exc:  # only whether it will come back is then not known
-            logger.warning("that worker %s has ended could not be written: %s", kept.about.name, exc)
+            logger.warning("that worker %s has ended could not be written: %s", kept.info.name, exc)
         self._close_file(stream)
 
-    def _mend(self, stream: bytes, reason: str) -> None:
+    def _repair(self, stream: bytes, reason: str) -> None:
         if self._broken.get(stream) == reason:
             del self._broken[stream]
 
@@ -283,8 +283,8 @@ class DiskSpool(Spool):
 
 def _warn_if_open(folder: Path) -> None:
     """Log a warning if other users may read or write the spool's folder; it is used nevertheless."""
-    about = folder.stat()
-    if sys.platform != "win32" and (stat.S_IMODE(about.st_mode) & 0o077 or about.st_uid != os.getuid()):
+    info = folder.stat()
+    if sys.platform != "win32" and (stat.S_IMODE(info.st_mode) & 0o077 or info.st_uid != os.getuid()):
         logger.warning(
             "%s (server.spool_dir) is open to other users of this machine. Its files are not, but restrict it too: "
             "`chmod 700 %s`.",
@@ -300,30 +300,30 @@ def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:
             yield record.note, len(record.payload), record.payload_offset
 
 
-def _description(about: About) -> dict[str, str]:
+def _description(info: StreamInfo) -> dict[str, str]:
     return {
-        "stream": about.stream.hex(),
-        "run": about.run,
-        "name": about.name,
-        "signature": base64.b64encode(about.signature).decode(),
+        "stream": info.stream.hex(),
+        "run": info.run,
+        "name": info.name,
+        "signature": base64.b64encode(info.signature).decode(),
     }
 
 
-def _about(format_name: str, description: Any, path: Path) -> About:
+def _stream_info(format_name: str, description: Any, path: Path) -> StreamInfo:
     if format_name != FORMAT:
         raise StorageError(f"{path} holds records of the kind {format_name!r}, not {FORMAT!r}")
     try:
-        about = About(
+        info = StreamInfo(
             bytes.fromhex(description["stream"]),
             str(description["run"]),
             str(description["name"]),
             base64.b64decode(description["signature"]),
         )
         # The limits of a stream that a worker opens, so that this one can be announced to a trainer.
-        if len(about.stream) != 16 or path.stem != about.stream.hex():
+        if len(info.stream) != 16 or path.stem != info.stream.hex():
             raise ValueError("another stream")
-        if max(len(about.run), len(about.name)) > _MOST_CHARACTERS or len(about.signature) > MAX_SIGNATURE_BYTES:
+        if max(len(info.run), len(info.name)) > _MOST_CHARACTERS or len(info.signature) > MAX_SIGNATURE_BYTES:
             raise ValueError("too long")
-        return about
+        return info
     except (TypeError, KeyError, ValueError) as exc:
         raise StorageError(f"{path}: its header does not identify the stream of its messages") from exc

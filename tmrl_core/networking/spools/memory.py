@@ -25,7 +25,7 @@ STREAM_COST_BYTES = 4_096
 """Cost of a stream besides its messages, name and signature."""
 
 
-class About(NamedTuple):
+class StreamInfo(NamedTuple):
     """Description of a stream for the trainer."""
 
     stream: bytes
@@ -64,8 +64,8 @@ class SpooledMessage:
 class SpooledStream:
     """Stored messages of one stream in order, without the acknowledged ones."""
 
-    def __init__(self, about: About) -> None:
-        self.about = about
+    def __init__(self, info: StreamInfo) -> None:
+        self.info = info
         self.messages: list[SpooledMessage] = []
         self.next_number = 0
         """First number that the spool has not accepted."""
@@ -74,7 +74,7 @@ class SpooledStream:
         self.samples = 0
         self.ended = False
         """True: its worker has ended in order and has handed over everything."""
-        self.cost = STREAM_COST_BYTES + len(about.name) + len(about.signature)
+        self.cost = STREAM_COST_BYTES + len(info.name) + len(info.signature)
 
     def find(self, number: int) -> int:
         """Return the index of the first message from `number` on."""
@@ -109,7 +109,7 @@ class Spool(ABC):
 
     def append(
         self,
-        about: About,
+        info: StreamInfo,
         *,
         number: int,
         floor: int,
@@ -125,10 +125,10 @@ class Spool(ABC):
         Raises:
             ValueError: its number is below `next_number`.
         """
-        kept = self.streams.get(about.stream)
+        kept = self.streams.get(info.stream)
         if kept is None and len(self.streams) >= MAX_SPOOLED_STREAMS:
             return f"the Server's spool keeps {MAX_SPOOLED_STREAMS} workers' samples already"
-        stream = kept or SpooledStream(about)
+        stream = kept or SpooledStream(info)
         if number < stream.next_number:
             raise ValueError(f"message {number} comes after message {stream.next_number - 1}")
         message = SpooledMessage(number, floor, position, samples, sum(map(len, body)))
@@ -139,7 +139,7 @@ class Spool(ABC):
                 "in use, until a trainer takes them"
             )
         if kept is None:
-            self.streams[about.stream] = stream
+            self.streams[info.stream] = stream
         self.used_bytes += need
         stream.cost += message.cost
         stream.messages.append(message)
@@ -198,11 +198,11 @@ class Spool(ABC):
 
     def of_run(self, run: str) -> list[SpooledStream]:
         """Return the streams of one run."""
-        return [kept for kept in self.streams.values() if kept.about.run == run]
+        return [kept for kept in self.streams.values() if kept.info.run == run]
 
     def summary(self) -> list[str]:
         """Return a summary of the stored samples for logs, a line for each run."""
-        runs = sorted({kept.about.run for kept in self.streams.values()})
+        runs = sorted({kept.info.run for kept in self.streams.values()})
         lines = []
         for run in runs:
             streams = self.of_run(run)
@@ -218,20 +218,20 @@ class Spool(ABC):
 
     def _is_stored(self, kept: SpooledStream, message: SpooledMessage) -> None:
         """Record a durably stored message; to be called in the relay's thread, in the order of `_store`."""
-        if self.streams.get(kept.about.stream) is kept and message.number >= kept.stored:
+        if self.streams.get(kept.info.stream) is kept and message.number >= kept.stored:
             kept.stored = message.number + 1
-            self.on_stored(kept.about.stream)
+            self.on_stored(kept.info.stream)
 
     def _is_lost(self, kept: SpooledStream, message: SpooledMessage, reason: str) -> None:
         """Drop a message that could not be stored, and those after it; to be called in the relay's thread."""
         index = kept.find(message.number)
         here = kept.messages[index : index + 1]
         # Those after it are lost with it; their own results are ignored, also if they have been handed over again.
-        if self.streams.get(kept.about.stream) is not kept or not here or here[0] is not message:
+        if self.streams.get(kept.info.stream) is not kept or not here or here[0] is not message:
             return
         kept.next_number = message.number
         self._remove(kept, index, len(kept.messages))
-        self.on_failed(kept.about.stream, reason)
+        self.on_failed(kept.info.stream, reason)
 
     def _remove(self, kept: SpooledStream, start: int, stop: int) -> int:
         gone = kept.messages[start:stop]
@@ -243,7 +243,7 @@ class Spool(ABC):
             kept.cost -= freed
             self.used_bytes -= freed
         if not kept.messages:
-            del self.streams[kept.about.stream]
+            del self.streams[kept.info.stream]
             self.used_bytes -= kept.cost
             self._forget(kept)
         return samples

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.losses import critic_loss, td_error
-from tmrl_core.training.agents.optimizers import follow, minimise
+from tmrl_core.training.agents.optimizers import minimise, polyak_update
 from tmrl_core.training.batches import Transitions, transitions_of
 from tmrl_core.training.updates.compiled import Compiler
-from tmrl_core.training.updates.rollback import FiniteUpdates
+from tmrl_core.training.updates.rollback import UpdateRollback
 from tmrl_core.training.value_types import Batch, Metrics, Policy, Settings, Space
 
 COMPILE_AFTER = 20_000
@@ -115,7 +115,7 @@ class OffPolicyAgent(TrainingAgent):
                 self.td_error_B = made[-1][1]
             else:
                 self.updates_asked += 1
-                done.append(self._finite.run(partial(self.update_here, rest[0]), tree_leaves(tuple(rest[0]))))
+                done.append(self._rollback.run(partial(self.update_here, rest[0]), tree_leaves(tuple(rest[0]))))
         return done
 
     @property
@@ -140,8 +140,8 @@ class OffPolicyAgent(TrainingAgent):
         return Compiler(self)
 
     @cached_property
-    def _finite(self) -> FiniteUpdates:
-        return FiniteUpdates(self)
+    def _rollback(self) -> UpdateRollback:
+        return UpdateRollback(self)
 
     def update_kind(self) -> Hashable:
         """Return the kind of the next update, which depends on the agent's counters; each kind has a compiled graph.
@@ -179,7 +179,7 @@ class OffPolicyAgent(TrainingAgent):
         return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
 
     def _update_targets(self) -> None:
-        follow(self._target_parameters, self._source_parameters, self.polyak)
+        polyak_update(self._target_parameters, self._source_parameters, self.polyak)
 
 
 def make_target(module: nn.Module) -> Any:

@@ -109,7 +109,7 @@ def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def follow(targets: list[Tensor], sources: list[Tensor], polyak: float) -> None:
+def polyak_update(targets: list[Tensor], sources: list[Tensor], polyak: float) -> None:
     """Polyak update of target networks, in place.
 
     Args:

@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 def delivery_note(training: object) -> bytes:
     """Return the streams' committed offsets; row files hold them too, so that each file can be read by itself."""
-    marks = attributes_of(training).get("delivery", {}).get("marks", {})
-    return encode_value({"marks": {stream: list(mark) for stream, mark in marks.items()}})
+    offsets = attributes_of(training).get("delivery", {}).get("marks", {})
+    return encode_value({"marks": {stream: list(offset) for stream, offset in offsets.items()}})
 
 
 def flush_memory(training: object) -> None:

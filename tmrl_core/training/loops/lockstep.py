@@ -48,8 +48,8 @@ class TrainingLockstep(TrainingOffline):
         steps: not used.
         steps_per_round: environment steps of all workers together in a round, without resets.
         episodes_per_round: whole episodes instead.
-        grace_s: seconds after which a share of a round is taken from a worker that has gone, says nothing, or is not
-            done so long after the first that is; others get it.
+        grace_s: seconds after which a worker's assignment goes to others if it has disconnected, sends nothing, or is
+            not finished after the first one that is.
         min_workers: the first round that this process collects begins once so many workers are there.
         seed: mixed with the number of the round into the seed of each worker's first episode; None: workers go by
             their own.
@@ -96,9 +96,9 @@ class TrainingLockstep(TrainingOffline):
         self.rounds_done = 0
         """Rounds trained since the run began."""
         self.redistributed = 0
-        """Steps or episodes that were taken from stragglers, and given to others."""
+        """Steps or episodes that were reassigned from stalled workers."""
         self.suspended: set[bytes] = set()
-        """Streams that lost a share and have sent nothing since."""
+        """Streams of stalled workers that have sent nothing since."""
         self._begun = False
         """True: a round was collected in this process."""
         self._lacks = ""
@@ -164,7 +164,7 @@ class TrainingLockstep(TrainingOffline):
                 self._begun = self._begun or len(workers) >= self.min_workers
                 for stream, what in round_.poll(workers if self._begun else (), self.clock(), interface.says_done):
                     interface.collect(what, stream)
-                self._say_lack(interface, round_, len(workers))
+                self._report_shortfall(interface, round_, len(workers))
                 interface.wait(min(LOOK_S, self.sleep_between_buffer_retrieval_attempts))
             self._cancel(interface, round_)
             memory.round = None
@@ -188,7 +188,7 @@ class TrainingLockstep(TrainingOffline):
 
     def _cancel(self, interface: TrainingInterface, round_: Round) -> None:
         """Nothing more of this round is wanted."""
-        for stream in round_.shares:
+        for stream in round_.assignments:
             interface.collect(None, stream)
         self._count(round_)
 
@@ -196,16 +196,16 @@ class TrainingLockstep(TrainingOffline):
         """Add up what the round has counted; once."""
         self.samples_stale += round_.late + round_.surplus
         self.redistributed += round_.redistributed
-        if round_.stragglers:
+        if round_.stalled:
             logger.warning(
                 "round %d: %d %s were taken from %s and given to others",
                 round_.number,
                 round_.redistributed,
                 "episodes" if round_.in_episodes else "steps",
-                ", ".join(round_.stragglers),
+                ", ".join(round_.stalled),
             )
         round_.late = round_.surplus = round_.redistributed = 0
-        round_.stragglers = []
+        round_.stalled = []
 
     def _seed_of(self, stream: bytes, index: int) -> int | None:
         """The seed of a stream's first episode for this trainer's process; afterwards it goes on as it began."""
@@ -214,10 +214,10 @@ class TrainingLockstep(TrainingOffline):
         self._seeded.add(stream)
         return int(np.random.SeedSequence([self.seed, self.rounds_done, index]).generate_state(1)[0] >> 1)
 
-    def _say_lack(self, interface: TrainingInterface, round_: Round, workers: int) -> None:
+    def _report_shortfall(self, interface: TrainingInterface, round_: Round, workers: int) -> None:
         noun = "episodes" if round_.in_episodes else "steps"
         lack = (
-            f"{round_.brought} of {round_.amount} {noun} of round {round_.number} have arrived, "
+            f"{round_.collected} of {round_.amount} {noun} of round {round_.number} have arrived, "
             f"{workers} {'worker is' if workers == 1 else 'workers are'} there"
             f"{'' if self._begun else f', trainer.lockstep.min_workers is {self.min_workers}'}"
         )

@@ -1,9 +1,9 @@
-"""One round of lockstep collection, the trainer's side: who is asked for how much, and what of it counts. Sans-I/O.
+"""One round of lockstep collection on the trainer's side: assignments of workers, and the rows that count. Sans-I/O.
 
-The amount of a round is cut into *shares*, one for each worker's stream. What a stream brings counts while it is of the
-round's version and within its share; everything else is discarded, counted. A share whose worker has gone, says nothing
-for `grace_s`, or is not done `grace_s` after the first one that is, is taken away as far as it is not done, and given
-to the others. What was brought before stays. The amount of a round is therefore always exact.
+The amount of a round is divided into *assignments*, one for each worker's stream. Rows of a stream count if they are of
+the round's version and within its assignment. All other rows are counted and discarded. A worker is *stalled* if it has
+disconnected, has sent nothing for `grace_s`, or is not finished `grace_s` after the first one that is. The missing part
+of its assignment is reassigned to others. Rows collected before stay. The amount of a round is thus always exact.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ Worker = tuple[bytes, str]
 
 
 @dataclass
-class Piece:
-    """Neighbouring rows of one stream.
+class RoundSegment:
+    """Consecutive rows of one stream.
 
     Args:
         chunk: the rows.
-        follows: for each row, whether it is a step from the row before.
-        before: the row before the first, if that one is such a step.
+        follows: True for each row that is a step from the row before.
+        before: the row before the first, if the first is such a step.
     """
 
     chunk: Chunk
     follows: list[bool]
     before: Chunk | None
 
-    def slice(self, start: int, stop: int) -> Piece:
-        """Rows `start` to `stop`."""
+    def slice(self, start: int, stop: int) -> RoundSegment:
+        """Return rows `start` to `stop`."""
         before = self.before if start == 0 else self.chunk.slice(start - 1, start)
-        return Piece(self.chunk.slice(start, stop), self.follows[start:stop], before)
+        return RoundSegment(self.chunk.slice(start, stop), self.follows[start:stop], before)
 
 
 class LastRows:
-    """The last row of each stream, which its next one may follow; noted whether it counts or not."""
+    """Last row of each stream, counted or not: the stream's next row may follow it."""
 
     def __init__(self) -> None:
         self._rows: dict[bytes, Chunk] = {}
 
-    def join(self, chunk: Chunk) -> Piece:
-        """The stream's next chunk, joined to what came before it."""
+    def join(self, chunk: Chunk) -> RoundSegment:
+        """Return the stream's next chunk, joined to its previous row."""
         last = self._rows.get(chunk.stream)
         place = None
         if last is not None and not last.terminated[0] and not last.truncated[0]:
@@ -58,39 +58,39 @@ class LastRows:
         self._rows[chunk.stream] = _copy_of_last(chunk)
         if len(self._rows) > MAX_STREAMS:
             del self._rows[next(iter(self._rows))]  # silent for longest
-        return Piece(chunk, follows, last if follows[0] else None)
+        return RoundSegment(chunk, follows, last if follows[0] else None)
 
 
 @dataclass
-class Share:
+class Assignment:
     """One worker stream's assignment in a round.
 
     Attributes:
-        name: of the worker.
-        asked: what it was told, in all.
-        wanted: how much of what it brings counts.
-        brought: how much of that has come.
-        heard_s: when something of it came last, or when it was asked.
-        seed: of its first episode, if it begins with a new one.
-        pieces: what counts, in the order in which it came.
+        name: name of the worker.
+        requested: steps or episodes requested from it so far.
+        wanted: number of its steps or episodes that count.
+        collected: number of those that have arrived.
+        last_arrival_s: time of its latest rows, or of the request.
+        seed: seed of its first episode, if it begins with a new one.
+        segments: rows that count, in order of arrival.
     """
 
     name: str
-    asked: int
+    requested: int
     wanted: int
-    heard_s: float
+    last_arrival_s: float
     seed: int | None = None
-    brought: int = 0
-    pieces: list[Piece] = field(default_factory=list)
+    collected: int = 0
+    segments: list[RoundSegment] = field(default_factory=list)
 
     @property
-    def lacking(self) -> int:
+    def missing(self) -> int:
         """Return the amount that is still missing."""
-        return self.wanted - self.brought
+        return self.wanted - self.collected
 
 
 def _copy_of_last(chunk: Chunk) -> Chunk:
-    """The last row, without what it does not need: a view would keep the whole chunk in memory."""
+    """Return a copy of the last row, without unneeded columns: a view would keep the whole chunk in memory."""
     last = chunk.slice(chunk.rows - 1, chunk.rows)
     return Chunk(
         rows=1,
@@ -109,14 +109,15 @@ class Round:
     """One round.
 
     Args:
-        number: of the round, from 1.
-        version: of the policy that everything in it is collected with.
-        amount: how many steps, or episodes.
-        episodes: the amount is in episodes.
+        number: number of the round, from 1.
+        version: version of the policy that all its samples are collected with.
+        amount: number of steps or episodes.
+        episodes: True: the amount is in episodes.
         grace_s: seconds, as above.
-        suspended: streams that lost their shares earlier, and have sent nothing since: they get none while there are
-            others. Kept up to date.
-        seed_of: `(stream, index of the share)` gives the seed of the first episode of a share; None: it goes on.
+        suspended: streams of stalled workers that have sent nothing since. They get no assignment while there are
+            others. Updated in place.
+        seed_of: returns the seed of an assignment's first episode, given (stream, index of the assignment); None: the
+            open episode continues.
     """
 
     def __init__(
@@ -137,162 +138,163 @@ class Round:
         self.amount = amount
         self.in_episodes = episodes
         self.grace_s = grace_s
-        self.shares: dict[bytes, Share] = {}
+        self.assignments: dict[bytes, Assignment] = {}
         self.late = 0
         """Samples of other versions, discarded."""
         self.surplus = 0
-        """Samples of this version beyond what was wanted, discarded."""
+        """Samples of this version beyond the assignments, discarded."""
         self.redistributed = 0
-        """Steps or episodes that were taken from a worker and given to others."""
-        self.stragglers: list[str] = []
-        """Names of those they were taken from."""
+        """Steps or episodes that were reassigned from stalled workers."""
+        self.stalled: list[str] = []
+        """Names of the stalled workers."""
         self.repeated = 0
-        """Steps or episodes that a worker had to collect again, since they were lost on their way."""
+        """Steps or episodes that a worker had to collect again, because they were lost in transit."""
         self._suspended = suspended if suspended is not None else set()
         self._seed_of = seed_of
         self._first_done_s: float | None = None
 
     @property
     def complete(self) -> bool:
-        """Tell whether the round has everything that was requested."""
-        return bool(self.shares) and self.brought == self.amount
+        """Return whether the round has all requested steps or episodes."""
+        return bool(self.assignments) and self.collected == self.amount
 
     @property
-    def brought(self) -> int:
+    def collected(self) -> int:
         """Return the amount that has been collected."""
-        return sum(share.brought for share in self.shares.values())
+        return sum(assignment.collected for assignment in self.assignments.values())
 
     @property
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[RoundSegment]:
         """Return the round's segments, stream by stream in the order of the workers' names, not of their arrival."""
-        ordered = sorted(self.shares.items(), key=lambda item: (item[1].name, item[0]))
-        return [piece for _, share in ordered for piece in share.pieces]
+        ordered = sorted(self.assignments.items(), key=lambda item: (item[1].name, item[0]))
+        return [segment for _, assignment in ordered for segment in assignment.segments]
 
-    # --- what comes ---------------------------------------------------------------------------------------------------
+    # --- arriving rows ------------------------------------------------------------------------------------------------
 
-    def take(self, piece: Piece, now: float) -> None:
-        """Take what came next of a stream; `now` is in seconds."""
-        chunk = piece.chunk
+    def take(self, segment: RoundSegment, now: float) -> None:
+        """Count the next rows of a stream; `now` is in seconds."""
+        chunk = segment.chunk
         self._suspended.discard(chunk.stream)
-        share = self.shares.get(chunk.stream)
+        assignment = self.assignments.get(chunk.stream)
         start = 0
-        for segment in chunk.segments:
-            stop = start + segment.rows
-            if segment.version != self.version:
-                self.late += segment.rows
-            elif share is None:
-                self.surplus += segment.rows
+        for run in chunk.segments:
+            stop = start + run.rows
+            if run.version != self.version:
+                self.late += run.rows
+            elif assignment is None:
+                self.surplus += run.rows
             else:
-                share.heard_s = now
-                kept = self._count(share, piece, start, stop)
+                assignment.last_arrival_s = now
+                kept = self._count(assignment, segment, start, stop)
                 self.surplus += stop - kept
                 if kept > start:
-                    share.pieces.append(piece.slice(start, kept))
-                if not share.lacking and self._first_done_s is None:
+                    assignment.segments.append(segment.slice(start, kept))
+                if not assignment.missing and self._first_done_s is None:
                     self._first_done_s = now
             start = stop
 
-    def _count(self, share: Share, piece: Piece, start: int, stop: int) -> int:
-        """Count what rows `start` to `stop` bring; returns up to which row they are wanted."""
+    def _count(self, assignment: Assignment, segment: RoundSegment, start: int, stop: int) -> int:
+        """Count rows `start` to `stop`. Return the end of those that are wanted."""
         for row in range(start, stop):
-            if not share.lacking:
+            if not assignment.missing:
                 return row
             if self.in_episodes:
-                # An end that follows nothing is all that has come of its episode, which is to be collected again: a
-                # round of such ones would hold no transition.
-                ended = piece.chunk.terminated[row] or piece.chunk.truncated[row]
-                share.brought += bool(ended and piece.follows[row])
+                # A last row without a previous one is not an episode: a round of such rows would hold no transition.
+                ended = segment.chunk.terminated[row] or segment.chunk.truncated[row]
+                assignment.collected += bool(ended and segment.follows[row])
             else:
-                share.brought += piece.follows[row]
+                assignment.collected += segment.follows[row]
         return stop
 
-    # --- who is asked -------------------------------------------------------------------------------------------------
+    # --- assignments --------------------------------------------------------------------------------------------------
 
     def poll(
         self, present: Sequence[Worker], now: float, says_done: Callable[[bytes, Collect], bool]
     ) -> list[tuple[bytes, Collect]]:
-        """Look at who is there, and how long for; returns what has to be asked of whom now.
+        """Update the assignments. Return the requests to send, as (stream, request).
 
         Args:
-            present: the workers that are linked.
+            present: the linked workers.
             now: seconds.
-            says_done: whether a stream's worker says that it waits since it has collected that, all acknowledged.
+            says_done: returns whether a stream's worker reports that it has finished a request, all acknowledged.
         """
-        if not self.shares:
+        if not self.assignments:
             return self._begin(sorted(present, key=lambda worker: (worker[1], worker[0])), now)
         changed: dict[bytes, None] = {}
         here = dict(present)
-        for stream, share in self.shares.items():
-            if share.lacking and stream in here and says_done(stream, self.collect_of(stream)):
-                # Nothing more will come: what it lacks was lost on its way, or could not be read.
-                share.asked += share.lacking
-                self.repeated += share.lacking
+        for stream, assignment in self.assignments.items():
+            if assignment.missing and stream in here and says_done(stream, self.collect_of(stream)):
+                # Nothing more will arrive: the missing rows were lost in transit, or could not be read.
+                assignment.requested += assignment.missing
+                self.repeated += assignment.missing
                 changed[stream] = None
-        stragglers = self._stragglers(now)
-        for stream in stragglers:
-            changed.update(dict.fromkeys(self._redistribute(stream, stragglers, here, now)))
+        stalled = self._stalled_workers(now)
+        for stream in stalled:
+            changed.update(dict.fromkeys(self.reassign_stalled(stream, stalled, here, now)))
         return [(stream, self.collect_of(stream)) for stream in changed]
 
     def collect_of(self, stream: bytes) -> Collect:
         """Return the collection request for a stream."""
-        share = self.shares[stream]
-        steps, episodes = (None, share.asked) if self.in_episodes else (share.asked, None)
-        return Collect(self.number, self.version, steps, episodes, share.seed)
+        assignment = self.assignments[stream]
+        steps, episodes = (None, assignment.requested) if self.in_episodes else (assignment.requested, None)
+        return Collect(self.number, self.version, steps, episodes, assignment.seed)
 
     def _begin(self, present: Sequence[Worker], now: float) -> list[tuple[bytes, Collect]]:
         able = [worker for worker in present if worker[0] not in self._suspended] or list(present)
         for (stream, name), part in zip(able, _parts(self.amount, len(able)), strict=True):
             if part:
-                self.shares[stream] = Share(name, part, part, now, self._seed_of(stream, len(self.shares)))
-        return [(stream, self.collect_of(stream)) for stream in self.shares]
+                self.assignments[stream] = Assignment(
+                    name, part, part, now, self._seed_of(stream, len(self.assignments))
+                )
+        return [(stream, self.collect_of(stream)) for stream in self.assignments]
 
-    def _stragglers(self, now: float) -> list[bytes]:
-        lacking = [stream for stream, share in self.shares.items() if share.lacking]
+    def _stalled_workers(self, now: float) -> list[bytes]:
+        missing = [stream for stream, assignment in self.assignments.items() if assignment.missing]
         first = self._first_done_s
         if first is not None and now - first >= self.grace_s:
-            self._first_done_s = None  # whoever is done next has others wait anew
-            return lacking
-        return [stream for stream in lacking if now - self.shares[stream].heard_s >= self.grace_s]
+            self._first_done_s = None  # the next worker to finish starts the period again
+            return missing
+        return [stream for stream in missing if now - self.assignments[stream].last_arrival_s >= self.grace_s]
 
-    def _redistribute(
-        self, stream: bytes, stragglers: Sequence[bytes], here: dict[bytes, str], now: float
+    def reassign_stalled(
+        self, stream: bytes, stalled: Sequence[bytes], here: dict[bytes, str], now: float
     ) -> Iterable[bytes]:
-        """Give the rest of this share to others; returns the streams whose shares have changed."""
-        takers = self._takers(stragglers, here, now)
-        if not takers:
+        """Give the missing part of a stalled worker's assignment to others. Return the changed streams."""
+        recipients = self._recipients(stalled, here, now)
+        if not recipients:
             return []
-        share = self.shares[stream]
-        rest = share.lacking
-        share.wanted = share.asked = share.brought
-        self.redistributed += rest
-        self.stragglers.append(share.name)
+        assignment = self.assignments[stream]
+        missing = assignment.missing
+        assignment.wanted = assignment.requested = assignment.collected
+        self.redistributed += missing
+        self.stalled.append(assignment.name)
         self._suspended.add(stream)
-        for taker, part in zip(takers, _parts(rest, len(takers)), strict=True):
-            other = self.shares.get(taker)
+        for recipient, part in zip(recipients, _parts(missing, len(recipients)), strict=True):
+            other = self.assignments.get(recipient)
             if other is None:
-                other = Share(here[taker], 0, 0, now, self._seed_of(taker, len(self.shares)))
-                self.shares[taker] = other
-            if not other.lacking:
-                other.heard_s = now
-            other.asked += part
+                other = Assignment(here[recipient], 0, 0, now, self._seed_of(recipient, len(self.assignments)))
+                self.assignments[recipient] = other
+            if not other.missing:
+                other.last_arrival_s = now
+            other.requested += part
             other.wanted += part
-        return [stream, *takers]
+        return [stream, *recipients]
 
-    def _takers(self, stragglers: Sequence[bytes], here: dict[bytes, str], now: float) -> list[bytes]:
+    def _recipients(self, stalled: Sequence[bytes], here: dict[bytes, str], now: float) -> list[bytes]:
         """Return the streams to reassign to: finished ones, else responsive ones, else newly joined ones, else all."""
-        others = [other for other in self.shares if other in here and other not in stragglers]
+        others = [other for other in self.assignments if other in here and other not in stalled]
         able = [other for other in others if other not in self._suspended]
-        done = [other for other in able if not self.shares[other].lacking]
-        heard = [other for other in able if now - self.shares[other].heard_s < self.grace_s]
-        new = [other for other in here if other not in self.shares]
-        for takers in (done, heard, new, others):
-            if takers:
-                return sorted(takers, key=lambda other: (here[other], other))
+        done = [other for other in able if not self.assignments[other].missing]
+        heard = [other for other in able if now - self.assignments[other].last_arrival_s < self.grace_s]
+        new = [other for other in here if other not in self.assignments]
+        for recipients in (done, heard, new, others):
+            if recipients:
+                return sorted(recipients, key=lambda other: (here[other], other))
         return []
 
 
 def _parts(amount: int, number: int) -> list[int]:
-    """`amount` in `number` parts that differ by one at most, the larger first."""
+    """Divide `amount` into `number` parts that differ by at most 1, the larger first."""
     if not number:
         return []
     part, more = divmod(amount, number)

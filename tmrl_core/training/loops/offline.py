@@ -211,12 +211,12 @@ class TrainingOffline(TrainingLoop):
         recorded = self._memory.recorded
         if recorded is None:
             return
-        marks, values = recorded
+        offsets, values = recorded
         self.delivery = {
             **self.delivery,
             "incarnation": max(self.delivery["incarnation"], values.get("incarnation", 0)),
             "counter": max(self.delivery["counter"], values.get("counter", 0)),
-            "marks": {**self.delivery["marks"], **marks},
+            "marks": {**self.delivery["marks"], **offsets},
             **{name: values[name] for name in ("gap_messages", "gap_samples") if name in values},
         }
         self.total_samples = values.get("samples", self.total_samples)

@@ -13,7 +13,7 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.contracts import Refusals, TrainingMemory
-from tmrl_core.training.loops.lockstep_round import LastRows, Piece, Round
+from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegment
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, stored_dtype
@@ -83,9 +83,9 @@ class RoundMemory(TrainingMemory):
                     raise  # of this environment nothing can be trained on
                 refusals.append((chunk, exc))
                 continue
-            piece = self.last_rows.join(chunk)
+            segment = self.last_rows.join(chunk)
             if self.round is not None:
-                self.round.take(piece, now)
+                self.round.take(segment, now)
         if self.round is not None:
             self.episodes += [
                 (record.episode_return, record.length)
@@ -118,7 +118,7 @@ class RoundMemory(TrainingMemory):
 
     def __len__(self) -> int:
         """Return how many transitions the round holds."""
-        return sum(sum(piece.follows) for piece in self.round.pieces) if self.round is not None else 0
+        return sum(sum(segment.follows) for segment in self.round.segments) if self.round is not None else 0
 
     def batch(self) -> tuple[Any, ...]:
         """Return all transitions of the round, stream by stream, in the order in which they were made.
@@ -131,12 +131,16 @@ class RoundMemory(TrainingMemory):
             SampleRefusedError: the samples are not arrays of one structure, shape and dtype.
             ValueError: there is no transition.
         """
-        pieces = [piece for piece in self.round.pieces if any(piece.follows)] if self.round is not None else []
-        if not pieces:
+        segments = (
+            [segment for segment in self.round.segments if any(segment.follows)] if self.round is not None else []
+        )
+        if not segments:
             raise ValueError("the round holds no transition")
-        rows = [np.flatnonzero(piece.follows) for piece in pieces]
-        observations = [_flat_tree(piece.chunk.observation, "observation") for piece in pieces]
-        before = [_flat_tree((piece.before or piece.chunk.slice(0, 1)).observation, "observation") for piece in pieces]
+        rows = [np.flatnonzero(segment.follows) for segment in segments]
+        observations = [_flat_tree(segment.chunk.observation, "observation") for segment in segments]
+        before = [
+            _flat_tree((segment.before or segment.chunk.slice(0, 1)).observation, "observation") for segment in segments
+        ]
         _check_alike([*observations, *before])
         prev_obs = self._tensors(
             [
@@ -148,28 +152,28 @@ class RoundMemory(TrainingMemory):
             ],
             rows,
         )
-        shape = template(pieces[0].chunk.observation)
+        shape = template(segments[0].chunk.observation)
         extras = {
-            name: self._tree(rows, f"extra {name}", [piece.chunk.extras.get(name, []) for piece in pieces])
-            for name in pieces[0].chunk.extras
+            name: self._tree(rows, f"extra {name}", [segment.chunk.extras.get(name, []) for segment in segments])
+            for name in segments[0].chunk.extras
         }
-        places = _places(pieces, rows)
+        places = _places(segments, rows)
         extras[PLACES] = torch.from_numpy(places).to(self.device or "cpu")
-        extras[ENDS] = torch.from_numpy(_ends(places, pieces, rows)).to(self.device or "cpu")
+        extras[ENDS] = torch.from_numpy(_ends(places, segments, rows)).to(self.device or "cpu")
         return (
             self._orders.arranged("observation", shape, prev_obs),
-            self._tree(rows, "action", [piece.chunk.action for piece in pieces]),
-            self._numbers(rows, "reward", [piece.chunk.reward for piece in pieces]),
+            self._tree(rows, "action", [segment.chunk.action for segment in segments]),
+            self._numbers(rows, "reward", [segment.chunk.reward for segment in segments]),
             self._orders.arranged("observation", shape, self._tensors(observations, rows)),
-            self._numbers(rows, "terminated", [piece.chunk.terminated for piece in pieces]),
-            self._numbers(rows, "truncated", [piece.chunk.truncated for piece in pieces]),
+            self._numbers(rows, "terminated", [segment.chunk.terminated for segment in segments]),
+            self._numbers(rows, "truncated", [segment.chunk.truncated for segment in segments]),
             extras,
         )
 
     def versions(self) -> Array:
         """[T, 2] the policy version of each transition of the batch."""
-        pieces = self.round.pieces if self.round is not None else []
-        parts = [piece.chunk.version[np.asarray(piece.follows, bool)] for piece in pieces]
+        segments = self.round.segments if self.round is not None else []
+        parts = [segment.chunk.version[np.asarray(segment.follows, bool)] for segment in segments]
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
     def _tree(self, rows: Sequence[Array], name: str, trees: Sequence[Tree]) -> Any:
@@ -249,12 +253,14 @@ def _flat_tree(tree: Tree, name: str) -> list[tuple[str, Array]]:
     return leaves
 
 
-def _places(pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
+def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:
     """[T, 3] int64: stream, episode and step of each transition. Streams have random names: half of one is enough."""
     return np.concatenate(
         [
-            np.stack([np.full(len(at), _number(piece.chunk.stream)), piece.chunk.episode[at], piece.chunk.step[at]], 1)
-            for piece, at in zip(pieces, rows, strict=True)
+            np.stack(
+                [np.full(len(at), _number(segment.chunk.stream)), segment.chunk.episode[at], segment.chunk.step[at]], 1
+            )
+            for segment, at in zip(segments, rows, strict=True)
         ]
     ).astype(np.int64, copy=False)
 
@@ -263,10 +269,10 @@ def _number(stream: bytes) -> int:
     return int.from_bytes(stream[:8], "little", signed=True)
 
 
-def _ends(places: Array, pieces: Sequence[Piece], rows: Sequence[Array]) -> Array:
+def _ends(places: Array, segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:
     """[T] float32: 1 where the next transition of the batch is not the next step of the same episode."""
     done = np.concatenate(
-        [(piece.chunk.terminated | piece.chunk.truncated)[at] for piece, at in zip(pieces, rows, strict=True)]
+        [(segment.chunk.terminated | segment.chunk.truncated)[at] for segment, at in zip(segments, rows, strict=True)]
     )
     ends = np.ones(len(places), np.float32)
     goes_on = (places[1:] == places[:-1] + np.array([0, 0, 1])).all(axis=1)

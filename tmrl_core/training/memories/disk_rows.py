@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 What is put is staged in RAM; `commit` writes it as one record, whose note says how far the streams of samples are with
-it. A record is on the disk whole or not at all, so samples and marks never disagree, and what has been acknowledged is
-in the file. `sync` "os" hands it to the operating system (it survives the end of this process), "fsync" flushes it (it
-survives the machine).
+it. A record is on the disk whole or not at all, so samples and offsets never disagree, and what has been acknowledged
+is in the file. `sync` "os" hands it to the operating system (it survives the end of this process), "fsync" flushes it
+(it survives the machine).
 
 Files are mapped, and a batch is one gather out of the mappings: the operating system's page cache decides what is in
 RAM. What this process holds itself is a table with 16 bytes a record, which says where the rows of each begin, and the

@@ -268,11 +268,11 @@ class ReplayMemory(TrainingMemory):
         """Drop a stream's last row: its open episode will not be continued."""
         self._builder.forget(stream)
 
-    def commit(self, marks: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
+    def commit(self, offsets: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
         """Write the samples appended since the last call to the disk, as one record. In RAM there is nothing to do.
 
         Args:
-            marks: committed offsets of streams with these samples: next message and position.
+            offsets: committed offsets of streams with these samples: next message and position.
             values: counters and the like; see `recorded`.
 
         Raises:
@@ -282,7 +282,7 @@ class ReplayMemory(TrainingMemory):
         if self._disk is None:
             return
         tails = self._builder.changed_tails()
-        if not (tails or marks or values or self._disk.staged):
+        if not (tails or offsets or values or self._disk.staged):
             return
         self._reader.stop()
         before, oldest = self._disk.readable, self._disk.oldest
@@ -291,7 +291,7 @@ class ReplayMemory(TrainingMemory):
             values["statistics"] = statistics
         if before == 0:
             values["steps"] = [self.n_step, self.gamma]
-        self._disk.commit({"marks": dict(marks or {}), "tails": tails, "values": values})
+        self._disk.commit({"marks": dict(offsets or {}), "tails": tails, "values": values})
         self._builder.changed.clear()
         if self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
             self.sampler.remove(oldest, self._disk.oldest)  # damage was found
@@ -409,8 +409,8 @@ class ReplayMemory(TrainingMemory):
         if self._disk is None or not self._disk.states.values:
             return None
         states = self._disk.states
-        marks = {stream: (int(mark[0]), int(mark[1])) for stream, mark in states.marks.items()}
-        return marks, {name: value for name, value in states.values.items() if name not in _OWN_VALUES}
+        offsets = {stream: (int(offset[0]), int(offset[1])) for stream, offset in states.offsets.items()}
+        return offsets, {name: value for name, value in states.values.items() if name not in _OWN_VALUES}
 
     def _take_over(self, disk: DiskRows) -> None:
         """Take over the files that an earlier process has left on the disk."""

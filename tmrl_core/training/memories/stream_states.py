@@ -18,8 +18,8 @@ MAX_STREAMS = 4096
 MAX_TAILS_BYTES = 32 << 20
 """Last rows of streams that one note holds; beyond it the longest silent stream's open episode will have a gap."""
 
-_MOST = 1 << 62
-"""No stream comes to so many messages, samples or episodes."""
+_MAX_NUMBER = 1 << 62
+"""Upper bound of the messages, samples or episodes of a stream."""
 
 Changes = dict[str, dict[Any, Any]]
 
@@ -28,22 +28,22 @@ class StreamStates:
     """State that the log holds beside rows: committed offsets of sample streams, and a few values.
 
     Attributes:
-        marks: per stream, its next message's number and position.
-        tails: per stream whose episode is open: episode, step and observation (a tree of arrays [1, ...]) of its last
-            row.
-        values: counters and the like.
+        offsets: for each stream, the number and position of its next message.
+        tails: for each stream with an open episode: episode, step and observation (a tree of arrays [1, ...]) of its
+            last row.
+        values: counters and similar values.
     """
 
     def __init__(self) -> None:
-        self.marks: dict[bytes, list[int]] = {}
+        self.offsets: dict[bytes, list[int]] = {}
         self.tails: dict[bytes, list[Any]] = {}
         self.values: State = {}
 
     def apply(self, changes: Mapping[str, Mapping[Any, Any]]) -> None:
-        """Take over what has changed; a tail that is None has ended."""
-        for name, held in (("marks", self.marks), ("tails", self.tails)):
+        """Apply changes; a tail that is None has ended."""
+        for name, held in (("marks", self.offsets), ("tails", self.tails)):
             for stream, value in changes.get(name, {}).items():
-                held.pop(stream, None)  # the one that changed last stands last
+                held.pop(stream, None)  # the latest change goes last
                 if value is not None:
                     held[stream] = list(value)
             while len(held) > MAX_STREAMS:
@@ -51,12 +51,12 @@ class StreamStates:
         self.values.update(changes.get("values", {}))
 
     def whole(self) -> Changes:
-        """All of it, as changes."""
-        return {"marks": self.marks, "tails": self.tails, "values": self.values}
+        """Return the whole state, as changes."""
+        return {"marks": self.offsets, "tails": self.tails, "values": self.values}
 
 
 def encoded(changes: Changes) -> bytes:
-    """As bytes that fit a note."""
+    """Encode changes as bytes that fit a note."""
     tails = changes.get("tails", {})
     size = 0
     kept = {}
@@ -70,7 +70,7 @@ def decoded(data: bytes) -> Changes:
     """Undo `encoded`.
 
     Raises:
-        StorageError: it is not what `encoded` makes.
+        StorageError: the data was not made by `encoded`.
     """
     try:
         changes = decode_value(data, max_bytes=MAX_NOTE_BYTES) if data else {}
@@ -80,11 +80,11 @@ def decoded(data: bytes) -> Changes:
         raise StorageError("a note of the replay memory is not what this version writes")
     for name, (length, whole) in {"marks": (2, 2), "tails": (3, 2)}.items():
         for stream, value in changes.get(name, {}).items():
-            # What is kept of a stream: whole numbers, then (of a tail) a tree of arrays.
+            # Value of a stream: whole numbers, then (of a tail) a tree of arrays.
             right = value is None or (
                 isinstance(value, list | tuple)
                 and len(value) == length
-                and all(type(number) is int and 0 <= number < _MOST for number in value[:whole])
+                and all(type(number) is int and 0 <= number < _MAX_NUMBER for number in value[:whole])
                 and all(_is_tree(tree) for tree in value[whole:])
             )
             if not isinstance(stream, bytes) or not right:

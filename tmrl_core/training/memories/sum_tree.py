@@ -156,7 +156,7 @@ class SumTree:
             drawn, weights = np.empty(noise.size, np.int64), np.empty(noise.size, np.float32)
             arrays = self._leaves, self._middle, self._top_values
             complete, _ = self._loops.draw(noise, beta, *arrays, drawn, np.empty(noise.size), weights)
-            return drawn, weights if complete else importance_weights(self._mend(drawn), count, beta)
+            return drawn, weights if complete else importance_weights(self._repair(drawn), count, beta)
         noise += np.arange(size)
         noise *= self.total / size
         places, priorities = self.find(noise.reshape(-1))
@@ -205,10 +205,10 @@ class SumTree:
         for down in self._descents[1]:
             block, priorities, rest = down(block, rest)
         if priorities.min(initial=np.inf) <= 0:
-            priorities = self._mend(block)
+            priorities = self._repair(block)
         return block, priorities
 
-    def _mend(self, places: Array) -> Array:
+    def _repair(self, places: Array) -> Array:
         """Replace places of priority 0, which rounding can lead to, by the next positive one; return priorities."""
         missed = self._leaf_values.take(places) <= 0
         possible = np.flatnonzero(self.leaves > 0)

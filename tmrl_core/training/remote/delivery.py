@@ -58,7 +58,7 @@ class LinkedTraining:
             inbox_bytes=config.trainer.inbox_bytes,
             incarnation=delivery.get("incarnation", 0),
             counter=training.versions_before,
-            marks=delivery.get("marks", {}),
+            offsets=delivery.get("marks", {}),
             refusals=delivery.get("refusals", {}),
             gaps=(delivery.get("gap_messages", 0), delivery.get("gap_samples", 0)),
         )
@@ -112,7 +112,7 @@ class LinkedTraining:
                 "incarnation": link.incarnation,
                 # Where nothing was published yet, the next process begins where this one would have.
                 "counter": max(link.version[1], training.delivery.get("counter", 0)),
-                "marks": {stream: tuple(mark) for stream, mark in link.marks.items()},
+                "marks": {stream: tuple(offset) for stream, offset in link.offsets.items()},
                 "refusals": link.refusals,
                 "gap_messages": link.counts.gap_messages,
                 "gap_samples": link.counts.gap_samples,

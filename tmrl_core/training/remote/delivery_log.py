@@ -28,7 +28,7 @@ class DeliveryLog:
         memory.deferred = True
 
     def keep(self, received: Sequence[Received]) -> None:
-        """Write what the memory was given since the last call, with the marks that hold once it is there.
+        """Write the samples since the last call, with the offsets that hold once they are written.
 
         Args:
             received: the messages that it came in, refused ones included.
@@ -37,10 +37,10 @@ class DeliveryLog:
             StorageError: it cannot be written. Nothing may be acknowledged; to be called again with the same messages.
         """
         link, training = self._link, self._training
-        after, before = link.marks_after(received), link.marks
-        # What the worker has dropped on purpose lies between what was committed, what has come, and the new mark.
-        messages = sum(mark.next_number - before[stream].next_number for stream, mark in after.items())
-        samples = sum(mark.position - before[stream].position for stream, mark in after.items())
+        after, before = link.offsets_after(received), link.offsets
+        # Messages dropped by the worker lie between the committed ones, the arrived ones and the new offset.
+        messages = sum(offset.next_number - before[stream].next_number for stream, offset in after.items())
+        samples = sum(offset.position - before[stream].position for stream, offset in after.items())
         gap_messages = self.gap_messages + messages - len(received)
         gap_samples = self.gap_samples + samples - sum(one.samples for one in received)
         self._memory.commit(

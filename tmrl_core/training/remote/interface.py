@@ -153,7 +153,7 @@ class RemoteInterface(TrainingInterface):
         self._starved_since: float | None = None
         self._here: set[bytes] = set()
         # Since when each stream has been gone; those of a checkpoint were here before this process.
-        self._away: dict[bytes, float] = dict.fromkeys(link.marks, self._started)
+        self._away: dict[bytes, float] = dict.fromkeys(link.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         """Training episodes, of all workers."""

@@ -37,9 +37,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.updates.cuda_graphs import Recorder, Replayed, record_cuda
+from tmrl_core.training.updates.cuda_graphs import Capture, CudaGraph, capture_cuda
 from tmrl_core.training.updates.skipped_updates import SKIPPED
-from tmrl_core.training.updates.update_graph import Backend, Graph, optimizers_of, recorded
+from tmrl_core.training.updates.update_graph import Backend, Graph, captured, optimizers_of
 from tmrl_core.training.value_types import Metrics, Tree
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Compiler:
         agent: an `OffPolicyAgent`.
         backend: compiles a graph.
         clock: seconds.
-        record: captures a run of it for replay; None: CUDA graphs on CUDA devices, elsewhere no capture.
+        capture: captures a run of it for replay; None: CUDA graphs on CUDA devices, elsewhere no capture.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Compiler:
         agent: Any,
         backend: Backend = inductor,
         clock: Callable[[], float] = time.monotonic,
-        record: Recorder | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self._agent = agent
         self._backend = backend
-        self._record = record or (record_cuda if agent.device.type == "cuda" else None)
+        self._capture = capture or (capture_cuda if agent.device.type == "cuda" else None)
         self._clock = clock
         self._graphs: dict[Hashable, tuple[Graph, list[str]]] = {}
-        self._runs: dict[tuple[int, ...], Replayed | None] = {}
+        self._runs: dict[tuple[int, ...], CudaGraph | None] = {}
         """CUDA graphs of `AT_ONCE` updates, by the updates' graphs."""
         self._states: list[Any] = []
         self._settings: list[Metrics] = []
@@ -144,11 +144,11 @@ class Compiler:
         """Run compiled updates with these batches in order, up to the first that cannot be compiled.
 
         Returns:
-            Metrics of each update, as `FiniteUpdates.run` returns them, and its rows' TD errors. If there are fewer
+            Metrics of each update, as `UpdateRollback.run` returns them, and its rows' TD errors. If there are fewer
             than batches, the next update has to be run uncompiled.
         """
         found: list[_Update] = []
-        ready = self._look()
+        ready = self._refresh()
         for transitions in batches:
             update = self._update_of(transitions, ready)
             if update is None:
@@ -164,7 +164,7 @@ class Compiler:
                 _outcome(update.names, results) for update, results in zip(found, self._results(found), strict=True)
             ]
 
-    def _look(self) -> bool:
+    def _refresh(self) -> bool:
         """Refresh the state that graphs depend on besides a batch; return False before each optimizer's first step."""
         optimizers = optimizers_of(self._agent)
         states = [optimizer.state for optimizer in optimizers]
@@ -183,12 +183,12 @@ class Compiler:
         position = 0
         while position < len(updates):
             several = updates[position : position + AT_ONCE]
-            replayed = self._replayed(several) if self._record is not None and len(several) == AT_ONCE else None
-            if replayed is None:
+            cuda_graph = self._cuda_graph(several) if self._capture is not None and len(several) == AT_ONCE else None
+            if cuda_graph is None:
                 yield several[0].graph(several[0].leaves)
                 position += 1
                 continue
-            results = replayed([leaf for update in several for leaf in update.leaves])
+            results = cuda_graph([leaf for update in several for leaf in update.leaves])
             for update in several:
                 count = update.graph.results
                 yield results[:count]
@@ -210,15 +210,15 @@ class Compiler:
             return None
         return _Update(*found, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
-    def _replayed(self, updates: Sequence[_Update]) -> Replayed | None:
+    def _cuda_graph(self, updates: Sequence[_Update]) -> CudaGraph | None:
         """Return the CUDA graph that runs these updates with one call; None: run them one by one."""
-        assert self._record is not None
+        assert self._capture is not None
         graphs = [update.graph for update in updates]
         key = tuple(id(graph) for graph in graphs)
         if key not in self._runs:
-            if len(self._runs) >= MAX_GRAPHS or any(graph.replayed is None for graph in graphs):
+            if len(self._runs) >= MAX_GRAPHS or any(graph.cuda_graph is None for graph in graphs):
                 return None
-            self._runs[key] = recorded(graphs, [leaf for update in updates for leaf in update.leaves], self._record)
+            self._runs[key] = captured(graphs, [leaf for update in updates for leaf in update.leaves], self._capture)
         return self._runs[key]
 
     def _make(self, key: Hashable, leaves: list[Tree], spec: Tree) -> tuple[Graph, list[str]] | None:
@@ -243,7 +243,7 @@ class Compiler:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # deprecated calls inside torch are not ours to fix
                 tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-                graph = Graph(agent, update, tensors, self._backend, self._record)
+                graph = Graph(agent, update, tensors, self._backend, self._capture)
         except Exception as exc:
             # Compilers fail in many ways. Training continues uncompiled after any of them.
             self._give_up(f"{type(exc).__name__}: {(str(exc).strip() or 'no reason given').splitlines()[0]}")

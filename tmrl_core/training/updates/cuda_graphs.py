@@ -21,7 +21,7 @@ from tmrl_core.training.memories.prefetch import BESIDE
 
 Run = Callable[..., Sequence[Tensor]]
 Work = Callable[[], Sequence[Tensor]]
-Recorder = Callable[[Work, torch.device], "tuple[Callable[[], None], Sequence[Tensor]]"]
+Capture = Callable[[Work, torch.device], "tuple[Callable[[], None], Sequence[Tensor]]"]
 """Capture work on a device; return a function that replays it, and the tensors that hold its results."""
 
 WARM_UPS = 2
@@ -33,7 +33,7 @@ RTOL, ATOL = 1e-2, 1e-4
 """Tolerances of results."""
 
 
-def record_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def capture_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """Capture work as a CUDA graph; the `Recorder` for CUDA devices.
 
     Raises:
@@ -60,21 +60,21 @@ def record_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], S
     return graph.replay, results
 
 
-class Replayed:
+class CudaGraph:
     """Captured form of `run`, which it replays.
 
     Args:
         run: `(*leaves, *kept) -> results`, which changes `kept` in place.
         leaves: tensors of a batch, with the layout of all later batches; all on one device.
         kept: tensors at fixed addresses; on that device, except for constants.
-        record: captures the work.
+        capture: captures the work.
 
     Raises:
         RuntimeError: it cannot be captured, or the replay has another effect. Nothing has changed then.
     """
 
     def __init__(
-        self, run: Run, leaves: Sequence[Tensor], kept: Sequence[Tensor], record: Recorder = record_cuda
+        self, run: Run, leaves: Sequence[Tensor], kept: Sequence[Tensor], capture: Capture = capture_cuda
     ) -> None:
         self._leaves = [_alike_in_memory(leaf) for leaf in leaves]
         device = self._leaves[0].device
@@ -93,7 +93,7 @@ class Replayed:
                 for _ in range(WARM_UPS):
                     work()
                 begin_again()
-                self._replay, self._results = record(work, device)
+                self._replay, self._results = capture(work, device)
                 begin_again()
                 results = [result.clone() for result in work()]
                 expected = [tensor.clone() for tensor in kept]

@@ -13,7 +13,7 @@ from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.value_types import Batch, Metrics, Tree
 
 
-class FiniteUpdates:
+class UpdateRollback:
     """Roll back an update of an agent if its batch, its metrics or the agent's tensors then hold NaN or Inf.
 
     The agent's tensors are its parameters, target networks and optimizers' moments, which show bad gradients too.
@@ -47,21 +47,21 @@ class FiniteUpdates:
             The metrics; `SKIPPED` alone if the update was rolled back. Where the device decides, the metrics with
             `SKIPPED` as a tensor.
         """
-        self._look()
+        self._refresh()
         torch._foreach_copy_(self._copies, self._kept)
         with torch.enable_grad():
             metrics: Metrics = dict(update())
-        self._look()
+        self._refresh()
         floats = floating([*batch, *metrics.values()])
         if self._wholes:
-            return {**metrics, SKIPPED: self._take_back_there(floats)}
+            return {**metrics, SKIPPED: self._roll_back_on_device(floats)}
         finite = all_sums_finite([*floats, *self._floats])
         if finite:
             return metrics
         torch._foreach_copy_(self._kept, self._copies)
         return {SKIPPED: True}
 
-    def _take_back_there(self, floats: Sequence[Tensor]) -> Tensor:
+    def _roll_back_on_device(self, floats: Sequence[Tensor]) -> Tensor:
         """Roll the update back on the device if it has NaN or Inf; return the truth of that, on the device."""
         now = [torch.cat([tensor.reshape(-1) for tensor in tensors]) for _, tensors in self._wholes]
         finite = all_sums_finite([*floats, *floating(now)])
@@ -69,7 +69,7 @@ class FiniteUpdates:
             torch._foreach_copy_(tensors, _parts(torch.where(finite, whole, copies), tensors))
         return ~finite
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Refresh the list of the agent's tensors, only after an optimizer's state was created or loaded."""
         optimizers = [v for v in vars(self._agent).values() if isinstance(v, torch.optim.Optimizer)]
         stamp = [(optimizer.state, len(optimizer.state)) for optimizer in optimizers]
@@ -79,7 +79,7 @@ class FiniteUpdates:
             return
         self._stamp = stamp
         known = {id(tensor): copy for tensor, copy in zip(self._kept, self._copies, strict=True)}
-        self._kept = kept_tensors(self._agent)
+        self._kept = agent_tensors(self._agent)
         # New tensors belong to an optimizer and begin as zeros.
         self._copies = [known.get(id(tensor), torch.zeros_like(tensor)) for tensor in self._kept]
         self._floats = floating(self._kept)
@@ -123,7 +123,7 @@ def all_finite(leaves: Iterable[Tree]) -> bool:
     return all(bool(leaf.isfinite().all()) for leaf in floating(leaves))
 
 
-def kept_tensors(agent: object) -> list[Tensor]:
+def agent_tensors(agent: object) -> list[Tensor]:
     """Return the agent's tensors: those of its modules and optimizers, and those among its attributes; each once."""
     found: dict[int, Tensor] = {}
     for value in saved_attributes(agent).values():

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmrl_core.training.updates.cuda_graphs import Recorder, Replayed
+from tmrl_core.training.updates.cuda_graphs import Capture, CudaGraph
 from tmrl_core.training.updates.decompositions import DECOMPOSITIONS
-from tmrl_core.training.updates.rollback import all_sums_finite, floating, kept_tensors
+from tmrl_core.training.updates.rollback import agent_tensors, all_sums_finite, floating
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Graph:
         update: function to trace, `(*leaves) -> tensors`.
         leaves: tensors of a batch, with the layout of all later batches.
         backend: compiles the graph.
-        record: captures a run for replay; None: no capture.
+        capture: captures a run for replay; None: no capture.
 
     Attributes:
         run: `(*leaves, *kept) -> results`.
@@ -46,7 +46,7 @@ class Graph:
         update: Callable[..., list[Tensor]],
         leaves: Sequence[Tensor],
         backend: Backend,
-        record: Recorder | None = None,
+        capture: Capture | None = None,
     ) -> None:
         counters = _integers(agent)
         steps = _steps(agent)
@@ -55,7 +55,7 @@ class Graph:
             # Tracing treats a tensor of one number as a constant, unless it is an input.
             for (state, name), tensor in zip(steps, tensors[len(leaves) :], strict=True):
                 state[name] = tensor
-            batch, tensors_kept = tensors[: len(leaves)], kept_tensors(agent)
+            batch, tensors_kept = tensors[: len(leaves)], agent_tensors(agent)
             before = [tensor.detach().clone() for tensor in tensors_kept]
             results = update(*batch)
             with torch.no_grad():
@@ -65,7 +65,7 @@ class Graph:
             return [*results, finite]
 
         values = [state[name] for state, name in steps]
-        kept = kept_tensors(agent)
+        kept = agent_tensors(agent)
         before = [tensor.detach().clone() for tensor in kept]
         try:
             graph = _note(note, [*leaves, *values])
@@ -87,7 +87,7 @@ class Graph:
         self.kept = [*values, *_lift(graph, len(leaves) + len(values))]
         self.results = len(next(node for node in graph.graph.nodes if node.op == "output").args[0])
         self.run = backend(graph, [*leaves, *self.kept])
-        self.replayed = None if record is None else recorded([self], leaves, record)
+        self.cuda_graph = None if capture is None else captured([self], leaves, capture)
 
     def count(self) -> None:
         """Advance the agent's counters as this update does."""
@@ -100,12 +100,12 @@ class Graph:
 
         The last result is true if all numbers were finite; if it is false, nothing has changed.
         """
-        if self.replayed is not None:
-            return self.replayed(leaves)
+        if self.cuda_graph is not None:
+            return self.cuda_graph(leaves)
         return self.run(*leaves, *self.kept)
 
 
-def recorded(graphs: Sequence[Graph], leaves: Sequence[Tensor], record: Recorder) -> Replayed | None:
+def captured(graphs: Sequence[Graph], leaves: Sequence[Tensor], capture: Capture) -> CudaGraph | None:
     """Capture the updates of these graphs in order; `leaves` are the first batch's, then the second's, ..."""
     width = len(leaves) // len(graphs)
     kept = list({(t.data_ptr(), t.shape): t for graph in graphs for t in graph.kept}.values())
@@ -118,7 +118,7 @@ def recorded(graphs: Sequence[Graph], leaves: Sequence[Tensor], record: Recorder
         ]
 
     try:
-        return Replayed(run, leaves, kept, record)
+        return CudaGraph(run, leaves, kept, capture)
     except Exception as exc:
         # Like compiling, this fails in many ways. Training continues without the capture after any of them.
         why = (str(exc).strip() or type(exc).__name__).splitlines()[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tmrl_core.training.memories.prefetch import BESIDE
-from tmrl_core.training.updates.cuda_graphs import record_cuda
+from tmrl_core.training.updates.cuda_graphs import capture_cuda
 
 DEVICE = torch.device("cuda:1")
 
@@ -95,9 +95,9 @@ def books(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bo
 def test_it_is_recorded_where_it_was_tried_and_leaves_the_stream_as_it_was(books: Books) -> None:
     if books.fails:
         with pytest.raises(RuntimeError, match="during capture"):
-            record_cuda(books.work, DEVICE)
+            capture_cuda(books.work, DEVICE)
     else:
-        replay, results = record_cuda(books.work, DEVICE)
+        replay, results = capture_cuda(books.work, DEVICE)
         replay()
         assert len(results) == 1
     devices, streams, recorded = zip(*books.done, strict=True)
