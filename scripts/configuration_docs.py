@@ -1,15 +1,17 @@
-"""Write docs/configuration.md from the configuration's structures.
+"""Write docs/configuration.md, and the table of settings in docs/choosing.md, from the configuration's structures.
 
-python scripts/configuration_docs.py            write the page
-python scripts/configuration_docs.py --check    check that the page is up to date (exit status 1: it is not)
+python scripts/configuration_docs.py            write them
+python scripts/configuration_docs.py --check    check that they are up to date (exit status 1: they are not)
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,14 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tmrl_core.config.agent_settings import described  # noqa: E402
+from tmrl_core.config.algorithms import ALGORITHMS, POLICIES  # noqa: E402
 from tmrl_core.config.error_messages import allowed, inner_types, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
 from tmrl_core.config.sections import Config  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
+CHOOSING = ROOT / "docs" / "choosing.md"
 
 HEAD = """\
 # Configuration
@@ -150,19 +155,43 @@ def page() -> str:
     return "".join(parts)
 
 
+def choosing_page() -> str:
+    """Return the page with its table of the settings of all agents renewed."""
+    from tmrl_core import actor
+
+    of_policies = {name for policy in POLICIES for name in signature(getattr(actor, policy.numpy_name)).parameters}
+    agents = [algorithm for algorithm in ALGORITHMS if algorithm.name != "SpinupSacAgent"]
+    names = list(dict.fromkeys(one.name for agent in agents for one in dataclasses.fields(agent.settings)))
+    table = [["key", *(agent.name for agent in agents), "meaning"], ["---"] * (len(agents) + 2)]
+    for name in names:
+        if name == "model_kwargs":
+            continue
+        cells, text = [], ""
+        for agent in agents:
+            found = next((one for one in dataclasses.fields(agent.settings) if one.name == name), None)
+            cells.append("" if found is None else json.dumps(found.default).strip('"'))
+            text = text or ("" if found is None else str(described(agent.settings)[name][1].description))
+        both = f"; set `actor.kwargs.{name}`, which both get" if name in of_policies else ""
+        table.append([f"`{name}`", *cells, text.replace("None", "null") + both])
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    head, mark, rest = CHOOSING.read_text(encoding="utf-8").partition("## Every `agent.kwargs`")
+    before, _, old = rest.partition("| key |")
+    return head + mark + before + "\n".join(lines) + old[old.index("\n\n") :]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="check that the page is up to date")
     options = parser.parse_args(arguments)
-    text = page()
-    if options.check:
-        if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-            print(f"{PAGE.name} is not up to date; run python scripts/configuration_docs.py", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(text, encoding="utf-8", newline="\n")
-    return 0
+    status = 0
+    for file, text in ((PAGE, page()), (CHOOSING, choosing_page())):
+        if not options.check:
+            file.write_text(text, encoding="utf-8", newline="\n")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != text:
+            print(f"{file.name} is not up to date; run python scripts/configuration_docs.py", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/compatibility",
         "tests/config/test_loading.py::test_importing_reads_nothing",
         "tests/config/test_loading.py::test_the_page_of_all_keys_is_up_to_date",
-        "tests/config/test_parameters.py::test_it_is_found_before_anything_starts_and_without_torch",
+        "tests/config/test_agent_settings.py::test_it_is_found_before_anything_starts_and_without_torch",
         "tests/doctor/test_doctor_tlspyo.py",
         "tests/envs/test_example.py::test_importing_registers_the_ids_and_nothing_else",
         "tests/envs/test_filmed.py::test_what_is_seen_between_start_and_stop_is_in_the_file",

@@ -7,10 +7,21 @@ A configuration is checked where torch may be missing, so the project's own algo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
+from tmrl_core.config.agent_settings import (
+    DdpgSettings,
+    DiscreteSacSettings,
+    DqnSettings,
+    OffPolicySettings,
+    PpoSettings,
+    RedqSettings,
+    SacSettings,
+    Td3Settings,
+)
 from tmrl_core.config.sections import Config
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
@@ -24,6 +35,7 @@ class Algorithm:
     Args:
         name: of its class in `tmrl_core.training`.
         module: of `tmrl_core.training` that it is in.
+        settings: of its constructor.
         action_spaces: `box`, `discrete`.
         collection: values of `worker.collection` that it learns from.
         actors: policies of `tmrl_core.actor` that it trains.
@@ -33,41 +45,41 @@ class Algorithm:
 
     name: str
     module: str
+    settings: type[OffPolicySettings | PpoSettings]
     action_spaces: frozenset[str]
     collection: frozenset[str]
     actors: frozenset[str]
     memories: frozenset[str]
 
+    @property
+    def keywords(self) -> frozenset[str]:
+        """Names of the keys of `agent.kwargs`."""
+        return frozenset({one.name for one in fields(self.settings)} | {self.settings.networks})
+
 
 REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
+_BOX, _DISCRETE = frozenset({"box"}), frozenset({"discrete"})
+_GAUSSIAN = frozenset({"SquashedGaussianMLPActor"})
+_DETERMINISTIC = frozenset({"DeterministicMLPActor"})
+_CATEGORICAL = frozenset({"CategoricalMLPActor"})
 
 ALGORITHMS = (
+    Algorithm("SacAgent", "agents.sac", SacSettings, _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
+    Algorithm("SpinupSacAgent", "agents.sac", SacSettings, _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
+    Algorithm("REDQSACAgent", "agents.redq", RedqSettings, _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
+    Algorithm("TD3Agent", "agents.td3", Td3Settings, _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
+    Algorithm("DDPGAgent", "agents.ddpg", DdpgSettings, _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
+    Algorithm("DQNAgent", "agents.dqn", DqnSettings, _DISCRETE, OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
     Algorithm(
-        "SacAgent", "agents.sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY
-    ),
-    Algorithm(
-        "SpinupSacAgent", "agents.sac", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY
-    ),
-    Algorithm(
-        "REDQSACAgent", "agents.redq", frozenset({"box"}), OFF_POLICY, frozenset({"SquashedGaussianMLPActor"}), REPLAY
-    ),
-    Algorithm("TD3Agent", "agents.td3", frozenset({"box"}), OFF_POLICY, frozenset({"DeterministicMLPActor"}), REPLAY),
-    Algorithm("DDPGAgent", "agents.ddpg", frozenset({"box"}), OFF_POLICY, frozenset({"DeterministicMLPActor"}), REPLAY),
-    Algorithm("DQNAgent", "agents.dqn", frozenset({"discrete"}), OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
-    Algorithm(
-        "DiscreteSacAgent",
-        "agents.discrete_sac",
-        frozenset({"discrete"}),
-        OFF_POLICY,
-        frozenset({"CategoricalMLPActor"}),
-        REPLAY,
+        "DiscreteSacAgent", "agents.discrete_sac", DiscreteSacSettings, _DISCRETE, OFF_POLICY, _CATEGORICAL, REPLAY
     ),
     Algorithm(
         "PPOAgent",
         "agents.ppo",
-        frozenset({"box", "discrete"}),
+        PpoSettings,
+        _BOX | _DISCRETE,
         ON_POLICY,
-        frozenset({"CategoricalMLPActor", "GaussianMLPActor"}),
+        _CATEGORICAL | {"GaussianMLPActor"},
         frozenset(),
     ),
 )
@@ -116,31 +128,6 @@ MEMORIES = {
     "ReplayMemory": "memories.replay",
     "RoundMemory": "loops.round_memory",
 }
-
-
-_SHARES = frozenset({"gamma", "polyak", "gae_lambda"})
-_AT_LEAST_0 = frozenset(
-    {"alpha", "target_noise", "target_noise_clip", "exploration_noise", "value_coef", "lr_final"}
-    | {"value_clip", "target_kl", "lr_rounds"}
-)
-_ABOVE_0 = frozenset({"clip_ratio", "max_grad_norm"})
-
-
-def out_of_range(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Keyword arguments of the project's own algorithms that are numbers of the right type and mean nothing: the name
-    of each, and what is wrong. What makers refuse themselves is left to them."""
-    for name, value in kwargs.items():
-        if name == "hidden_sizes" and isinstance(value, list | tuple):
-            if not all(size >= 1 for size in value):
-                yield name, f"found {value!r:.100}, allowed: widths of at least 1"
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        elif name in _SHARES and not 0 <= value <= 1:
-            yield name, f"found {value!r}, allowed: 0 to 1"
-        elif name in _AT_LEAST_0 and not value >= 0:
-            yield name, f"found {value!r}, allowed: 0 or more"
-        elif name in _ABOVE_0 and not value > 0:
-            yield name, f"found {value!r}, allowed: more than 0"
 
 
 def _references(package: str, name: str, *modules: str) -> set[str]:
@@ -225,6 +212,21 @@ def mismatches(config: Config) -> Iterator[str]:
     yield from found
     if found:
         yield f"what works together:\n{pairs()}"
+
+
+def unknown_keywords(config: Config) -> Iterator[str]:
+    """Yield one line for each key of `agent.kwargs` that the built-in agent does not take."""
+    algorithm = algorithm_of(config.agent.cls)
+    if algorithm is None:
+        return
+    for key in sorted(config.agent.kwargs.keys() - algorithm.keywords):
+        matches = difflib.get_close_matches(key, algorithm.keywords, n=2)
+        hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
+        place = " The device is trainer.device." if key == "device" else ""
+        yield (
+            f"agent.kwargs.{key}: {algorithm.name} takes no such keyword argument.{hint}{place} It takes "
+            f"{', '.join(sorted(algorithm.keywords))}."
+        )
 
 
 def action_space_kind(space: Any) -> str:

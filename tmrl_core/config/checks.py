@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config.algorithms import mismatches, shared_kwargs
-from tmrl_core.config.parameters import unknown_keywords
+from tmrl_core.config.algorithms import mismatches, shared_kwargs, unknown_keywords
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import least_error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.policies.spaces import discrete_actions
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
+from tmrl_core.config.agent_settings import DiscreteSacSettings
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import (
     discrete_policy_loss,
     soft_value,
@@ -21,9 +23,10 @@ from tmrl_core.training.agents.networks import CategoricalActorCritic
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Settings, Space, Tree
+from tmrl_core.training.value_types import Space, Tree
 
 
+@takes(DiscreteSacSettings)
 class DiscreteSacAgent(OffPolicyAgent):
     """Soft actor-critic for discrete actions, with expectations over actions as exact sums.
 
@@ -32,26 +35,6 @@ class DiscreteSacAgent(OffPolicyAgent):
         action_space: Discrete.
         device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics, see `CategoricalActorCritic`.
-        gamma: discount per step.
-        polyak: coefficient of the Polyak update of the target critics.
-        alpha: temperature, or its initial value when it is learned.
-        lr_actor: learning rate of the policy.
-        lr_critic: learning rate of the critics.
-        lr_entropy: learning rate of the temperature.
-        learn_entropy_coef: learn the temperature.
-        target_entropy_share: target entropy of the temperature, as a share of log N, the entropy of a uniform choice
-            among N actions.
-        optimizer_actor: adam, adamw or sgd.
-        optimizer_critic: adam, adamw or sgd.
-        betas_actor: Adam's; None: torch's default.
-        betas_critic: Adam's; None: torch's default.
-        l2_actor: weight decay; None: the optimizer's default.
-        l2_critic: weight decay; None: the optimizer's default.
-        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
-        activation: of the hidden layers, passed to `model_cls`; None: its default.
-        model_kwargs: further keyword arguments of `model_cls`.
-        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
-        precision: float32 or bfloat16, see there.
 
     Raises:
         ConfigError: an optimizer's name is unknown, or a space is unsupported.
@@ -71,43 +54,26 @@ class DiscreteSacAgent(OffPolicyAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = CategoricalActorCritic,
-        gamma: float = 0.99,
-        polyak: float = 0.995,
-        alpha: float = 0.2,
-        lr_actor: float = 1e-3,
-        lr_critic: float = 1e-3,
-        lr_entropy: float = 1e-3,
-        learn_entropy_coef: bool = True,
-        target_entropy_share: float = 0.5,
-        optimizer_actor: str = "adam",
-        optimizer_critic: str = "adam",
-        betas_actor: Sequence[float] | None = None,
-        betas_critic: Sequence[float] | None = None,
-        l2_actor: float | None = None,
-        l2_critic: float | None = None,
-        *,
-        hidden_sizes: Sequence[int] | None = None,
-        activation: object = None,
-        model_kwargs: Settings | None = None,
-        compile: bool | str = "auto",
-        precision: str = "float32",
+        *given: Any,
+        **named: Any,
     ) -> None:
+        s = DiscreteSacSettings(*given, **named)
         actions = discrete_actions("DiscreteSacAgent", action_space)
-        arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation)
-        super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
-        self.compute_with(compile, precision)
-        self.target_entropy = target_entropy_share * math.log(actions.count)
+        arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
+        self.compute_with(s.compile, s.precision)
+        self.target_entropy = s.target_entropy_share * math.log(actions.count)
         self.first_action = actions.start
         self.critics = self.model.critics
         self.target_critics = make_target(self.critics)
-        self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
+        self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
-            optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
+            s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
         )
         self.optimizer_critic = make_optimizer(
-            optimizer_critic, self.critics.parameters(), lr_critic, betas_critic, l2_critic
+            s.optimizer_critic, self.critics.parameters(), s.lr_critic, s.betas_critic, s.l2_critic
         )
-        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
+        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target critics with the critics."""

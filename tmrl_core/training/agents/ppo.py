@@ -22,8 +22,10 @@ from tmrl_core.actor.policies.torch.on_policy import (
     orthogonal,
     orthogonal_linear,
 )
+from tmrl_core.config.agent_settings import PpoSettings
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
 from tmrl_core.training.agents.optimizers import make_optimizer
 from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, value_loss
@@ -73,6 +75,7 @@ class PPOActorCritic(torch.nn.Module):
         return value_B
 
 
+@takes(PpoSettings)
 class PPOAgent(TrainingAgent):
     """Proximal policy optimization: several epochs of minibatches on each round of lockstep collection.
 
@@ -84,30 +87,6 @@ class PPOAgent(TrainingAgent):
         action_space: Discrete, or a Box of floats.
         device: device of the networks; None: cpu.
         actor_cls: makes the policy; None: `CategoricalMLPActor` for Discrete actions, else `GaussianMLPActor`.
-        hidden_sizes: width of each hidden layer of the policy and of the value function.
-        activation: class of their activation, or its name.
-        log_std: initial logarithm of the Gaussian policy's standard deviation.
-        gamma: discount per step.
-        gae_lambda: lambda of generalized advantage estimation.
-        lr: learning rate.
-        lr_final: final learning rate as a share of `lr`, reached linearly over `lr_rounds`; 1: constant.
-        lr_rounds: rounds of the linear learning-rate schedule.
-        update_epochs: epochs per round.
-        minibatch_size: transitions in a minibatch.
-        clip_ratio: PPO clip range of the ratio of densities around 1.
-        value_clip: clip range of the new value around the old one; None: no clipping.
-        value_coef: weight of the value loss.
-        entropy_coef: weight of the entropy bonus.
-        max_grad_norm: gradient-norm clipping threshold; None: no clipping.
-        target_kl: stop training on a round once the KL divergence exceeds 1.5 times this, in nats; None: never.
-        normalize_advantages: to a mean of 0 and a standard deviation of 1, in each minibatch.
-        normalize_observations: of the policy, which applies the normalization, and of the value function. A round is
-            trained on with the statistics that it was collected with; then its observations are added to them.
-        normalize_rewards: divide rewards by the standard deviation of the discounted sums of all rewards so far, and
-            clip them at 10. A sum continues from round to round until its episode ends.
-        optimizer: adam, adamw or sgd.
-        adam_eps: epsilon of Adam. The first gradients of the policy's hidden layers are not much larger than this, so
-            that noise does not move these layers at the full rate.
 
     Raises:
         ConfigError: a space is unsupported, or a parameter is out of range.
@@ -131,71 +110,53 @@ class PPOAgent(TrainingAgent):
         action_space: Space,
         device: Device = None,
         actor_cls: Callable[..., OnPolicyActor] | None = None,
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: str | Callable[[], torch.nn.Module] = "tanh",
-        log_std: float | None = None,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        lr: float = 3e-4,
-        lr_final: float = 1.0,
-        lr_rounds: int | None = None,
-        update_epochs: int = 10,
-        minibatch_size: int = 64,
-        clip_ratio: float = 0.2,
-        value_clip: float | None = None,
-        value_coef: float = 0.5,
-        entropy_coef: float = 0.0,
-        max_grad_norm: float | None = 0.5,
-        target_kl: float | None = None,
-        normalize_advantages: bool = True,
-        normalize_observations: bool = False,
-        normalize_rewards: bool = False,
-        optimizer: str = "adam",
-        adam_eps: float = 1e-5,
+        *given: Any,
+        **named: Any,
     ) -> None:
+        s = PpoSettings(*given, **named)
         super().__init__(observation_space, action_space, device if device is not None else "cpu")
-        for name, value in (("update_epochs", update_epochs), ("minibatch_size", minibatch_size)):
+        for name, value in (("update_epochs", s.update_epochs), ("minibatch_size", s.minibatch_size)):
             if value < 1:
                 raise ConfigError(f"agent.kwargs.{name}: found {value}, allowed: at least 1")
-        if normalize_advantages and minibatch_size < 2:
+        if s.normalize_advantages and s.minibatch_size < 2:
             raise ConfigError(
                 "agent.kwargs.minibatch_size: found 1, allowed: at least 2, since one advantage cannot be normalized. "
                 "Raise it, or set normalize_advantages: false."
             )
-        if lr_final != 1.0 and not lr_rounds:
+        if s.lr_final != 1.0 and not s.lr_rounds:
             raise ConfigError(
-                f"agent.kwargs.lr_rounds: found {lr_rounds}, allowed: at least 1, since lr_final is {lr_final:g}. "
+                f"agent.kwargs.lr_rounds: found {s.lr_rounds}, allowed: at least 1, since lr_final is {s.lr_final:g}. "
                 "Set the number of rounds of the learning-rate schedule."
             )
-        self.gamma = gamma
-        self.gae_lambda = gae_lambda
-        self.lr = lr
-        self.lr_final = lr_final
-        self.lr_rounds = lr_rounds
-        self.update_epochs = update_epochs
-        self.minibatch_size = minibatch_size
-        self.clip_ratio = clip_ratio
-        self.value_clip = value_clip
-        self.value_coef = value_coef
-        self.entropy_coef = entropy_coef
-        self.max_grad_norm = max_grad_norm
-        self.target_kl = target_kl
-        self.normalize_advantages = normalize_advantages
+        self.gamma = s.gamma
+        self.gae_lambda = s.gae_lambda
+        self.lr = s.lr
+        self.lr_final = s.lr_final
+        self.lr_rounds = s.lr_rounds
+        self.update_epochs = s.update_epochs
+        self.minibatch_size = s.minibatch_size
+        self.clip_ratio = s.clip_ratio
+        self.value_clip = s.value_clip
+        self.value_coef = s.value_coef
+        self.entropy_coef = s.entropy_coef
+        self.max_grad_norm = s.max_grad_norm
+        self.target_kl = s.target_kl
+        self.normalize_advantages = s.normalize_advantages
         self.rounds = 0
         """Number of rounds trained on."""
-        kwargs: dict[str, Any] = {} if log_std is None else {"log_std": log_std}
-        if normalize_observations:
+        kwargs: dict[str, Any] = {} if s.log_std is None else {"log_std": s.log_std}
+        if s.normalize_observations:
             kwargs["normalize_observations"] = True
-        self.model = PPOActorCritic(observation_space, action_space, hidden_sizes, activation, actor_cls, **kwargs).to(
-            self.device
-        )
+        self.model = PPOActorCritic(
+            observation_space, action_space, s.hidden_sizes, s.activation, actor_cls, **kwargs
+        ).to(self.device)
         self.model.actor.to_device(self.device)
         width = vector_size(self.model.actor.layout)
-        self.observations = RunningMoments(width) if normalize_observations else None
-        self.returns = RunningMoments(1) if normalize_rewards else None
+        self.observations = RunningMoments(width) if s.normalize_observations else None
+        self.returns = RunningMoments(1) if s.normalize_rewards else None
         self._last_sums: dict[int, tuple[int, int, float]] = {}
         """Last position of each stream in the last round: episode, step, and discounted sum of rewards so far."""
-        self.optimizer = make_optimizer(optimizer, list(self.model.parameters()), lr, eps=adam_eps)
+        self.optimizer = make_optimizer(s.optimizer, list(self.model.parameters()), s.lr, eps=s.adam_eps)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
     def get_actor(self) -> OnPolicyActor:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tmrl_core.config.agent_settings import RedqSettings, SacSettings
 from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Settings, Space
+from tmrl_core.training.value_types import Space
 
 
+@takes(RedqSettings)
 class REDQSACAgent(SacAgent):
     """Soft actor-critic with a randomized ensemble of critics and several critic updates per policy update.
 
@@ -26,13 +30,6 @@ class REDQSACAgent(SacAgent):
         action_space: a Box of floats with finite bounds.
         device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics.
-        n: number of critics.
-        m: number of critics in the random subset of each update; the subset's lowest value makes the target.
-        q_updates_per_policy_update: critic updates per update of the policy and of the temperature.
-        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
-        activation: of the hidden layers, passed to `model_cls`; None: its default.
-        model_kwargs: further keyword arguments of `model_cls`.
-        settings: of `SacAgent`.
 
     Raises:
         ConfigError: 1 <= m <= n does not hold, or `q_updates_per_policy_update` is below 1.
@@ -49,32 +46,20 @@ class REDQSACAgent(SacAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = REDQMLPActorCritic,
-        n: int = 10,
-        m: int = 2,
-        q_updates_per_policy_update: int = 1,
-        *,
-        hidden_sizes: Sequence[int] | None = None,
-        activation: object = None,
-        model_kwargs: Settings | None = None,
-        **settings: Any,
+        *given: Any,
+        **named: Any,
     ) -> None:
-        if not 1 <= m <= n:
-            raise ConfigError(f"REDQ needs 1 <= m <= n, got m={m} and n={n}")
-        if q_updates_per_policy_update < 1:
-            raise ConfigError(f"REDQ needs q_updates_per_policy_update >= 1, got {q_updates_per_policy_update}")
-        self.m = m
-        self.q_updates_per_policy_update = q_updates_per_policy_update
+        s = RedqSettings(*given, **named)
+        if not 1 <= s.m <= s.n:
+            raise ConfigError(f"REDQ needs 1 <= m <= n, got m={s.m} and n={s.n}")
+        if s.q_updates_per_policy_update < 1:
+            raise ConfigError(f"REDQ needs q_updates_per_policy_update >= 1, got {s.q_updates_per_policy_update}")
+        self.m = s.m
+        self.q_updates_per_policy_update = s.q_updates_per_policy_update
         self.updates = 0
-        super().__init__(
-            observation_space,
-            action_space,
-            device,
-            model_cls,
-            hidden_sizes=hidden_sizes,
-            activation=activation,
-            model_kwargs={"n": n, **(model_kwargs or {})},
-            **settings,
-        )
+        of_sac = {one.name: vars(s)[one.name] for one in fields(SacSettings)}
+        of_sac["model_kwargs"] = {"n": s.n, **(s.model_kwargs or {})}
+        super().__init__(observation_space, action_space, device, model_cls, **of_sac)
 
     def update_kind(self) -> Hashable:
         """Tell whether the next update moves the policy and the temperature too."""

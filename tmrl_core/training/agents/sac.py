@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from tmrl_core.config.agent_settings import SacSettings
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_target, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Settings, Space, Tree
+from tmrl_core.training.value_types import Policy, Space, Tree
 
 
+@takes(SacSettings)
 class SacAgent(OffPolicyAgent):
     """Soft actor-critic with learned temperature.
 
@@ -28,26 +31,6 @@ class SacAgent(OffPolicyAgent):
         action_space: a Box of floats with finite bounds.
         device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics, see `MLPActorCritic`.
-        gamma: discount per step.
-        polyak: coefficient of the Polyak update of the target critics.
-        alpha: temperature, or its initial value when it is learned.
-        lr_actor: learning rate of the policy.
-        lr_critic: learning rate of the critics.
-        lr_entropy: learning rate of the temperature.
-        learn_entropy_coef: learn the temperature.
-        target_entropy: nats; None: minus the number of action elements. Densities are of actions scaled to [-1, 1],
-            whatever the actuators' units are.
-        optimizer_actor: adam, adamw or sgd.
-        optimizer_critic: adam, adamw or sgd.
-        betas_actor: Adam's; None: torch's default.
-        betas_critic: Adam's; None: torch's default.
-        l2_actor: weight decay; None: the optimizer's default.
-        l2_critic: weight decay; None: the optimizer's default.
-        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
-        activation: of the hidden layers, passed to `model_cls`; None: its default.
-        model_kwargs: further keyword arguments of `model_cls`.
-        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
-        precision: float32 or bfloat16, see there.
 
     Raises:
         ConfigError: an optimizer's name is unknown, or a space is unsupported.
@@ -66,51 +49,26 @@ class SacAgent(OffPolicyAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = MLPActorCritic,
-        gamma: float = 0.99,
-        polyak: float = 0.995,
-        alpha: float = 0.2,
-        lr_actor: float = 1e-3,
-        lr_critic: float = 1e-3,
-        lr_entropy: float = 1e-3,
-        learn_entropy_coef: bool = True,
-        target_entropy: float | None = None,
-        optimizer_actor: str = "adam",
-        optimizer_critic: str = "adam",
-        betas_actor: Sequence[float] | None = None,
-        betas_critic: Sequence[float] | None = None,
-        l2_actor: float | None = None,
-        l2_critic: float | None = None,
-        *,
-        hidden_sizes: Sequence[int] | None = None,
-        activation: object = None,
-        model_kwargs: Settings | None = None,
-        compile: bool | str = "auto",
-        precision: str = "float32",
+        *given: Any,
+        **named: Any,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            device,
-            model_cls,
-            model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation),
-            gamma,
-            polyak,
-        )
-        self.compute_with(compile, precision)
-        self.learn_entropy_coef = learn_entropy_coef
-        self.target_entropy = (
-            -float(math.prod(action_space.shape or ())) if target_entropy is None else float(target_entropy)
-        )
+        s = SacSettings(*given, **named)
+        arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
+        self.compute_with(s.compile, s.precision)
+        self.learn_entropy_coef = s.learn_entropy_coef
+        elements = math.prod(action_space.shape or ())
+        self.target_entropy = float(-elements if s.target_entropy is None else s.target_entropy)
         self.critics = critics_of(self.model)
         self.target_critics = make_target(self.critics)
-        self.log_alpha = torch.tensor(float(alpha), device=self.device).log().requires_grad_(learn_entropy_coef)
+        self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
-            optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
+            s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
         )
         self.optimizer_critic = make_optimizer(
-            optimizer_critic, self.critics.parameters(), lr_critic, betas_critic, l2_critic
+            s.optimizer_critic, self.critics.parameters(), s.lr_critic, s.betas_critic, s.l2_critic
         )
-        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], lr_entropy) if learn_entropy_coef else None
+        self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target critics with the critics."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from tmrl_core.config.agent_settings import Td3Settings
 from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import (
     deterministic_policy_loss,
     smoothed_action,
@@ -18,9 +20,10 @@ from tmrl_core.training.agents.networks import DeterministicActorCritic, critics
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Settings, Space, Tree
+from tmrl_core.training.value_types import Policy, Space, Tree
 
 
+@takes(Td3Settings)
 class TD3Agent(OffPolicyAgent):
     """Twin delayed DDPG: a deterministic policy, clipped double Q-learning and delayed policy updates.
 
@@ -31,25 +34,6 @@ class TD3Agent(OffPolicyAgent):
         action_space: a Box of floats with finite bounds.
         device: device of the networks; None: cuda if available.
         model_cls: makes the policy and its critics, see `DeterministicActorCritic`.
-        gamma: discount per step.
-        polyak: coefficient of the Polyak update of the target networks, made with each policy update.
-        lr_actor: learning rate of the policy.
-        lr_critic: learning rate of the critics.
-        policy_delay: critic updates per update of the policy and of the target networks.
-        target_noise: standard deviation of the noise on the target policy's actions, for actions scaled to [-1, 1].
-        target_noise_clip: bound of that noise, in the same unit.
-        exploration_noise: standard deviation of the workers' exploration noise, in the same unit.
-        optimizer_actor: adam, adamw or sgd.
-        optimizer_critic: adam, adamw or sgd.
-        betas_actor: Adam's; None: torch's default.
-        betas_critic: Adam's; None: torch's default.
-        l2_actor: weight decay; None: the optimizer's default.
-        l2_critic: weight decay; None: the optimizer's default.
-        hidden_sizes: width of each hidden layer, passed to `model_cls`; None: its default.
-        activation: of the hidden layers, passed to `model_cls`; None: its default.
-        model_kwargs: further keyword arguments of `model_cls`.
-        compile: true, false or auto, see `OffPolicyAgent.compute_with`.
-        precision: float32 or bfloat16, see there.
 
     Raises:
         ConfigError: an optimizer's name is unknown, the delay is below 1, or a space is unsupported.
@@ -68,45 +52,28 @@ class TD3Agent(OffPolicyAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = DeterministicActorCritic,
-        gamma: float = 0.99,
-        polyak: float = 0.995,
-        lr_actor: float = 1e-3,
-        lr_critic: float = 1e-3,
-        policy_delay: int = 2,
-        target_noise: float = 0.2,
-        target_noise_clip: float = 0.5,
-        exploration_noise: float = 0.1,
-        optimizer_actor: str = "adam",
-        optimizer_critic: str = "adam",
-        betas_actor: Sequence[float] | None = None,
-        betas_critic: Sequence[float] | None = None,
-        l2_actor: float | None = None,
-        l2_critic: float | None = None,
-        *,
-        hidden_sizes: Sequence[int] | None = None,
-        activation: object = None,
-        model_kwargs: Settings | None = None,
-        compile: bool | str = "auto",
-        precision: str = "float32",
+        *given: Any,
+        **named: Any,
     ) -> None:
-        if policy_delay < 1:
-            raise ConfigError(f"TD3 needs policy_delay >= 1, got {policy_delay}")
-        arguments = model_arguments(model_kwargs, hidden_sizes=hidden_sizes, activation=activation)
-        super().__init__(observation_space, action_space, device, model_cls, arguments, gamma, polyak)
-        self.compute_with(compile, precision)
-        self.policy_delay = policy_delay
-        self.target_noise = target_noise
-        self.target_noise_clip = target_noise_clip
-        self.exploration_noise = exploration_noise
+        s = Td3Settings(*given, **named)
+        if s.policy_delay < 1:
+            raise ConfigError(f"TD3 needs policy_delay >= 1, got {s.policy_delay}")
+        arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
+        self.compute_with(s.compile, s.precision)
+        self.policy_delay = s.policy_delay
+        self.target_noise = s.target_noise
+        self.target_noise_clip = s.target_noise_clip
+        self.exploration_noise = s.exploration_noise
         self.updates = 0
         self.critics = critics_of(self.model)
         self.target_actor = make_target(self.model.actor)
         self.target_critics = make_target(self.critics)
         self.optimizer_actor = make_optimizer(
-            optimizer_actor, self.model.actor.parameters(), lr_actor, betas_actor, l2_actor
+            s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
         )
         self.optimizer_critic = make_optimizer(
-            optimizer_critic, self.critics.parameters(), lr_critic, betas_critic, l2_critic
+            s.optimizer_critic, self.critics.parameters(), s.lr_critic, s.betas_critic, s.l2_critic
         )
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:

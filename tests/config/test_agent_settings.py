@@ -1,33 +1,29 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tmrl_core.config import from_values, load
 from tmrl_core.config.algorithms import ALGORITHMS, Algorithm
-from tmrl_core.config.parameters import GIVEN, keywords_of
 from tmrl_core.errors import ConfigError
 
 READY = sorted((Path(__file__).resolve().parents[2] / "config").glob("*.yaml"))
 
 
-def taken(agent: Any) -> set[str]:
-    """What Python says that a class takes, with its bases where it hands things on."""
-    parameters = inspect.signature(agent).parameters.values()
-    own = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
-    return own | (taken(agent.__base__) if any(one.kind is one.VAR_KEYWORD for one in parameters) else set())
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
-def test_what_the_source_says_is_what_the_class_takes(algorithm: Algorithm) -> None:
+def test_the_settings_are_the_parameters_of_the_class(algorithm: Algorithm) -> None:
     agent = getattr(importlib.import_module(f"tmrl_core.training.{algorithm.module}"), algorithm.name)
-    assert set(keywords_of(algorithm.name) or ()) == taken(agent) - GIVEN
+    parameters = inspect.signature(agent).parameters
+    assert set(parameters) == algorithm.keywords | {"observation_space", "action_space", "device"}
+    for one in dataclasses.fields(algorithm.settings):
+        assert parameters[one.name].default == one.default
+        assert f"        {one.name}: " in agent.__doc__
 
 
 def test_an_unknown_keyword_is_refused_with_those_that_are_known() -> None:
