@@ -63,6 +63,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/actor/rollout/test_recurrent_pipeline.py",
         "tests/cli/test_status.py",
         "tests/doctor/test_doctor.py",
+        "tests/gateway/test_app.py",
+        "tests/gateway/test_websocket.py",
         "tests/networking/links/test_links.py",
         "tests/networking/security/test_authentication.py",
         "tests/networking/test_bad_networks.py",

@@ -22,6 +22,7 @@ class RecordingPlayer:
         transitions: (obs, action, next obs, reward, terminated, truncated) of all episodes.
         fails: error of the next call.
         gate: calls wait until it is set.
+        waiting: number of calls that wait.
     """
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
@@ -31,6 +32,7 @@ class RecordingPlayer:
         self.transitions: list[tuple[Any, ...]] = []
         self.infos: list[dict[str, Any]] = []
         self.begun = 0
+        self.waiting = 0
         self.closed = False
         self.fails: Exception | None = None
         self.gate = asyncio.Event()
@@ -57,7 +59,9 @@ class RecordingPlayer:
 
     async def _called(self, obs: Any) -> None:
         assert self._space.contains(obs)
+        self.waiting += 1
         await self.gate.wait()
+        self.waiting -= 1
         if self.closed:
             raise NetworkError("the learner has stopped")
         error, self.fails = self.fails, None

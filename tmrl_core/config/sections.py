@@ -737,6 +737,13 @@ class GatewaySection(Section, frozen=True, kw_only=True):
     origins: Annotated[
         tuple[Text, ...], doc("Origins of web pages that may use the gateway from a browser, such as `https://a.org`.")
     ] = ()
+    hosts: Annotated[
+        tuple[Text, ...],
+        doc(
+            "Names besides `localhost` under which clients reach the gateway over plain HTTP, such as that of a "
+            "reverse proxy; requests to other names are refused (421)."
+        ),
+    ] = ()
     agents: Annotated[dict[Text, GatewayAgentSection], doc("Agents by name. Empty: one central agent, `default`.")] = (
         field(default_factory=dict)
     )

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.gateway.serving import FIRST, Served, serve
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve(tmp_path_factory.mktemp("keys"), max_body_bytes=10_000, origins=("https://game.example",)) as served:
+        yield served
+
+
+def opened(gateway: Served, **arguments: Any) -> ClientConnection:
+    connection: ClientConnection = connect(f"ws://localhost:{gateway.port}/shepherd/ws/", compression=None, **arguments)
+    return connection
+
+
+def ask(socket: ClientConnection, message: Any, binary: bool = False) -> dict[str, Any]:
+    if binary:
+        socket.send(msgspec.msgpack.encode(message))
+        answer: dict[str, Any] = msgspec.msgpack.decode(socket.recv(timeout=30, decode=False))
+    else:
+        socket.send(message if isinstance(message, str) else json.dumps(message))
+        answer = json.loads(socket.recv(timeout=30, decode=True))
+    return answer
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_client_logs_in_and_plays_on_one_connection(gateway: Served, binary: bool) -> None:
+    with opened(gateway) as socket:
+        login = ask(socket, {"apikey": gateway.apikey}, binary)
+        assert login["ok"] is True
+        key = {"session_key": login["session_key"]}
+        rows = [(key, 1), ({}, 2), ({"done": True}, None), ({**key, "step": 7}, 3), ({"step": 7}, 3)]
+        for changes, action in rows:
+            assert ask(socket, {**FIRST, **changes}, binary) == {"action": action}
+        assert len(gateway.player.transitions) == 2
+        assert ask(socket, {"obs": None}, binary) == {"action": None}
+        assert gateway.player.closed
+        assert ask(socket, FIRST, binary)["status"] == 401
+
+
+def test_a_session_goes_on_over_another_connection(gateway: Served) -> None:
+    with opened(gateway) as socket:
+        key = ask(socket, {"apikey": gateway.apikey})["session_key"]
+        assert ask(socket, FIRST) == {"action": 1}
+    with opened(gateway) as socket:
+        assert "session_key is missing" in ask(socket, FIRST)["error"]
+        assert ask(socket, {**FIRST, "session_key": key}) == {"action": 2}
+    assert gateway.step(key).json == {"action": 3}
+
+
+def test_a_refusal_leaves_the_connection_open(gateway: Served) -> None:
+    with opened(gateway) as socket:
+        for message, status in [
+            ({"apikey": "wrong"}, 401),
+            ({**FIRST, "session_key": "stale"}, 401),
+            ("{", 400),
+            ("[]", 400),
+            ("[" * 5000, 400),
+            ('{"obs":' + "[" * 5000, 400),
+            ({**FIRST, "info": {"text": "x" * 10_000}}, 413),
+            (json.dumps({**FIRST, "reward": float("nan")}), 400),
+        ]:
+            answer = ask(socket, message)
+            assert (answer["status"], "Traceback" in answer["error"]) == (status, False)
+        ask(socket, {"apikey": gateway.apikey})
+        assert "reward is nan" in ask(socket, {**FIRST, "reward": float("nan")}, binary=True)["error"]
+        assert ask(socket, {**FIRST, "obs": [1.0]})["status"] == 400
+        gateway.player.fails = ValueError("a secret")
+        answer = ask(socket, FIRST)
+        assert (answer["status"], "secret" in answer["error"]) == (500, False)
+        assert ask(socket, FIRST) == {"action": 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin", "accepted"),
+    [
+        ({}, None, True),
+        ({}, "https://game.example", True),
+        ({}, "https://evil.example", False),
+        ({"Host": "evil.example"}, None, False),
+    ],
+)
+def test_pages_of_other_origins_and_other_hosts_are_refused(
+    gateway: Served, headers: dict[str, str], origin: Any, accepted: bool
+) -> None:
+    if accepted:
+        with opened(gateway, additional_headers=headers, origin=origin) as socket:
+            assert ask(socket, {"apikey": gateway.apikey})["ok"]
+    else:
+        with pytest.raises(InvalidStatus) as caught:
+            opened(gateway, additional_headers=headers, origin=origin)
+        assert caught.value.response.status_code == 403
+
+
+def test_the_page_of_the_gateway_itself_may_connect(gateway: Served) -> None:
+    with opened(gateway, origin=f"http://localhost:{gateway.port}") as socket:
+        assert ask(socket, {"apikey": gateway.apikey})["ok"]

@@ -1,0 +1,213 @@
+"""The HTTP application of the gateway: logins, steps, the description of the protocol, and routes of other parts.
+
+Every answer is a JSON object, except pages for browsers. The paths of a step are plain ASGI functions, without request
+and response objects. Over plain HTTP, the Host must be a name of this machine, because a web page may have its own name
+resolve to a loopback address (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request, cookie_parser
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tmrl_core.config.sections import GatewaySection, is_loopback
+from tmrl_core.gateway import openapi
+from tmrl_core.gateway.messages import RequestError, fields_from_json
+from tmrl_core.gateway.sessions import Sessions
+from tmrl_core.gateway.websocket import WebSocketEndpoint, address_of
+
+logger = logging.getLogger(__name__)
+
+COOKIE = "tmrl_session"
+"""Cookie with the session key of the last login. It ends a session whose client does not send its key."""
+
+Clock = Callable[[], float]
+
+
+def make_app(
+    sessions: Sessions, settings: GatewaySection, routes: Sequence[BaseRoute] = (), clock: Clock = time.monotonic
+) -> Starlette:
+    """Return the application.
+
+    Args:
+        sessions: receive the messages.
+        settings: limits, names and origins.
+        routes: of other parts.
+        clock: seconds; the time of requests.
+    """
+    document = openapi.document()
+    page = openapi.page(document)
+    app = Starlette(
+        routes=[
+            Route("/shepherd/env/", _Steps(sessions, settings.max_body_bytes, clock), methods=["POST"]),
+            Route("/shepherd/login_user/", _Logins(sessions, settings.max_body_bytes, clock), methods=["POST"]),
+            WebSocketRoute("/shepherd/ws/", WebSocketEndpoint(sessions, settings, clock)),
+            Route("/shepherd/openapi.json", lambda request: JSONResponse(document)),
+            Route("/shepherd/", lambda request: HTMLResponse(page)),
+            *routes,
+        ],
+        middleware=[
+            Middleware(_Hosts, names=frozenset(name.lower() for name in (settings.host, *settings.hosts))),
+            Middleware(
+                _Origins,
+                allow_origins=settings.origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["content-type"],
+                max_age=3600,
+            ),
+        ],
+        exception_handlers={
+            RequestError: _refused,
+            HTTPException: _http_error,
+            ClientDisconnect: _disconnected,
+            Exception: _failed,
+        },
+    )
+    app.router.redirect_slashes = False  # a redirection is no JSON object
+    return app
+
+
+class _Steps:
+    """The messages of environments."""
+
+    def __init__(self, sessions: Sessions, max_bytes: int, clock: Clock) -> None:
+        self._sessions = sessions
+        self._max_bytes = max_bytes
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = fields_from_json(await _body(receive, self._max_bytes))
+        # Browsers add cookies by themselves, so a cookie can end its session but makes no step of it.
+        cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE) if fields.obs is None else None
+        action = await self._sessions.answer(fields.message(cookie), self._clock())
+        await _respond(send, {"action": action})
+
+
+class _Logins:
+    """Logins with an API key."""
+
+    def __init__(self, sessions: Sessions, max_bytes: int, clock: Clock) -> None:
+        self._sessions = sessions
+        self._max_bytes = max_bytes
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        apikey = fields_from_json(await _body(receive, self._max_bytes)).login()
+        key = await self._sessions.login(apikey, address_of(scope), self._clock())
+        secure = "; Secure" if scope["scheme"] == "https" else ""
+        cookie = f"{COOKIE}={key}; Path=/shepherd/; HttpOnly; SameSite=Strict{secure}"
+        await _respond(send, {"ok": True, "session_key": key}, (b"set-cookie", cookie.encode()))
+
+
+async def _body(receive: Receive, max_bytes: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        RequestError: it is too large. The rest is not kept.
+        ClientDisconnect: the client has gone.
+    """
+    parts, size, more = [], 0, True
+    while more:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = event.get("body", b""), event.get("more_body", False)
+        size += len(part)
+        if size > max_bytes:
+            raise RequestError(413, f"the request is larger than {max_bytes} bytes (gateway.max_body_bytes)")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _respond(send: Send, value: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
+    body = msgspec.json.encode(value)
+    length = b"%d" % len(body)
+    start = [(b"content-type", b"application/json"), (b"content-length", length), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 200, "headers": [*start, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Hosts:
+    """Refuse requests over plain HTTP to names that are not this machine's."""
+
+    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
+        self._app = app
+        self._names = names
+        self._allowed = lru_cache(1024)(self._check)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and scope["scheme"] in ("http", "ws"):
+            for name, value in scope["headers"]:
+                if name == b"host" and not self._allowed(value):
+                    await _answer(scope, receive, send, 421, "this gateway has another name; set gateway.hosts")
+                    return
+        await self._app(scope, receive, send)
+
+    def _check(self, host: bytes) -> bool:
+        try:
+            name = urlsplit("//" + host.decode("ascii")).hostname or ""
+        except ValueError:
+            return False
+        return name in self._names or is_loopback(name)
+
+
+class _Origins(CORSMiddleware):
+    """The CORS rules of Starlette, with JSON as answers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(name == b"origin" for name, _ in scope.get("headers", ())):
+            await super().__call__(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        if answer.status_code == 200:
+            return JSONResponse({"ok": True}, headers=headers)
+        return JSONResponse({"error": f"{bytes(answer.body).decode()} (gateway.origins)"}, 400, headers)
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send, status: int, text: str) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": text})
+    else:
+        await JSONResponse({"error": text}, status)(scope, receive, send)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    headers = {401: {"WWW-Authenticate": "ApiKey"}, 429: {"Retry-After": "1"}}.get(error.status)
+    return JSONResponse({"error": str(error)}, error.status, headers)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = error.detail
+    if text == HTTPStatus(error.status_code).phrase:
+        text = f"{text}: {request.method} {request.url.path[:100]}. Paths end in a slash; see /shepherd/openapi.json"
+    return JSONResponse({"error": text}, error.status_code, error.headers)
+
+
+def _disconnected(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "the request is incomplete"}, 400)  # nobody reads it
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "internal error; the gateway's log has the reason"}, 500)

@@ -1,0 +1,94 @@
+"""The messages of clients over a WebSocket, login included.
+
+A text message is JSON, a binary one MessagePack; the answer has the same format. A connection remembers the session of
+its last login, whose messages need no session key. A refusal has the fields `error` and `status`, and the connection
+goes on. A connection that is lost does not end its session: the client may connect again and go on with its key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from tmrl_core.config.sections import GatewaySection
+from tmrl_core.gateway.messages import RequestError, fields_from_json, fields_from_msgpack
+from tmrl_core.gateway.sessions import Sessions
+
+logger = logging.getLogger(__name__)
+
+
+def address_of(scope: Scope) -> str:
+    """Return the address of a client as `host:port`."""
+    host, port = scope.get("client") or ("", 0)
+    return f"{host}:{port}"
+
+
+class WebSocketEndpoint:
+    """The ASGI endpoint of WebSockets.
+
+    Args:
+        sessions: receive the messages.
+        settings: limits and origins.
+        clock: seconds; the time of messages.
+    """
+
+    def __init__(self, sessions: Sessions, settings: GatewaySection, clock: Callable[[], float]) -> None:
+        self._sessions = sessions
+        self._settings = settings
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection until its client closes it."""
+        await receive()  # the request to connect
+        if not self._is_allowed(Headers(scope=scope)):
+            await send({"type": "websocket.close", "code": 1008, "reason": "origin not allowed (gateway.origins)"})
+            return
+        await send({"type": "websocket.accept"})
+        connection = _Connection(self._sessions, self._settings.max_body_bytes, address_of(scope))
+        while (event := await receive())["type"] == "websocket.receive":
+            text = event.get("text")
+            data = event["bytes"] if text is None else text
+            answer = await connection.answer(data, self._clock())
+            if text is None:
+                await send({"type": "websocket.send", "bytes": msgspec.msgpack.encode(answer)})
+            else:
+                await send({"type": "websocket.send", "text": msgspec.json.encode(answer).decode()})
+
+    def _is_allowed(self, headers: Headers) -> bool:
+        """Browsers name the page's origin and connect to other origins without asking."""
+        origin, allowed = headers.get("origin"), self._settings.origins
+        return (
+            origin is None or origin in allowed or "*" in allowed or urlsplit(origin).netloc == headers.get("host", "")
+        )
+
+
+class _Connection:
+    """The messages of one connection."""
+
+    def __init__(self, sessions: Sessions, max_bytes: int, address: str) -> None:
+        self._sessions = sessions
+        self._max_bytes = max_bytes
+        self._address = address
+        self._session_key: str | None = None
+
+    async def answer(self, data: bytes | str, now: float) -> dict[str, Any]:
+        """Return the answer to a message; a refusal is an answer too."""
+        try:
+            if len(data) > self._max_bytes:
+                raise RequestError(413, f"the message is larger than {self._max_bytes} bytes (gateway.max_body_bytes)")
+            fields = fields_from_json(data) if isinstance(data, str) else fields_from_msgpack(data)
+            if fields.is_login:
+                key = self._session_key = await self._sessions.login(fields.login(), self._address, now)
+                return {"ok": True, "session_key": key}
+            return {"action": await self._sessions.answer(fields.message(self._session_key), now)}
+        except RequestError as error:
+            return {"error": str(error), "status": error.status}
+        except Exception:
+            logger.exception("a message over a WebSocket failed")
+            return {"error": "internal error; the gateway's log has the reason", "status": 500}
