@@ -1,4 +1,4 @@
-"""Actions per second of the policy of two hidden layers of 256: torch's eager forward against its NumPy twin.
+"""Actions per second of the policy of two hidden layers of 256: torch's eager forward against its NumPy backend.
 
     python benchmarks/policy_forward.py
 
@@ -43,7 +43,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="per repetition and side")
-    parser.add_argument("--reach", type=float, default=90_000.0, help="actions/s of the twin below which the exit is 1")
+    parser.add_argument(
+        "--reach", type=float, default=90_000.0, help="actions/s of the NumPy backend below which the exit is 1"
+    )
     arguments = parser.parse_args()
 
     env = gymnasium.make("Pendulum-v1")
@@ -51,14 +53,14 @@ def main() -> int:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     original = SquashedGaussianMLPActor(env.observation_space, env.action_space)
-    twin = NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, seed=0)
-    twin.from_blob(*original.to_blob(), device="cpu")
-    gap = float(np.abs(original.act_(obs, test=True) - twin.act(obs, test=True)).max())
+    numpy_actor = NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, seed=0)
+    numpy_actor.from_blob(*original.to_blob(), device="cpu")
+    gap = float(np.abs(original.act_(obs, test=True) - numpy_actor.act(obs, test=True)).max())
     if gap > 1e-5:
-        print(f"the twins differ by {gap}", file=sys.stderr)
+        print(f"the backends differ by {gap}", file=sys.stderr)
         return 1
 
-    sides: dict[str, Callable[[Any], Any]] = {"torch's eager forward": original.act_, "NumPy twin": twin.act_}
+    sides: dict[str, Callable[[Any], Any]] = {"torch's eager forward": original.act_, "NumPy backend": numpy_actor.act_}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for act in sides.values():
         actions_per_second(act, obs, 0.2)
@@ -73,7 +75,7 @@ def main() -> int:
     for name, values in rates.items():
         median = statistics.median(values)
         print(f"| {name} | {median:,.0f} | {min(values):,.0f} to {max(values):,.0f} | {median / slow:.1f} |")
-    print(f"\nTo reach: {arguments.reach:,.0f} actions/s for the NumPy twin.")
+    print(f"\nTo reach: {arguments.reach:,.0f} actions/s for the NumPy backend.")
     return 0 if fast >= arguments.reach else 1
 
 

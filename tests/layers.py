@@ -15,8 +15,8 @@ from typing import Any
 LAYERS: dict[str, tuple[str, ...]] = {
     # Starts processes. May open sockets too.
     "process": (
-        "tests/actor/policies/numpy/test_backends.py::test_the_names_of_the_policies_give_their_twins_where_torch_is_not_installed",
-        "tests/actor/policies/numpy/test_backends.py::test_the_twin_needs_no_torch",
+        "tests/actor/policies/numpy/test_backends.py::test_policy_names_give_numpy_backends_without_torch",
+        "tests/actor/policies/numpy/test_backends.py::test_the_numpy_backend_needs_no_torch",
         "tests/actor/policies/numpy/test_backends.py::test_without_torch_an_unknown_keyword_is_named_beside_what_to_install",
         "tests/cli/test_main.py",
         "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",
@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/roles/test_shutdown.py",
         "tests/roles/test_strange_worker_runs.py",
         "tests/roles/test_tlspyo_runs.py",
-        "tests/roles/test_worker.py::test_a_worker_with_the_numpy_twin_never_imports_torch",
+        "tests/roles/test_worker.py::test_a_worker_with_the_numpy_backend_never_imports_torch",
         "tests/scripts",
         "tests/storage/test_lock.py",
         "tests/test_chaos.py",

@@ -84,7 +84,17 @@ def test_agents_memories_and_loops_are_not_probed() -> None:
 
 def test_capabilities_have_defaults() -> None:
     """Each attribute that a loop uses of a part is declared in its base class, so that there is nothing to probe."""
-    given = {"batch_size", "expect", "indices_of", "note_version", "drawable", "drawn_ahead", "disk", "commit", "close"}
+    given = {
+        "batch_size",
+        "expect",
+        "indices_of",
+        "note_version",
+        "sampleable",
+        "prefetched",
+        "disk",
+        "commit",
+        "close",
+    }
     assert given <= set(dir(TrainingMemory))
     assert {"train_steps", "td_error_B", "after_update", "action_spaces", "wants_extras"} <= set(dir(TrainingAgent))
     assert {"own_format", "run_iteration", "update_buffer", "commit", "follow_memory"} <= set(dir(TrainingLoop))

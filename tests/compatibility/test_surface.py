@@ -96,7 +96,7 @@ DOCUMENTED: dict[str, dict[str, str]] = {
         "NumpyQValueMLPActor": "act",
         "NumpySquashedGaussianMLPActor": "act",
         "choose_actor": "",
-        "numpy_twin": "",
+        "numpy_backend_of": "",
     },
     "tmrl_core.training": {
         "CheckpointStore": "",

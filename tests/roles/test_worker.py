@@ -364,7 +364,7 @@ def test_the_trainer_learns_what_the_environment_looks_like(make: Any, sink: Sin
         ("auto", functools.partial(SquashedGaussianMLPActor, activation="ELU"), SquashedGaussianMLPActor),
     ],
 )
-def test_the_backend_chooses_between_the_twins(backend: str, actor: Any, kind: type, make: Any) -> None:
+def test_the_setting_selects_the_backend(backend: str, actor: Any, kind: type, make: Any) -> None:
     assert type(make(standalone=True, actor_module_cls=actor, backend=backend).actor) is kind
 
 
@@ -372,7 +372,7 @@ def test_the_backend_chooses_between_the_twins(backend: str, actor: Any, kind: t
     ("kwargs", "message"),
     [
         ({"backend": "jax"}, "allowed: auto, numpy, torch"),
-        ({"backend": "numpy", "actor_module_cls": functools.partial(policy, activation="ELU")}, "no NumPy twin"),
+        ({"backend": "numpy", "actor_module_cls": functools.partial(policy, activation="ELU")}, "no NumPy backend"),
         ({"backend": "numpy", "device": "cuda"}, "numpy runs on the CPU"),
         ({"actor_module_cls": "nowhere:Nothing"}, "module 'nowhere' was not found"),
     ],
@@ -439,7 +439,7 @@ def test_an_environment_is_closed_when_the_link_cannot_start(make: Any, config: 
     assert closed == [True]
 
 
-def test_a_worker_with_the_numpy_twin_never_imports_torch(tmp_path: Path) -> None:
+def test_a_worker_with_the_numpy_backend_never_imports_torch(tmp_path: Path) -> None:
     script = """
 import sys
 sys.modules["torch"] = None  # importing it raises

@@ -1,4 +1,4 @@
-"""Policies: what acts, and its weights. What needs torch is imported when it is first asked for.
+"""Policies and their weights. Classes that need torch are imported at their first use.
 
 Where torch is not installed, the name of a policy gives its NumPy backend: a robot's script needs no other imports.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
     from tmrl_core.actor.module import BatchActor as BatchActor
     from tmrl_core.actor.policies.numpy.backends import choose_actor as choose_actor
-    from tmrl_core.actor.policies.numpy.backends import numpy_twin as numpy_twin
+    from tmrl_core.actor.policies.numpy.backends import numpy_backend_of as numpy_backend_of
     from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
     from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor as NumpyQValueMLPActor
     from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
@@ -34,7 +34,7 @@ __all__, __getattr__, __dir__ = lazy_names(
     {
         "module": "ActorModule BatchActor",
         "policies.torch.module": "TorchActorModule",
-        "policies.numpy.backends": "choose_actor numpy_twin",
+        "policies.numpy.backends": "choose_actor numpy_backend_of",
     },
     {name: module for policy in POLICIES for name, module in policy.classes.items()},
 )

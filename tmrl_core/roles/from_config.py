@@ -91,7 +91,7 @@ def make_worker(
         render_mode = "rgb_array"
     made = RolloutWorker(
         env_cls=_environment(config, render_mode),
-        # By its reference, not resolved: where there is a NumPy twin, the policy's own module and torch stay out.
+        # The unresolved reference: with a NumPy backend, neither the policy's module nor torch is imported.
         actor_module_cls=choose_actor(
             config.actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend
         ),

@@ -83,11 +83,11 @@ def _storage(config: Config) -> dict[str, Any]:
     return {"storage": memory.storage, "folder": config.memory_path, "sync": memory.sync}
 
 
-def _drawing(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a memory that joins several steps, or draws otherwise than uniformly and at once.
+def _sampling_kwargs(config: Config, agent_cls: Any, agent_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the memory's keyword arguments for n-step returns, prioritized sampling, policy lag and prefetching.
 
     Raises:
-        ConfigError: the agent looks at nothing of that.
+        ConfigError: the agent does not use the extra columns.
     """
     memory = config.memory
     wanted: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
             "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
             "crc_debug": config.worker.crc_debug,
             **_storage(config),
-            **_drawing(config, agent_cls, agent_kwargs),
+            **_sampling_kwargs(config, agent_cls, agent_kwargs),
             **_extras(config, agent_cls),
             **memory.kwargs,
         },

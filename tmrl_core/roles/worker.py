@@ -40,7 +40,7 @@ class RolloutWorker(Worker):
     Args:
         env_cls: makes the environment.
         actor_module_cls: `(observation_space=, action_space=)` makes the ActorModule; or its reference
-            "package.module:Name". The project's own policy is replaced by its NumPy twin, see `backend`.
+            "package.module:Name". A built-in policy is replaced by its NumPy backend, see `backend`.
         sample_compressor: `(prev_act, obs, rew, terminated, truncated, info)` -> the same, changed; None: none.
         device: where the policy runs.
         max_samples_per_episode: longer episodes are cut: truncated.
@@ -63,8 +63,8 @@ class RolloutWorker(Worker):
             workers on this machine the same with `-2`, `-3`, ...
         seed: of the environment's first reset and of exploration; None: from the operating system.
         run_name: samples and weights of other runs are kept apart.
-        backend: `auto`: the policy's NumPy twin where there is one and the device is the CPU; `numpy`; `torch`.
-        collection: what `when_full="auto"` and the brake go by: `asynchronous`, `synchronous`, `lockstep`.
+        backend: `auto`: the policy's NumPy backend if it has one and the device is the CPU; `numpy`; `torch`.
+        collection: selects `when_full="auto"` and the rate limit: `asynchronous`, `synchronous`, `lockstep`.
         when_full: `block`, `drop_oldest`, or `auto`: the second in asynchronous collection.
         queue_bytes: of samples that wait for their acknowledgement.
         send_every: send every so many steps also within an episode; 0: at episode ends.

@@ -98,10 +98,10 @@ class MemorySuite:
                 memory.indices_of(batch)
                 if isinstance(batch, tuple) and len(batch) > 6 and "indices" in batch[6]:
                     memory.update_priorities(batch[6]["indices"], np.ones(len(batch[2])))
-            assert 0 <= memory.drawable <= len(memory)
-            assert memory.drawn_ahead >= 0
+            assert 0 <= memory.sampleable <= len(memory)
+            assert memory.prefetched >= 0
             assert memory.batch_size >= 1
-            lag = memory.take_drawn_lag()
+            lag = memory.pop_sampled_lag()
             assert lag is None or 0 <= lag[0] <= lag[1]
         memory.close()
         memory.close()

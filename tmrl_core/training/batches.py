@@ -24,7 +24,7 @@ class Transitions(NamedTuple):
         reward_B: [B] float32; with n steps their discounted sum.
         terminated_B: [B] float32, 1 where nothing follows.
         discount: what multiplies the value of `next_obs`: gamma, or [B] gamma^n.
-        weight_B: [B] importance of each row, from a memory that does not draw uniformly; None: all alike.
+        weight_B: [B] importance of each row, from a memory with non-uniform sampling; None: all equal.
     """
 
     obs: Tree

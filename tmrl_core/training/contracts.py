@@ -166,17 +166,17 @@ class TrainingMemory(ABC):
         """Take the number of the latest published policy. Default: nothing depends on it."""
 
     @property
-    def drawable(self) -> int:
+    def sampleable(self) -> int:
         """Transitions that may be sampled with the policy of `note_version`. Default: all."""
         return len(self)
 
-    def take_drawn_lag(self) -> tuple[float, int] | None:
-        """Return mean and maximum policy lag of what was sampled since the last call; None (default): unknown."""
+    def pop_sampled_lag(self) -> tuple[float, int] | None:
+        """Return mean and maximum policy lag of transitions sampled since the last call; None (default): unknown."""
         return None
 
     @property
-    def drawn_ahead(self) -> int:
-        """Batches that are sampled already and come next. Default: none."""
+    def prefetched(self) -> int:
+        """Number of batches that are sampled already and come next. Default: none."""
         return 0
 
     @property

@@ -201,7 +201,7 @@ def test_lags_are_counted_on_as_if_a_run_had_not_been_interrupted(
     position, published = interface.position, interface.version[1]
     expected = [row for _ in range(3) for row in training.run_epoch(interface)]
     if drawn_lag is not None:
-        assert 0 < training.memory.drawable < len(training.memory)
+        assert 0 < training.memory.sampleable < len(training.memory)
         assert max(row["drawn_lag_max"] for row in expected) == drawn_lag
 
     torch.manual_seed(99)

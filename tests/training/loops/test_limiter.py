@@ -32,7 +32,7 @@ def test_either_side_is_held_to_the_band(eager: str, ratio: float) -> None:
 
 def test_nothing_is_drawn_before_the_first_min_size() -> None:
     limiter = RateLimiter(8.0, min_size=50, batch_size=4)
-    assert limiter.lack(49, 0).startswith("0 transitions drawn of 49 samples is above 8 for each (trainer.")
+    assert limiter.lack(49, 0).startswith("0 transitions sampled of 49 samples is above 8 for each (trainer.")
     assert limiter.lack(50, 0) == ""
 
 

@@ -76,16 +76,16 @@ def make(**settings: Any) -> TrainingOffline:
     )
 
 
-def off(training: TrainingOffline, ratio: float, stored: int = 20, drawn: int = 0) -> float:
+def off(training: TrainingOffline, ratio: float, stored: int = 20, sampled: int = 0) -> float:
     """By how many draws it is beside the middle of the band."""
-    return (training.drawn - drawn) - ratio * (training.total_samples - stored)
+    return (training.sampled - sampled) - ratio * (training.total_samples - stored)
 
 
 def test_training_waits_above_the_band_and_says_for_what(make_rows: Any, make_buffer: Any) -> None:
     interface = Worker(make_rows, make_buffer)
     training = make(samples_per_insert=2.0, error_buffer=16.0)
     training.run_epoch(interface)
-    assert training.drawn == 100 * BATCH
+    assert training.sampled == 100 * BATCH
     assert 0 < off(training, 2.0) <= 16
     assert training.limiter.can_sample(training.total_samples + 5, training.total_updates)
     assert interface.lacks[-1].endswith(
@@ -115,10 +115,10 @@ def test_it_is_changed_while_it_trains(make_rows: Any, make_buffer: Any) -> None
     interface = Worker(make_rows, make_buffer)
     training = make(samples_per_insert=2.0, error_buffer=16.0)
     training.run_epoch(interface)
-    stored, drawn = training.total_samples, training.drawn
+    stored, sampled = training.total_samples, training.sampled
     training.set_samples_per_insert(0.5, 8.0)
     training.run_epoch(interface)
-    assert 0 < off(training, 0.5, stored, drawn) <= 8
+    assert 0 < off(training, 0.5, stored, sampled) <= 8
     training.set_samples_per_insert(None)
     before = training.total_samples
     training.run_epoch(interface)
@@ -141,7 +141,7 @@ def test_a_changed_band_is_in_the_checkpoint(make_rows: Any, make_buffer: Any, t
     for one, other in ((training, interface), (again, later)):
         one.run_epoch(other)
     assert again.limiter.samples_per_insert == 0.5
-    assert (again.total_samples, again.drawn) == (training.total_samples, training.drawn)
+    assert (again.total_samples, again.sampled) == (training.total_samples, training.sampled)
 
 
 def test_a_band_that_cannot_be_held_is_refused() -> None:

@@ -33,7 +33,7 @@ class Slow:
                 self.priorities[index] = abs(error) + self.settings.epsilon
                 self.highest = max(self.highest, self.priorities[index])
 
-    def draw(self, generator: np.random.Generator, size: int) -> tuple[list[int], list[float]]:
+    def sample(self, generator: np.random.Generator, size: int) -> tuple[list[int], list[float]]:
         # Equal shares of the sum, walked through in the order of the ring.
         places = sorted(self.priorities, key=lambda index: index % self.capacity)
         shares = [self.priorities[index] ** self.settings.alpha for index in places]
@@ -58,15 +58,15 @@ def test_it_does_what_the_slow_implementation_does() -> None:
     settings = Prioritization(alpha=0.7, beta=0.3, beta_batches=20)
     fast, slow = Priorities(50, settings), Slow(50, settings)
     generator = np.random.default_rng(0)
-    drawn = np.random.default_rng(1), np.random.default_rng(1)
+    sampled = np.random.default_rng(1), np.random.default_rng(1)
     stop = 0
     for _ in range(40):
         new = int(generator.integers(1, 9))
         fast.add(stop, stop + new)
         slow.add(stop, stop + new)
         stop += new
-        indices, weights = fast.sample(drawn[0], 16)
-        expected, expected_weights = slow.draw(drawn[1], 16)
+        indices, weights = fast.sample(sampled[0], 16)
+        expected, expected_weights = slow.sample(sampled[1], 16)
         assert indices.tolist() == expected
         np.testing.assert_allclose(weights, expected_weights, rtol=1e-5)
         _, first = np.unique(indices, return_index=True)
@@ -227,12 +227,12 @@ def test_of_batches_drawn_at_once_a_checkpoint_holds_those_that_are_left(make: A
         {"indices": np.zeros(0, np.int64), "weights": np.ones(0, np.float32)},
     ],
 )
-def test_a_checkpoint_that_has_drawn_what_is_not_there_is_refused(make: Any, make_rows: Any, wrong: Any) -> None:
+def test_a_checkpoint_with_sampled_rows_that_are_missing_is_refused(make: Any, make_rows: Any, wrong: Any) -> None:
     memory = make(priority={"batches_at_once": 4})
     memory.append_chunk(make_rows(1, 0, 0, 13, end="terminated"))
     right = {"indices": np.zeros(16, np.int64), "weights": np.ones(16, np.float32)}
     memory._reader._left_over_block(right)
-    with pytest.raises(ValueError, match="not among those held"):
+    with pytest.raises(ValueError, match="not in the memory"):
         memory._reader._left_over_block({**right, **wrong})
     memory.close()
 

@@ -45,7 +45,7 @@ def test_a_rule_of_ones_own_chooses_the_transitions(make: Any, make_rows: Any) -
         torch.testing.assert_close(batch[6]["age"], torch.from_numpy(60.0 - indices).float())
         found |= set(indices.tolist())
     assert found == set(range(40, 60))
-    assert memory.drawable == 40
+    assert memory.sampleable == 40
     memory.close()
 
 

@@ -102,7 +102,7 @@ def test_what_is_too_old_is_not_drawn_any_more(make: Any, make_rows: Any, priori
     assert seen(memory) == {0, 1, 2, 3}
     batch = memory.sample()
     memory.note_version(4)
-    assert memory.drawable == 15
+    assert memory.sampleable == 15
     assert seen(memory) == {1, 2, 3}
     memory.note_version(5)
     if priority is not None:
@@ -113,7 +113,7 @@ def test_what_is_too_old_is_not_drawn_any_more(make: Any, make_rows: Any, priori
     memory.append_chunk(make_rows(2, 9, 0, 6, version=(1, 1), end="truncated"))
     assert seen(memory) == {2, 3}
     memory.note_version(7)
-    assert (memory.drawable, len(memory)) == (0, 25)
+    assert (memory.sampleable, len(memory)) == (0, 25)
     with pytest.raises(ValueError, match="at most 2 versions behind"):
         memory.sample()
     memory.append_chunk(make_rows(1, 5, 0, 6, version=(1, 6), end="truncated"))

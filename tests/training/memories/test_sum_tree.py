@@ -58,11 +58,11 @@ def test_draws_are_those_of_a_slow_running_sum(kind: str, capacity: int) -> None
             found, priorities = tree.find(sought)
             assert found.tolist() == expected
             np.testing.assert_array_equal(priorities, slow[expected])
-            drawn, weights = tree.draw(noise, 0.4)
-            assert drawn.tolist() == expected
+            sampled, weights = tree.sample(noise, 0.4)
+            assert sampled.tolist() == expected
             raw = (slow[expected].reshape(3, 16) / slow.sum()) ** -0.4
             np.testing.assert_allclose(weights, (raw / raw.max(axis=1, keepdims=True)).reshape(-1), rtol=1e-5)
-            assert (drawn.dtype.str, weights.dtype.str) == ("<i8", "<f4")
+            assert (sampled.dtype.str, weights.dtype.str) == ("<i8", "<f4")
     np.testing.assert_array_equal(tree.leaves, slow)
 
 
@@ -98,11 +98,11 @@ def test_compiled_loops_do_what_they_do_as_python() -> None:
         tree.set(np.arange(4000), 1.0)
     for _ in range(30):
         noise, errors = generator.random((1, 64)), generator.standard_normal(64)
-        drawn = [tree.draw(noise.copy(), 0.4) for tree in (fast, slow)]
-        np.testing.assert_array_equal(drawn[0][0], drawn[1][0])
-        np.testing.assert_array_equal(drawn[0][1], drawn[1][1])
+        sampled = [tree.sample(noise.copy(), 0.4) for tree in (fast, slow)]
+        np.testing.assert_array_equal(sampled[0][0], sampled[1][0])
+        np.testing.assert_array_equal(sampled[0][1], sampled[1][1])
         for tree in (fast, slow):
-            tree.update(drawn[0][0], errors, 0, Prioritization(), False)
+            tree.update(sampled[0][0], errors, 0, Prioritization(), False)
     np.testing.assert_array_equal(fast.leaves, slow.leaves)
     assert fast.total == slow.total
 
@@ -114,7 +114,7 @@ def test_sums_do_not_depend_on_how_they_came_about() -> None:
         one.update(generator.integers(0, 3000, 64), generator.random(64), 0, Prioritization(), False)
     other.set(np.arange(3000), one.leaves)
     noise = generator.random((1, 64))
-    np.testing.assert_array_equal(one.draw(noise.copy(), 0.4)[0], other.draw(noise.copy(), 0.4)[0])
+    np.testing.assert_array_equal(one.sample(noise.copy(), 0.4)[0], other.sample(noise.copy(), 0.4)[0])
     assert one.total == other.total
 
 
@@ -126,7 +126,7 @@ def test_without_numba_numpy_draws(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         assert sum_tree(10).total == 0.0
     finally:
         compiled.cache_clear()
-    assert caplog.messages == ["priorities are drawn by NumPy (with the extra numba in half the time)"]
+    assert caplog.messages == ["priorities are sampled by NumPy (with the extra numba in half the time)"]
 
 
 def test_a_numba_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,6 +149,6 @@ def test_rounding_never_leads_to_a_place_of_priority_zero(kind: str, values: lis
     tree.set(np.arange(len(values)), np.array(values))
     found, _ = tree.find(np.array([0.0, share * tree.total, np.nextafter(tree.total, 0), tree.total]))
     assert (tree.leaves[found] > 0).all()
-    drawn, weights = tree.draw(np.array([[0.0, share, np.nextafter(1.0, 0), 1.0]]), 0.5)
-    assert (tree.leaves[drawn] > 0).all()
+    sampled, weights = tree.sample(np.array([[0.0, share, np.nextafter(1.0, 0), 1.0]]), 0.5)
+    assert (tree.leaves[sampled] > 0).all()
     assert weights.max() == 1

@@ -87,10 +87,10 @@ class BoxBounds:
         """Number of elements of one action."""
         return int(self.low.size)
 
-    def clipped(self, drawn: np.ndarray) -> np.ndarray:
-        """Return the sampled action `drawn` [size], clipped to the bounds and with the space's shape and dtype."""
-        action: np.ndarray = np.clip(drawn, self.low, self.high).astype(self.dtype).reshape(self.shape)
-        return action
+    def clipped(self, action: np.ndarray) -> np.ndarray:
+        """Return the sampled action [size], clipped to the bounds and with the space's shape and dtype."""
+        clipped: np.ndarray = np.clip(action, self.low, self.high).astype(self.dtype).reshape(self.shape)
+        return clipped
 
 
 def box_bounds(owner: str, space: Any) -> BoxBounds:

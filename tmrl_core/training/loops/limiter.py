@@ -23,7 +23,7 @@ class _Band:
     above: RateLimit
     below: RateLimit
     stored: int
-    drawn: int
+    sampled: int
     """Samples received and transitions sampled before the band was set, which it does not count."""
 
 
@@ -66,7 +66,7 @@ class RateLimiter:
         """Samples received and transitions sampled at the last call of `lack`."""
 
     def _checked(
-        self, samples_per_insert: float | None, error_buffer: float | None, stored: int, drawn: int
+        self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int
     ) -> _Band | None:
         if samples_per_insert is None:
             return None
@@ -80,7 +80,7 @@ class RateLimiter:
                 f"error_buffer must be at least {least:g} (a batch, what one sample allows), got {error_buffer!r}"
             )
         above = RateLimit(float(samples_per_insert), float(error_buffer))
-        return _Band(above, above.inverse, stored, drawn)
+        return _Band(above, above.inverse, stored, sampled)
 
     @property
     def samples_per_insert(self) -> float | None:
@@ -100,31 +100,31 @@ class RateLimiter:
         """
         self._set(samples_per_insert, error_buffer, samples, updates * self.batch_size)
 
-    def _set(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, drawn: int) -> None:
-        self._band = self._checked(samples_per_insert, error_buffer, max(0, stored - self.min_size), drawn)
+    def _set(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int) -> None:
+        self._band = self._checked(samples_per_insert, error_buffer, max(0, stored - self.min_size), sampled)
 
     def can_sample(self, samples: int, updates: int) -> bool:
-        """Return True if one more update may follow so many updates and received samples."""
+        """Return True if one more update may follow these numbers of updates and received samples."""
         return self._ratio.allows(updates, samples) and self._in_band(samples, updates)
 
     def _in_band(self, samples: int, updates: int) -> bool:
         band = self._band
         if band is None:
             return True
-        drawn = (updates + 1) * self.batch_size - band.drawn
-        return samples >= self.min_size and band.above.allows(drawn, samples - band.stored - self.min_size)
+        sampled = (updates + 1) * self.batch_size - band.sampled
+        return samples >= self.min_size and band.above.allows(sampled, samples - band.stored - self.min_size)
 
     def can_insert(self, samples: int, updates: int) -> bool:
-        """Return True if further samples may be taken after so many updates and received samples."""
+        """Return True if further samples may be inserted after these numbers of updates and received samples."""
         band = self._band
         if band is None or samples < self.min_size:
             return True
-        return band.below.allows(samples - band.stored - self.min_size, updates * self.batch_size - band.drawn)
+        return band.below.allows(samples - band.stored - self.min_size, updates * self.batch_size - band.sampled)
 
     def lack(self, samples: int, updates: int) -> str:
-        """Return in words which limit holds training; empty when it may go on."""
-        band, drawn = self._band, updates * self.batch_size
-        self._seen = (samples, drawn)
+        """Describe the limit that holds training; empty: it may continue."""
+        band, sampled = self._band, updates * self.batch_size
+        self._seen = (samples, sampled)
         if not self._ratio.allows(updates, samples):
             return (
                 f"{updates} updates / {samples} samples received is above trainer.max_training_steps_per_env_step = "
@@ -133,7 +133,7 @@ class RateLimiter:
         if band is None or self._in_band(samples, updates):
             return ""
         return (
-            f"{drawn - band.drawn} transitions drawn of {samples - band.stored} samples is above "
+            f"{sampled - band.sampled} transitions sampled of {samples - band.stored} samples is above "
             f"{band.above.ratio:g} for each (trainer.limiter.samples_per_insert) after the first "
             f"{self.min_size}, and {band.above.slack:g} over"
         )
@@ -143,7 +143,7 @@ class RateLimiter:
     def state_dict(self) -> State:
         """Return the band and its settings, for a checkpoint."""
         band = self._band
-        held = None if band is None else [band.above.ratio, band.above.slack, band.stored, band.drawn]
+        held = None if band is None else [band.above.ratio, band.above.slack, band.stored, band.sampled]
         return {"made": self._made, "band": held, "seen": list(self._seen)}
 
     @property
@@ -158,11 +158,11 @@ class RateLimiter:
         Raises:
             ConfigError: the state is invalid.
         """
-        stored, drawn = (int(count) for count in state["seen"])
+        stored, sampled = (int(count) for count in state["seen"])
         if state["made"] != self._made:
-            self._set(*self._configured, stored, drawn)
+            self._set(*self._configured, stored, sampled)
             return
         self._band = None
         if state["band"] is not None:
-            ratio, error, stored, drawn = state["band"]
-            self._band = self._checked(ratio, error, int(stored), int(drawn))
+            ratio, error, stored, sampled = state["band"]
+            self._band = self._checked(ratio, error, int(stored), int(sampled))

@@ -68,9 +68,9 @@ class TrainingOffline(TrainingLoop):
         max_bad_updates: training stops after so many updates in a row that were skipped, as a number in their batch,
             their losses or their gradients was not finite.
         bad_updates_folder: where the batches of such updates are described, for a look; None: nowhere.
-        samples_per_insert: transitions that are drawn for each sample received, after the first `start_training`: while
-            more were drawn, training waits, and while fewer were, arrived samples wait. None: no limit.
-        error_buffer: transitions drawn that this may be off by, either way; None: see `RateLimiter`.
+        samples_per_insert: transitions sampled for each sample received, after the first `start_training`. Above it,
+            training waits; below it, arrived samples wait. None: no limit.
+        error_buffer: allowed deviation in sampled transitions, either way; None: see `RateLimiter`.
         declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
             environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
             compressor changes. With "dtypes" those of actions and extras count too.
@@ -232,12 +232,12 @@ class TrainingOffline(TrainingLoop):
         return max(0, int(self.delivery["counter"]) - 1)
 
     @property
-    def drawn(self) -> int:
-        """Transitions that were trained on, each as often as it was."""
+    def sampled(self) -> int:
+        """Number of sampled transitions, repetitions included."""
         return self.total_updates * self.limiter.batch_size
 
     def set_samples_per_insert(self, samples_per_insert: float | None, error_buffer: float | None = None) -> None:
-        """Another ratio from now on, or none; what was drawn so far counts as even. From any thread, while it trains.
+        """Set another ratio from now on, or none; the counts so far are taken as balanced. Safe from any thread.
 
         Args:
             samples_per_insert: see above.
@@ -368,7 +368,7 @@ class TrainingOffline(TrainingLoop):
             statistics.sampling_s += time.perf_counter() - before
             indices: Indices | None = None
             if self.total_updates % self.update_buffer_interval == 0:
-                # What is appended may take the place of what was drawn.
+                # Appended rows may replace sampled ones.
                 indices = self._memory.indices_of(batch)
                 self._look_for_samples(interface)
             self._update([batch, *self._further(batches)], indices)
@@ -420,7 +420,7 @@ class TrainingOffline(TrainingLoop):
             self.statistics.add(metrics)
 
     def _tell_memory(self, batch: Batch) -> None:
-        """A memory that draws by priorities learns what its transitions have surprised by."""
+        """Pass the TD errors to a memory that samples by priority."""
         td_error_B = self._agent.td_error_B
         if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
             self._memory.update_priorities(batch[6]["indices"], td_error_B)
@@ -501,7 +501,7 @@ class TrainingOffline(TrainingLoop):
             return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
         if len(self.memory) == 0:
             return f"{self.total_samples} samples have arrived, but no complete transition"
-        if self._memory.drawable == 0:
+        if self._memory.sampleable == 0:
             return (
                 f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks (where workers wait "
                 "for updates meanwhile, raise that or trainer.update_model_interval)"
@@ -567,9 +567,9 @@ class TrainingOffline(TrainingLoop):
             **{names.short(name): value for name, value in info_means("rollout", self._metrics).items()},
             **self.statistics.row(),
         }
-        drawn_lag = self._memory.take_drawn_lag()
-        if drawn_lag is not None:
-            row["drawn_lag_mean"], row["drawn_lag_max"] = drawn_lag
+        sampled_lag = self._memory.pop_sampled_lag()
+        if sampled_lag is not None:
+            row["drawn_lag_mean"], row["drawn_lag_max"] = sampled_lag
         return row
 
     def _fill(self) -> dict[str, float]:

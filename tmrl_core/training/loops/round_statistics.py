@@ -19,7 +19,7 @@ class RoundStatistics:
 
     Attributes:
         idle_s: seconds in which training waited for samples.
-        sampling_s: seconds in which batches were drawn.
+        sampling_s: seconds of sampling batches.
         training_s: seconds of updates.
         updates: how many.
         samples: environment steps received.
@@ -52,7 +52,7 @@ class RoundStatistics:
         self.lag_max = max(self.lag_max, lag)
 
     def row(self) -> dict[str, float]:
-        """Times in seconds (drawing and updating: of one update), rates a second, and the metrics' means; the lag only
+        """Times in seconds (sampling and updating: of one update), rates a second, and the metrics' means; the lag only
         where samples have come."""
         round_s = self._clock() - self._started
         updates = max(1, self.updates)

@@ -30,4 +30,4 @@ class UpdatesAtOnce:
 
         It is never more than those batches, so that sampling does not depend on the number of updates run together.
         """
-        return min(self._most, 1 + memory.drawn_ahead) if self._gains else 1
+        return min(self._most, 1 + memory.prefetched) if self._gains else 1

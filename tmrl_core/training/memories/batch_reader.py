@@ -393,7 +393,7 @@ class BatchReader:
             or indices.min() < rows.readable - len(rows)
             or indices.max() >= rows.readable
         ):
-            raise ValueError(f"the {len(indices)} transitions drawn already are not among those held")
+            raise ValueError(f"the {len(indices)} sampled transitions of the checkpoint are not in the memory")
         return self._block_of(rows.positions_of(indices), {INDICES: indices, WEIGHTS: weights}, {})
 
 

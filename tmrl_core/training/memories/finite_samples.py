@@ -1,4 +1,4 @@
-"""Samples with numbers that are not finite: one of them in a memory spoils each update that draws it."""
+"""Samples with numbers that are not finite: one of them spoils each update that samples it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_finite_samples(chunk: Chunk, *, as_float32: bool = False) -> None:
             if bad := _bad_rows(column, as_float32 or name not in ("observation", "action")):
                 raise SampleRefusedError(
                     f"the {path} holds NaN or an infinite number in {bad} of {chunk.rows} samples, which would spoil "
-                    "each update that draws it. Mend the environment, preprocessor or compressor that makes it."
+                    "each update that samples it. Fix the environment, preprocessor or compressor that produces it."
                 )
 
 

@@ -119,7 +119,7 @@ class Priorities:
             Absolute indices [count * size], and importance weights [count * size] float32, of which the largest in each
             batch is 1.
         """
-        places, weights = self._tree.draw(generator.random((count, size)), self.beta)
+        places, weights = self._tree.sample(generator.random((count, size)), self.beta)
         self.batches += count
         newest = self._stop - 1
         indices: Array = newest - (newest - places) % self.capacity

@@ -322,12 +322,12 @@ class ReplayMemory(TrainingMemory):
         return self._reader.indices_of(batch)
 
     @property
-    def drawable(self) -> int:
+    def sampleable(self) -> int:
         """Number of transitions that may be sampled."""
         return self.sampler.count(self._rows)
 
     @property
-    def drawn_ahead(self) -> int:
+    def prefetched(self) -> int:
         """Number of batches that are sampled already and come next, unless samples are appended."""
         return self._reader.sampled_ahead
 
@@ -345,7 +345,7 @@ class ReplayMemory(TrainingMemory):
             if self.sampler.note_version(self._rows, counter):
                 self._reader.discard_block()
 
-    def take_drawn_lag(self) -> tuple[float, int] | None:
+    def pop_sampled_lag(self) -> tuple[float, int] | None:
         """Return the mean and maximum number of versions by which the policies of sampled transitions were behind.
 
         It covers a few transitions of each block since the last call. None: nothing is known.

@@ -1,14 +1,13 @@
-"""Draws in proportion to priorities, a batch at a time.
+"""Sampling in proportion to priorities, a batch at a time.
 
-A tree of sums in three levels: priorities, sums of 32 of them, sums of 1024. A draw looks the block up in the running
-sum of the top level, then goes down two levels, all draws of a batch together: two dozen NumPy and torch calls,
-whichever has the faster one, where a binary tree over a million takes twenty levels. Sums are made anew from what is
-below them with every change, so that no error adds up. Where numba is installed, compiled loops draw batches and make
-the sums, in about half the time (sum_tree_loops.py).
+A tree of sums with three levels: priorities, sums of 32 of them, sums of 1024. A lookup finds the block in the running
+sum of the top level, then descends two levels, for all samples of a batch together. That takes two dozen calls of NumPy
+or torch, the faster one each time; a binary tree over a million priorities has twenty levels. Each change recomputes
+the sums from the level below, so that no rounding errors accumulate. If numba is installed, compiled loops sample
+batches and compute the sums in about half the time (sum_tree_loops.py).
 
-What such calls cost is their overhead, the memory that they touch first, and branches that cannot be predicted, so
-arrays in between are kept from batch to batch, and a place within a block is found by comparing all of its running sums
-instead of searching them.
+The cost of the calls is overhead, first access to memory, and unpredictable branches. So intermediate arrays are kept
+from batch to batch, and a place within a block is found by comparing all its running sums instead of searching them.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ class Exponent(Protocol):
 
     @property
     def alpha(self) -> float:
-        """It is raised to this power..."""
+        """Power that the priority is raised to."""
 
     @property
     def epsilon(self) -> float:
-        """...after this has been added."""
+        """Constant that is added before."""
 
 
 class _Descent:
-    """One step down, from blocks of a level to places in it, for `size` draws at a time.
+    """One step down, from blocks of a level to places in it, for `size` samples at a time.
 
     Args:
         level: [blocks, FAN].
-        size: draws.
+        size: number of samples.
     """
 
     def __init__(self, level: Array, size: int) -> None:
@@ -91,7 +90,7 @@ class SumTree:
 
     Args:
         capacity: places.
-        loops: draw batches and make the sums; None: NumPy and torch do.
+        loops: sample batches and compute the sums; None: NumPy and torch do.
 
     Attributes:
         capacity: see above.
@@ -109,9 +108,9 @@ class SumTree:
         self._top = torch.zeros(top, dtype=torch.float64)
         self._top_values: Array = self._top.numpy()
         self._running: Array | None = None
-        """Running sums of the top level; None: something has changed since."""
+        """Running sums of the top level; None: outdated."""
         self._descents: tuple[int, tuple[_Descent, ...]] = (0, ())
-        """For so many draws."""
+        """Number of samples, and the descents for it."""
         self.leaves: Array = self._leaf_values[:capacity]
 
     @property
@@ -125,7 +124,7 @@ class SumTree:
         return self._running
 
     def set(self, places: Array, priorities: Any) -> None:
-        """Priorities of places ([n] int64), each 0 or more; where a place comes twice, the last counts."""
+        """Set priorities, each 0 or more, of places ([n] int64); the last one counts for repeated places."""
         self._running = None
         self.leaves[places] = priorities
         if self._loops is not None:
@@ -140,11 +139,11 @@ class SumTree:
         blocks //= FAN
         self._top_values[blocks] = self._middle.take(blocks, axis=0) @ _ONES
 
-    def draw(self, noise: Array, beta: float) -> tuple[Array, Array]:
-        """For each batch one place out of each of equal shares of the sum of all priorities.
+    def sample(self, noise: Array, beta: float) -> tuple[Array, Array]:
+        """Sample batches: divide the sum of all priorities into equal parts and sample one place from each.
 
         Args:
-            noise: [count, size] float64, 0 <= each < 1: where in its share; overwritten.
+            noise: [count, size] float64, 0 <= each < 1: position within the part; overwritten.
             beta: exponent of the importance weights.
 
         Returns:
@@ -153,43 +152,43 @@ class SumTree:
         """
         count, size = noise.shape
         if self._loops is not None:
-            drawn, weights = np.empty(noise.size, np.int64), np.empty(noise.size, np.float32)
+            sampled, weights = np.empty(noise.size, np.int64), np.empty(noise.size, np.float32)
             arrays = self._leaves, self._middle, self._top_values
-            complete, _ = self._loops.draw(noise, beta, *arrays, drawn, np.empty(noise.size), weights)
-            return drawn, weights if complete else importance_weights(self._repair(drawn), count, beta)
+            complete, _ = self._loops.sample(noise, beta, *arrays, sampled, np.empty(noise.size), weights)
+            return sampled, weights if complete else importance_weights(self._repair(sampled), count, beta)
         noise += np.arange(size)
         noise *= self.total / size
         places, priorities = self.find(noise.reshape(-1))
         return places, importance_weights(priorities, count, beta)
 
     def update(self, indices: Array, errors: Array, oldest: int, settings: Exponent, skip_zero: bool) -> float:
-        """Priorities (|error| + epsilon)^alpha of indices ([n] int64), each at its index modulo capacity.
+        """Set the priorities of indices ([n] int64, modulo capacity) to (|error| + epsilon)^alpha.
 
         Args:
-            indices: those before `oldest` are passed over; where one comes twice, the last counts.
-            errors: [n]; those that are not finite are passed over.
+            indices: those before `oldest` are ignored; the last one counts for repeated indices.
+            errors: [n]; those that are not finite are ignored.
             oldest: see above.
             settings: alpha and epsilon.
             skip_zero: places of priority 0 keep it.
 
         Returns:
-            The highest |error| + epsilon; 0 where there is none.
+            The highest |error| + epsilon; 0: there is none.
         """
-        surprises = np.abs(errors).astype(np.float64)
-        surprises += settings.epsilon
-        highest = float(surprises.max(initial=0.0))  # not a number where one of them is not
+        magnitudes = np.abs(errors).astype(np.float64)
+        magnitudes += settings.epsilon
+        highest = float(magnitudes.max(initial=0.0))  # NaN if one of them is
         if skip_zero or indices.min(initial=oldest) < oldest or not math.isfinite(highest):
-            usable = (indices >= oldest) & np.isfinite(surprises)
+            usable = (indices >= oldest) & np.isfinite(magnitudes)
             if skip_zero:
                 usable &= self.leaves[indices % self.capacity] > 0
-            indices, surprises = indices[usable], surprises[usable]
-            highest = float(surprises.max(initial=0.0))
+            indices, magnitudes = indices[usable], magnitudes[usable]
+            highest = float(magnitudes.max(initial=0.0))
         if len(indices):
-            self.set(indices % self.capacity, surprises**settings.alpha)
+            self.set(indices % self.capacity, magnitudes**settings.alpha)
         return highest
 
     def find(self, values: Array) -> tuple[Array, Array]:
-        """For each value, 0 <= value < total, the place p with sum(leaves[:p]) <= value < sum(leaves[: p + 1]).
+        """Find for each value, 0 <= value < total, the place p with sum(leaves[:p]) <= value < sum(leaves[: p + 1]).
 
         Returns:
             Places [n] int64 and their priorities [n], which are above 0.
@@ -217,7 +216,7 @@ class SumTree:
 
 
 def importance_weights(priorities: Array, count: int, beta: float) -> Array:
-    """Of `count` batches [count * size] float32: (1 / priority)^beta, divided by the largest of the batch."""
+    """Return weights [count * size] float32 of batches: (1 / priority)^beta, divided by the largest of the batch."""
     # (N * P)^-beta divided by the largest: N and the sum of all priorities cancel out, and nothing can overflow.
     batches = priorities.reshape(count, -1)
     weights: Array = (batches.min(axis=1, keepdims=True) / batches) ** beta
@@ -225,10 +224,10 @@ def importance_weights(priorities: Array, count: int, beta: float) -> Array:
 
 
 def sum_tree(capacity: int) -> SumTree:
-    """The fastest tree that there is here: compiled where numba is installed."""
+    """Return the fastest available tree: compiled if numba is installed."""
     loops = compiled()
     logger.info(
-        "priorities are drawn by %s",
+        "priorities are sampled by %s",
         "NumPy (with the extra numba in half the time)" if loops is None else "loops that numba compiles",
     )
     return SumTree(capacity, loops)

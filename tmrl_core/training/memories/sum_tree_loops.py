@@ -1,7 +1,7 @@
 """The sum tree's innermost loops, which numba compiles where it is installed.
 
 Functions here are ordinary Python, a slow and obvious form of what `SumTree` does with NumPy and torch; tests compare
-both. numba compiles them anew in each process (about a second, with the first batch): its cache on disk holds pickles.
+both. numba compiles them in each process (about a second, at the first batch), because its cache on disk holds pickles.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def descend(level: Array, places: Array, rest: Array) -> float:
     Args:
         level: [blocks, FAN].
         places: [n] int64 blocks; overwritten with the places found.
-        rest: [n]; overwritten with what is left of it when all before the place is taken away.
+        rest: [n]; overwritten with `rest` less the sums before the place.
 
     Returns:
-        A number without meaning, without which a compiler would not touch memory ahead.
+        A meaningless number, without which a compiler would omit the prefetch.
     """
     fan = level.shape[1]
     touched = 0.0
-    # All blocks are touched before the first is searched, so that the memory is asked for all of them at once.
+    # Touch all blocks before searching the first, so that their memory is fetched in parallel.
     for k in range(len(places)):
-        for j in range(0, fan, 8):  # 8 of them are a line of the cache
+        for j in range(0, fan, 8):  # 8 of them are one cache line
             touched += level[places[k], j]
     for k in range(len(places)):
         block, value = places[k], rest[k]
@@ -48,20 +48,20 @@ def descend(level: Array, places: Array, rest: Array) -> float:
     return touched
 
 
-def draw(
+def sample(
     noise: Array, beta: float, leaves: Array, middle: Array, top: Array, places: Array, rest: Array, weights: Array
 ) -> tuple[bool, float]:
-    """Draw batches.
+    """Sample batches.
 
     Args:
-        noise: [count, size] position of each draw in its share.
+        noise: [count, size] position of each sample in its part of the sum.
         beta: exponent of the importance weights.
-        leaves, middle, top: of the tree, [blocks, FAN], [top, FAN], [top].
+        leaves, middle, top: levels of the tree, [blocks, FAN], [top, FAN], [top].
         places, weights: [count * size] int64, float32: the result.
         rest: [count * size] float64, overwritten.
 
     Returns:
-        False if rounding has led to a place of priority 0, so that weights are missing; and a number without meaning.
+        False if rounding has led to a place of priority 0, so that weights are missing; and a meaningless number.
     """
     count, size = noise.shape
     total = 0.0
@@ -92,7 +92,7 @@ def draw(
 
 
 def sum_up(places: Array, level: Array, above: Array) -> None:
-    """Make the sums of the blocks anew in which places ([n] int64) of a level ([blocks, FAN]) lie."""
+    """Recompute the sums of the blocks that hold places ([n] int64) of a level ([blocks, FAN])."""
     fan = level.shape[1]
     last = -1
     for k in range(len(places)):
@@ -106,22 +106,22 @@ def sum_up(places: Array, level: Array, above: Array) -> None:
 
 
 class Loops(NamedTuple):
-    """The functions above, compiled or not; as they stand they are very slow."""
+    """The functions above, compiled or not; uncompiled they are very slow."""
 
-    draw: Any = draw
+    sample: Any = sample
     sum_up: Any = sum_up
 
 
 @functools.cache
 def compiled() -> Loops | None:
-    """The loops, to be compiled when they are first called; None: numba is not there, or not for this Python."""
+    """Return the loops, which numba compiles at their first call; None: numba is not available."""
     try:
         from numba import njit
         from numba.extending import register_jitable
     except ModuleNotFoundError:
         return None
     except ImportError as exc:
-        logger.warning("numba cannot be used (%s); priorities are drawn by NumPy, at half the speed", exc)
+        logger.warning("numba cannot be used (%s); priorities are sampled by NumPy, at half the speed", exc)
         return None
     register_jitable(descend)
     return Loops(*map(njit(nogil=True), Loops()))

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 import tmrl_core.actor
-from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor, choose_actor, numpy_twin
+from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor, choose_actor, numpy_backend_of
 from tmrl_core.config.algorithms import ACTORS
 from tmrl_core.errors import ConfigError, WeightsError
 
@@ -32,13 +32,13 @@ class Mine(SquashedGaussianMLPActor):
         (functools.partial(SquashedGaussianMLPActor, hidden_sizes=(4,)), {"hidden_sizes": (8,), "activation": "tanh"}),
     ],
 )
-def test_the_twin_takes_the_same_weights(actor: Any, kwargs: dict[str, Any]) -> None:
-    make = numpy_twin(actor, kwargs)
+def test_the_numpy_backend_takes_the_same_weights(actor: Any, kwargs: dict[str, Any]) -> None:
+    make = numpy_backend_of(actor, kwargs)
     assert make is not None
-    twin = make(observation_space=OBS, action_space=ACT)
+    numpy_actor = make(observation_space=OBS, action_space=ACT)
     original = SquashedGaussianMLPActor(OBS, ACT, hidden_sizes=(8,), activation="tanh")
-    assert isinstance(twin, NumpySquashedGaussianMLPActor)
-    twin.from_blob(*original.to_blob(), device="cpu")
+    assert isinstance(numpy_actor, NumpySquashedGaussianMLPActor)
+    numpy_actor.from_blob(*original.to_blob(), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_the_twin_takes_the_same_weights(actor: Any, kwargs: dict[str, Any]) -> 
         (functools.partial(SquashedGaussianMLPActor, OBS), {}),
     ],
 )
-def test_what_has_no_twin_is_left_alone(actor: Any, kwargs: dict[str, Any]) -> None:
-    assert numpy_twin(actor, kwargs) is None
+def test_policies_without_numpy_backend_are_left_alone(actor: Any, kwargs: dict[str, Any]) -> None:
+    assert numpy_backend_of(actor, kwargs) is None
 
 
-def test_the_twin_needs_no_torch() -> None:
+def test_the_numpy_backend_needs_no_torch() -> None:
     script = """
 import sys
 sys.modules["torch"] = None  # importing it raises
@@ -64,7 +64,7 @@ import numpy as np
 from gymnasium import spaces
 import tmrl_core.actor
 box = spaces.Box(-1, 1, (3,), np.float32)
-make = tmrl_core.actor.numpy_twin("tmrl_core.actor:SquashedGaussianMLPActor", {"hidden_sizes": (8,)})
+make = tmrl_core.actor.numpy_backend_of("tmrl_core.actor:SquashedGaussianMLPActor", {"hidden_sizes": (8,)})
 actor = make(observation_space=box, action_space=box)
 actor.from_bytes(actor.to_bytes()).act(np.zeros(3, np.float32))
 try:
@@ -91,17 +91,17 @@ EACH_POLICY = pytest.mark.parametrize(
 
 
 @EACH_POLICY
-def test_each_policy_of_the_project_has_a_twin(name: str, kwargs: dict[str, Any], action_space: Any) -> None:
+def test_each_built_in_policy_has_a_numpy_backend(name: str, kwargs: dict[str, Any], action_space: Any) -> None:
     policy = getattr(tmrl_core.actor, name)
     original = policy(OBS, action_space, **kwargs)
     for reference in (f"tmrl_core.actor:{name}", f"{policy.__module__}:{name}", policy):
         make = choose_actor(reference, kwargs)
-        twin = make(observation_space=OBS, action_space=action_space)
-        assert type(twin).__name__ == f"Numpy{name}"
-        twin.from_blob(*original.to_blob(), device="cpu")
-    for reference in (f"tmrl_core.actor:Numpy{name}", f"{type(twin).__module__}:Numpy{name}", type(twin)):
-        twin = choose_actor(reference, kwargs, backend="numpy")(observation_space=OBS, action_space=action_space)
-        assert type(twin).__name__ == f"Numpy{name}"
+        numpy_actor = make(observation_space=OBS, action_space=action_space)
+        assert type(numpy_actor).__name__ == f"Numpy{name}"
+        numpy_actor.from_blob(*original.to_blob(), device="cpu")
+    for reference in (f"tmrl_core.actor:Numpy{name}", f"{type(numpy_actor).__module__}:Numpy{name}", type(numpy_actor)):
+        numpy_actor = choose_actor(reference, kwargs, backend="numpy")(observation_space=OBS, action_space=action_space)
+        assert type(numpy_actor).__name__ == f"Numpy{name}"
 
 
 @EACH_POLICY
@@ -149,15 +149,17 @@ def test_a_share_of_random_actions_that_is_configured_stays_until_the_trainer_sa
 def test_messages_name_the_policy_that_was_configured(name: str) -> None:
     discrete = name in ("CategoricalMLPActor", "QValueMLPActor")
     action_space, other = (spaces.Discrete(2), ACT) if discrete else (ACT, spaces.Discrete(2))
-    make = numpy_twin(f"tmrl_core.actor:{name}")
+    make = numpy_backend_of(f"tmrl_core.actor:{name}")
     assert make is not None
     with pytest.raises(ConfigError, match=f"^{name} "):
         make(observation_space=OBS, action_space=other)
-    twin = make(observation_space=OBS, action_space=action_space)
+    numpy_actor = make(observation_space=OBS, action_space=action_space)
     with pytest.raises(WeightsError, match=f", {name} reads 'safetensors'"):
-        twin.from_blob("other", b"", "cpu")
+        numpy_actor.from_blob("other", b"", "cpu")
     with pytest.raises(WeightsError, match=f"not for {name}: "):
-        twin.from_bytes(make(observation_space=spaces.Box(-1, 1, (5,)), action_space=action_space).to_bytes(), "cpu")
+        numpy_actor.from_bytes(
+            make(observation_space=spaces.Box(-1, 1, (5,)), action_space=action_space).to_bytes(), "cpu"
+        )
 
 
 ON_A_ROBOT = """
@@ -190,7 +192,7 @@ with RolloutWorker(lambda: gymnasium.make("Pendulum-v1"), SquashedGaussianMLPAct
 """
 
 
-def test_the_names_of_the_policies_give_their_twins_where_torch_is_not_installed() -> None:
+def test_policy_names_give_numpy_backends_without_torch() -> None:
     command = [sys.executable, "-c", ON_A_ROBOT]
     lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
     names = [line.split()[0] for line in lines[:-1]]

@@ -17,7 +17,7 @@ THREE = spaces.Discrete(3, start=5)
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 SQUARE = spaces.Box(-1, 1, (2, 2), np.float64)
 
-TWINS: list[Any] = [
+BACKENDS: list[Any] = [
     (QValueMLPActor, NumpyQValueMLPActor, VECTOR, THREE, {"hidden_sizes": (16, 8)}),
     (
         QValueMLPActor,
@@ -30,35 +30,35 @@ TWINS: list[Any] = [
     (DeterministicMLPActor, NumpyDeterministicMLPActor, VECTOR, BOX, {"hidden_sizes": (16, 8)}),
     (DeterministicMLPActor, NumpyDeterministicMLPActor, NESTED, SQUARE, {"hidden_sizes": (16,), "activation": "tanh"}),
 ]
-BOTH = [(cls, *rest) for one, two, *rest in TWINS for cls in (one, two)]
+BOTH = [(cls, *rest) for one, two, *rest in BACKENDS for cls in (one, two)]
 
 
-@pytest.mark.parametrize(("cls", "twin_cls", "observations", "actions", "kwargs"), TWINS)
-def test_both_twins_act_alike_on_the_same_weights(
-    cls: Any, twin_cls: Any, observations: Any, actions: Any, kwargs: Any
+@pytest.mark.parametrize(("cls", "numpy_cls", "observations", "actions", "kwargs"), BACKENDS)
+def test_both_backends_act_alike_on_the_same_weights(
+    cls: Any, numpy_cls: Any, observations: Any, actions: Any, kwargs: Any
 ) -> None:
     torch.manual_seed(1)
     with_torch = cls(observations, actions, **kwargs)
     with torch.no_grad():
         for parameter in with_torch.parameters():  # far enough apart for more than one best action
             parameter.mul_(1.0 if parameter.ndim == 1 else 4.0)
-    twin = twin_cls(observations, actions, **kwargs)
-    twin.from_blob(*with_torch.to_blob(), device="cpu")
+    numpy_actor = numpy_cls(observations, actions, **kwargs)
+    numpy_actor.from_blob(*with_torch.to_blob(), device="cpu")
     observations.seed(2)
     seen = []
     for _ in range(30):
         obs = observations.sample()
-        expected, action = with_torch.act_(obs, test=True), twin.act(obs, test=True)
+        expected, action = with_torch.act_(obs, test=True), numpy_actor.act(obs, test=True)
         assert np.asarray(action).dtype == np.asarray(expected).dtype
         assert np.shape(action) == np.shape(expected)
         np.testing.assert_allclose(action, expected, atol=1e-5)
         assert actions.contains(action)
-        assert actions.contains(twin.act(obs))
+        assert actions.contains(numpy_actor.act(obs))
         assert actions.contains(with_torch.act_(obs))
         seen.append(np.sum(action))
     assert len(set(seen)) > 1
     # And back.
-    other = cls(observations, actions, **kwargs).from_blob(*twin.to_blob(), device="cpu")
+    other = cls(observations, actions, **kwargs).from_blob(*numpy_actor.to_blob(), device="cpu")
     np.testing.assert_allclose(other.act_(obs, test=True), with_torch.act_(obs, test=True), atol=1e-6)
 
 

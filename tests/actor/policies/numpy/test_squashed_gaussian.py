@@ -26,34 +26,34 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("observations", "actions", "hidden_sizes", "activation"), PAIRS)
-def test_both_twins_act_alike_on_the_same_weights(
+def test_both_backends_act_alike_on_the_same_weights(
     observations: Any, actions: Any, hidden_sizes: tuple[int, ...], activation: str
 ) -> None:
     torch.manual_seed(1)
     with_torch = SquashedGaussianMLPActor(observations, actions, hidden_sizes=hidden_sizes, activation=activation)
-    twin = NumpySquashedGaussianMLPActor(observations, actions, hidden_sizes=hidden_sizes, activation=activation)
-    twin.from_blob(*with_torch.to_blob(), device="cpu")
+    numpy_actor = NumpySquashedGaussianMLPActor(observations, actions, hidden_sizes=hidden_sizes, activation=activation)
+    numpy_actor.from_blob(*with_torch.to_blob(), device="cpu")
     observations.seed(2)
     for _ in range(20):
         obs = observations.sample()
         expected = with_torch.act_(obs, test=True)
-        action = twin.act(obs, test=True)
+        action = numpy_actor.act(obs, test=True)
         assert action.shape == expected.shape
         assert action.dtype == expected.dtype
         np.testing.assert_allclose(action, expected, atol=1e-5)
-        assert actions.contains(twin.act(obs))
+        assert actions.contains(numpy_actor.act(obs))
 
 
 @pytest.mark.parametrize("actions", [PENDULUM, SIX])
 def test_exploration_has_the_spread_of_the_weights(actions: Any) -> None:
-    twin = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,), seed=3)
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,), seed=3)
     with_torch = SquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,))
     with torch.no_grad():
         with_torch.log_std.bias.fill_(-1.0)
         with_torch.log_std.weight.zero_()
-    twin.from_bytes(with_torch.to_bytes())
+    numpy_actor.from_bytes(with_torch.to_bytes())
     obs = np.array([0.3, -0.1, 0.5], np.float32)
-    drawn = np.array([twin.act(obs) for _ in range(4000)], np.float64)
+    drawn = np.array([numpy_actor.act(obs) for _ in range(4000)], np.float64)
     low, high = actions.low.astype(np.float64), actions.high.astype(np.float64)
     u = np.arctanh(2 * (drawn - low) / (high - low) - 1)
     assert u.std(axis=0) == pytest.approx(np.full(actions.shape, np.exp(-1.0)), rel=0.06)
@@ -62,77 +62,77 @@ def test_exploration_has_the_spread_of_the_weights(actions: Any) -> None:
 
 @pytest.mark.parametrize("actions", [PENDULUM, SIX, spaces.Box(-1, 1, (2, 2), np.float64)])
 def test_actions_fill_the_space_until_there_are_weights_to_act_by(actions: Any) -> None:
-    twin = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,), seed=3)
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,), seed=3)
     obs = np.array([0.3, -0.1, 0.5], np.float32)
-    best = twin.act(obs, test=True)
+    best = numpy_actor.act(obs, test=True)
 
     def unit() -> np.ndarray:
-        drawn = np.array([twin.act(obs) for _ in range(1500)])
+        drawn = np.array([numpy_actor.act(obs) for _ in range(1500)])
         assert drawn.dtype == actions.dtype
         assert all(actions.contains(action) for action in drawn)
         share: np.ndarray = (drawn - actions.low) / (actions.high - actions.low)
         return share
 
-    assert twin.exploration() == {"random": 1.0}
+    assert numpy_actor.exploration() == {"random": 1.0}
     assert unit().mean(axis=0) == pytest.approx(np.full(actions.shape, 0.5), abs=0.04)
     assert unit().std(axis=0) == pytest.approx(np.full(actions.shape, 1 / np.sqrt(12)), rel=0.06)
-    assert all(np.array_equal(twin.act(obs, test=True), best) for _ in range(20))
+    assert all(np.array_equal(numpy_actor.act(obs, test=True), best) for _ in range(20))
 
     sharp = SquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,))
     with torch.no_grad():
         sharp.log_std.bias.fill_(-20.0)
         sharp.log_std.weight.zero_()
-    twin.from_bytes(sharp.to_bytes())
-    assert twin.exploration() == {"random": 0.0}
-    np.testing.assert_allclose(twin.act(obs), twin.act(obs, test=True), atol=1e-5)
+    numpy_actor.from_bytes(sharp.to_bytes())
+    assert numpy_actor.exploration() == {"random": 0.0}
+    np.testing.assert_allclose(numpy_actor.act(obs), numpy_actor.act(obs, test=True), atol=1e-5)
 
 
 def test_what_the_trainer_says_of_random_actions_counts_with_any_weights() -> None:
-    twin = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8,), seed=3)
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8,), seed=3)
     original = SquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8,))
     with torch.no_grad():
         original.log_std.bias.fill_(-20.0)
         original.log_std.weight.zero_()
     obs = np.zeros(3, np.float32)
     for share in (1.0, 0.25, 0.0, 1.0):
-        twin.from_bytes(original.to_bytes())
-        twin.set_exploration({"random": share})
-        assert twin.exploration() == {"random": share}
-        best = twin.act(obs, test=True)
-        random = [abs(float((twin.act(obs) - best).item())) > 1e-4 for _ in range(1000)]
+        numpy_actor.from_bytes(original.to_bytes())
+        numpy_actor.set_exploration({"random": share})
+        assert numpy_actor.exploration() == {"random": share}
+        best = numpy_actor.act(obs, test=True)
+        random = [abs(float((numpy_actor.act(obs) - best).item())) > 1e-4 for _ in range(1000)]
         assert np.mean(random) == pytest.approx(share, abs=0.05)
-    twin.set_exploration({"noise": 0.1})  # of another policy
-    assert twin.exploration() == {"random": 1.0}
+    numpy_actor.set_exploration({"noise": 0.1})  # of another policy
+    assert numpy_actor.exploration() == {"random": 1.0}
 
 
 def test_saturated_actions_stay_inside_the_bounds() -> None:
-    twin = NumpySquashedGaussianMLPActor(VECTOR, SIX, hidden_sizes=())
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, SIX, hidden_sizes=())
     with_torch = SquashedGaussianMLPActor(VECTOR, SIX, hidden_sizes=())
     for sign in (50.0, -50.0):
         with torch.no_grad():
             with_torch.mu.bias.fill_(sign)
-        twin.from_bytes(with_torch.to_bytes())
+        numpy_actor.from_bytes(with_torch.to_bytes())
         obs = np.zeros(3, np.float32)
-        assert SIX.contains(twin.act(obs, test=True))
+        assert SIX.contains(numpy_actor.act(obs, test=True))
         assert SIX.contains(with_torch.act_(obs, test=True))
 
 
 def test_each_action_is_an_array_of_its_own() -> None:
-    twin = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM)
-    first = twin.act(np.zeros(3, np.float32))
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM)
+    first = numpy_actor.act(np.zeros(3, np.float32))
     kept = first.copy()
-    twin.act(np.ones(3, np.float32))
+    numpy_actor.act(np.ones(3, np.float32))
     assert np.array_equal(first, kept)
 
 
 def test_the_weights_go_back_to_torch(tmp_path: Path) -> None:
-    twin = NumpySquashedGaussianMLPActor(NESTED, SIX, hidden_sizes=(8, 4), seed=5)
-    twin.save(tmp_path / "weights")
+    numpy_actor = NumpySquashedGaussianMLPActor(NESTED, SIX, hidden_sizes=(8, 4), seed=5)
+    numpy_actor.save(tmp_path / "weights")
     with_torch = SquashedGaussianMLPActor(NESTED, SIX, hidden_sizes=(8, 4)).load(tmp_path / "weights", "cpu")
     obs = NESTED.sample()
-    np.testing.assert_allclose(with_torch.act_(obs, test=True), twin.act(obs, test=True), atol=1e-5)
+    np.testing.assert_allclose(with_torch.act_(obs, test=True), numpy_actor.act(obs, test=True), atol=1e-5)
     other = NumpySquashedGaussianMLPActor(NESTED, SIX, hidden_sizes=(8, 4), seed=6).load(tmp_path / "weights")
-    assert np.array_equal(other.act(obs, test=True), twin.act(obs, test=True))
+    assert np.array_equal(other.act(obs, test=True), numpy_actor.act(obs, test=True))
 
 
 def test_a_seed_repeats_weights_and_exploration() -> None:
@@ -155,19 +155,19 @@ def test_a_seed_repeats_weights_and_exploration() -> None:
     ],
 )
 def test_weights_of_another_architecture_are_refused_whole(kwargs: dict[str, Any], message: str) -> None:
-    twin = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8, 8))
-    before = twin.to_bytes()
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8, 8))
+    before = numpy_actor.to_bytes()
     with pytest.raises(WeightsError, match=message):
-        twin.from_bytes(SquashedGaussianMLPActor(VECTOR, PENDULUM, **kwargs).to_bytes())
-    assert twin.to_bytes() == before
+        numpy_actor.from_bytes(SquashedGaussianMLPActor(VECTOR, PENDULUM, **kwargs).to_bytes())
+    assert numpy_actor.to_bytes() == before
 
 
 def test_garbage_is_refused_whole() -> None:
-    twin = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM)
-    before = twin.to_bytes()
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM)
+    before = numpy_actor.to_bytes()
     with pytest.raises(WeightsError, match="not in the safetensors format"):
-        twin.from_bytes(b"\x00" * 64)
-    assert twin.to_bytes() == before
+        numpy_actor.from_bytes(b"\x00" * 64)
+    assert numpy_actor.to_bytes() == before
 
 
 def test_an_unknown_activation_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The policies with torch; what both twins promise is in test_numpy_off_policy.py."""
+"""The policies with torch; tests of both backends are in `numpy/test_off_policy.py`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tmrl_core.actor import (
     GaussianMLPActor,
     NumpyCategoricalMLPActor,
     NumpyGaussianMLPActor,
-    numpy_twin,
+    numpy_backend_of,
 )
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.errors import ConfigError, WeightsError
@@ -34,8 +34,8 @@ def pair(torch_cls: Any, numpy_cls: Any, space: Any, **kwargs: Any) -> tuple[Any
             parameter.add_(0.3 * torch.randn(parameter.shape))
         for name, buffer in policy.named_buffers():
             buffer.add_(0.3 * torch.randn(buffer.shape) if name == "obs_mean" else torch.rand(buffer.shape))
-    twin = numpy_cls(OBSERVATION, space, **kwargs).from_bytes(policy.to_bytes())
-    return policy, twin
+    numpy_actor = numpy_cls(OBSERVATION, space, **kwargs).from_bytes(policy.to_bytes())
+    return policy, numpy_actor
 
 
 def observations(number: int) -> list[Any]:
@@ -48,11 +48,11 @@ def observations(number: int) -> list[Any]:
     "kwargs",
     [{}, {"hidden_sizes": []}, {"hidden_sizes": [7], "activation": "relu"}, {"normalize_observations": True}],
 )
-def test_the_twin_acts_alike(pieces: Any, kwargs: Any) -> None:
-    policy, twin = pair(*pieces, **kwargs)
-    assert twin.to_bytes() == policy.to_bytes()
+def test_the_numpy_backend_acts_alike(pieces: Any, kwargs: Any) -> None:
+    policy, numpy_actor = pair(*pieces, **kwargs)
+    assert numpy_actor.to_bytes() == policy.to_bytes()
     for obs in observations(20):
-        action, known = policy.act_(obs, test=True), twin.act(obs, test=True)
+        action, known = policy.act_(obs, test=True), numpy_actor.act(obs, test=True)
         np.testing.assert_allclose(action, known, atol=1e-5)
         assert np.asarray(action).dtype == np.asarray(known).dtype == pieces[2].dtype
         assert pieces[2].contains(known)
@@ -77,11 +77,11 @@ def test_what_is_said_of_an_action_is_its_density(pieces: Any) -> None:
 
 
 def test_a_category_is_drawn_as_often_as_its_probability_says() -> None:
-    policy, twin = pair(*PAIRS[0])
+    policy, numpy_actor = pair(*PAIRS[0])
     obs = observations(1)[0]
     batch = {"x": torch.from_numpy(obs["x"])[None], "n": torch.tensor([obs["n"]])}
     expected = policy.log_probs(flatten_batch(policy.layout, batch))[0].exp().tolist()
-    for actor, number in ((policy, 3000), (twin, 20_000)):
+    for actor, number in ((policy, 3000), (numpy_actor, 20_000)):
         actor.seed(1)
         found = Counter(int(actor.act_with_extras(obs)[0]) for _ in range(number))
         for index, probability in enumerate(expected):
@@ -90,10 +90,10 @@ def test_a_category_is_drawn_as_often_as_its_probability_says() -> None:
 
 
 def test_a_gaussian_is_drawn_with_its_spread_and_clipped_only_where_it_acts() -> None:
-    policy, twin = pair(*PAIRS[1], log_std=0.5)
+    policy, numpy_actor = pair(*PAIRS[1], log_std=0.5)
     obs = observations(1)[0]
     std = policy.log_std.exp().detach().numpy()
-    for actor, number in ((policy, 2000), (twin, 10_000)):
+    for actor, number in ((policy, 2000), (numpy_actor, 10_000)):
         actor.seed(2)
         played = [actor.act_with_extras(obs) for _ in range(number)]
         drawn = np.stack([extras["drawn"] for _, extras in played])
@@ -125,13 +125,13 @@ def test_the_entropy_is_that_of_torchs_distributions() -> None:
     torch.testing.assert_close(entropy, density.entropy().sum(-1))
 
 
-def test_twins_are_found_by_name() -> None:
-    assert numpy_twin("tmrl_core.actor:CategoricalMLPActor") is NumpyCategoricalMLPActor
-    twin = numpy_twin(GaussianMLPActor, {"log_std": -1.0, "hidden_sizes": [4]})
-    assert twin is not None
-    assert twin.func is NumpyGaussianMLPActor  # type: ignore[attr-defined]
-    assert numpy_twin(CategoricalMLPActor, {"log_std": -1.0}) is None
-    assert numpy_twin(GaussianMLPActor, {"seed": 1}) is None
+def test_numpy_backends_are_found_by_name() -> None:
+    assert numpy_backend_of("tmrl_core.actor:CategoricalMLPActor") is NumpyCategoricalMLPActor
+    numpy_actor = numpy_backend_of(GaussianMLPActor, {"log_std": -1.0, "hidden_sizes": [4]})
+    assert numpy_actor is not None
+    assert numpy_actor.func is NumpyGaussianMLPActor  # type: ignore[attr-defined]
+    assert numpy_backend_of(CategoricalMLPActor, {"log_std": -1.0}) is None
+    assert numpy_backend_of(GaussianMLPActor, {"seed": 1}) is None
 
 
 def test_spaces_and_weights_that_do_not_fit_are_refused() -> None:
@@ -141,17 +141,17 @@ def test_spaces_and_weights_that_do_not_fit_are_refused() -> None:
                 cls(OBSERVATION, spaces.MultiBinary(3))
     with pytest.raises(ConfigError, match="without torch"):
         NumpyCategoricalMLPActor(OBSERVATION, FEW, activation="gelu")
-    policy, twin = pair(*PAIRS[0])
-    before = twin.to_bytes()
+    policy, numpy_actor = pair(*PAIRS[0])
+    before = numpy_actor.to_bytes()
     for data in (b"nothing", pair(*PAIRS[1])[0].to_bytes(), pair(*PAIRS[0], activation="relu")[0].to_bytes()):
         with pytest.raises(WeightsError):
-            twin.from_bytes(data)
-    assert twin.to_bytes() == before == policy.to_bytes()
+            numpy_actor.from_bytes(data)
+    assert numpy_actor.to_bytes() == before == policy.to_bytes()
 
 
 @pytest.mark.parametrize("pieces", PAIRS)
 def test_observations_are_normalized_by_what_came_with_the_weights(pieces: Any) -> None:
-    policy, twin = pair(*pieces, normalize_observations=True)
+    policy, numpy_actor = pair(*pieces, normalize_observations=True)
     plain, _ = pair(*pieces)
     with torch.no_grad():
         policy.obs_mean[:] = torch.arange(7.0)
@@ -164,6 +164,6 @@ def test_observations_are_normalized_by_what_came_with_the_weights(pieces: Any) 
             policy.sample(flat[None], True)[0], plain.sample(torch.full((1, 7), 2.0), True)[0], check_dtype=False
         )
     # Weights that say nothing of it are not for a policy that needs it, nor the other way round.
-    for policy_, weights in ((twin, plain), (plain, policy)):
+    for policy_, weights in ((numpy_actor, plain), (plain, policy)):
         with pytest.raises(WeightsError, match="obs_mean"):
             policy_.from_bytes(weights.to_bytes(), "cpu")

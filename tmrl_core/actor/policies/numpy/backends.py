@@ -1,4 +1,4 @@
-"""Which policies have a twin that needs no torch; found by name, so that looking does not import torch either."""
+"""NumPy backends of policies, found by name: the lookup does not import torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BACKENDS: dict[str, type[ActorModule]] = {policy.name: getattr(actors, policy.n
 _NUMPY_CLASSES = tuple(_BACKENDS.values())
 
 _NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
-"""Parameters of a twin that are no keyword arguments of the policy."""
+"""Parameters of a NumPy backend that are not keyword arguments of the policy."""
 
 
-def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[..., Any] | None:
+def numpy_backend_of(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[..., Any] | None:
     """Return a callable that makes the policy's NumPy backend, or None where it has none.
 
     Args:
@@ -36,16 +36,16 @@ def numpy_twin(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Callable[
         A callable `(observation_space=, action_space=)`. None: a policy of the user's own (a subclass included), or a
         keyword argument, such as another activation, that the NumPy backend does not support.
     """
-    twin, keywords = _twin_of(actor, kwargs)
-    if twin is None or not (inspect.signature(twin).parameters.keys() - _NO_KEYWORDS).issuperset(keywords):
+    cls, keywords = _backend_of(actor, kwargs)
+    if cls is None or not (inspect.signature(cls).parameters.keys() - _NO_KEYWORDS).issuperset(keywords):
         return None
     if activation_name(keywords.get("activation", "relu")) not in SUPPORTED_ACTIVATIONS:
         return None
-    return functools.partial(twin, **keywords) if keywords else twin
+    return functools.partial(cls, **keywords) if keywords else cls
 
 
-def _twin_of(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorModule] | None, dict[str, Any]]:
-    """The twin's class, if there is one, and all keyword arguments of the policy."""
+def _backend_of(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorModule] | None, dict[str, Any]]:
+    """Return the class of the NumPy backend, if there is one, and all keyword arguments of the policy."""
     keywords = dict(kwargs or {})
     while isinstance(actor, functools.partial):
         if actor.args:
@@ -68,8 +68,8 @@ def choose_actor(
     """Return a callable that makes the worker's policy with the selected backend.
 
     Args:
-        actor: as for `numpy_twin`.
-        kwargs: as for `numpy_twin`.
+        actor: as for `numpy_backend_of`.
+        kwargs: as for `numpy_backend_of`.
         device: device of the policy.
         backend: `auto`: NumPy where the policy has a NumPy backend and the device is the CPU, else torch; `numpy`: the
             NumPy backend; `torch`: the policy itself.
@@ -83,19 +83,20 @@ def choose_actor(
     on_cpu = str(device) == "cpu"
     if backend == "numpy" and not on_cpu:
         raise ConfigError(f"worker.backend: numpy runs on the CPU, worker.device is {device}")
-    twin = numpy_twin(actor, kwargs) if backend != "torch" and on_cpu else None
-    if twin is not None:
-        if isinstance(twin, functools.partial):
-            check_kwargs(twin.func, twin.keywords, "actor.kwargs")
-        return twin
+    make = numpy_backend_of(actor, kwargs) if backend != "torch" and on_cpu else None
+    if make is not None:
+        if isinstance(make, functools.partial):
+            check_kwargs(make.func, make.keywords, "actor.kwargs")
+        return make
     if backend == "numpy" and not _acts_without_torch(actor):
         raise ConfigError(
-            f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy twin; use auto or torch, or one of the "
-            f"policies {', '.join(_BACKENDS)} of tmrl_core.actor with relu or tanh"
+            f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy backend; use auto or torch, or "
+            f"one of the policies {', '.join(_BACKENDS)} of tmrl_core.actor with relu or tanh"
         )
-    same, keywords = _twin_of(actor, kwargs)
+    same, keywords = _backend_of(actor, kwargs)
     if same is NumpySquashedGaussianMLPActor and "random" not in keywords:
-        # As its twin begins. Of itself it does not, since the one that is trained is never sent any weights.
+        # Begin with random actions, as its NumPy backend does. The trainer's own actor must not: it receives no
+        # weights.
         kwargs = {**(kwargs or {}), "random": None}
     torch_only = same is not None or (backend == "torch" and _acts_without_torch(actor))
     if torch_only and importlib.util.find_spec("torch") is None:

@@ -73,7 +73,7 @@ class NumpyDeterministicMLPActor(NumpyMLPActor):
         activation: `relu` or `tanh`, or torch's class of that name.
         noise: standard deviation of the Gaussian noise where actions are scaled to [-1, 1], until the trainer says
             another.
-        random: share of actions drawn uniformly from the action space, until the trainer says another.
+        random: share of actions sampled uniformly from the action space, until the trainer says another.
         seed: of the initial weights and of exploration; None: from the operating system.
 
     Raises:

@@ -14,7 +14,7 @@ from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
 
 _BLOCK = 1024
-"""Random numbers drawn at once."""
+"""Random numbers sampled per call."""
 OBSERVATION_LIMIT = 10.0
 """Normalized observations are cut here, so that what was constant so far and changes now does not drown the rest."""
 
@@ -115,7 +115,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
         )
 
     def seed(self, seed: int) -> None:
-        """Seed the exploration; what had been drawn ahead is thrown away."""
+        """Seed the exploration and discard numbers sampled before."""
         super().seed(seed)
         self._uniform.clear()
 
@@ -185,14 +185,14 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
         self._constant = float(log_std.sum() + 0.5 * log_std.size * math.log(2.0 * math.pi))
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
-        """The action within the bounds, with the log-density `logp` of what was `drawn`."""
-        drawn = self._forward(obs).astype(np.float64)
+        """Return the action within the bounds, and the log-density `logp` of the unclipped one, the extra `drawn`."""
+        sampled = self._forward(obs).astype(np.float64)
         logp = -self._constant
         if not test:
-            noise = self._rng.standard_normal(drawn.size)
-            drawn = drawn + self._std * noise
+            noise = self._rng.standard_normal(sampled.size)
+            sampled = sampled + self._std * noise
             logp -= 0.5 * float(noise @ noise)
-        return self._bounds.clipped(drawn), {"logp": np.float32(logp), "drawn": drawn.astype(np.float32)}
+        return self._bounds.clipped(sampled), {"logp": np.float32(logp), "drawn": sampled.astype(np.float32)}
 
     def reset_extras(self) -> dict[str, Any]:
         """Zeros."""

@@ -19,10 +19,10 @@ LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
 
 _NOISE_BLOCK = 4096
-"""Gaussian numbers drawn at once: one call per action would cost more than the action's last layer."""
+"""Gaussian numbers sampled per call: one call per action would cost more than the last layer."""
 
 _UNIFORM_BLOCK = 256
-"""Random actions drawn at once: drawn one by one, they cost more than the policy's own."""
+"""Random actions sampled per call: one by one, they would cost more than the policy's own."""
 
 _SCALAR_ACTIONS = 4
 """Up to so many action elements, Python's own floats are faster than calls to NumPy."""
@@ -36,8 +36,8 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         action_space: a Box of floats with finite bounds.
         hidden_sizes: width of each hidden layer.
         activation: `relu` or `tanh`, or torch's class of that name.
-        random: share of actions drawn uniformly from the action space, until the trainer says another; None: all, until
-            weights arrive that it says nothing about.
+        random: share of actions sampled uniformly from the action space, until the trainer says another; None: all,
+            until weights arrive that it says nothing about.
         seed: of the initial weights and of exploration; None: from the operating system.
 
     Raises:
@@ -65,7 +65,7 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         self._explore_with(1.0 if random is None else float(random))
 
     def seed(self, seed: int) -> None:
-        """Seed the exploration; what had been drawn ahead is thrown away."""
+        """Seed the exploration and discard numbers sampled before."""
         super().seed(seed)
         self._noise.clear()
         self._uniform.clear()
@@ -97,8 +97,8 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
             return self._act_by_policy(obs, test)
         if not self._uniform:
             bounds = self._bounds
-            drawn = self._rng.uniform(bounds.low, bounds.high, (_UNIFORM_BLOCK, bounds.size)).astype(bounds.dtype)
-            self._uniform.extend(drawn.reshape(-1, *bounds.shape))
+            sampled = self._rng.uniform(bounds.low, bounds.high, (_UNIFORM_BLOCK, bounds.size)).astype(bounds.dtype)
+            self._uniform.extend(sampled.reshape(-1, *bounds.shape))
         return self._uniform.pop()
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:

@@ -89,8 +89,8 @@ class QValueMLPActor(TorchMLPActor):
     def act(self, obs: Any, test: bool = False) -> Any:
         """Return the action for one observation, collated with a batch dimension of one."""
         if not test and self._uniform().item() < self.epsilon:
-            drawn = torch.randint(self._actions.count, (), generator=self._generator, device=self._own_device)
-            return self._actions.of(int(drawn.item()))
+            index = torch.randint(self._actions.count, (), generator=self._generator, device=self._own_device)
+            return self._actions.of(int(index.item()))
         with torch.no_grad():
             return self._actions.of(int(self(obs)[0].argmax().item()))
 
@@ -165,7 +165,7 @@ class DeterministicMLPActor(TorchMLPActor):
             else:
                 action = self(obs)[0]
                 if not test:
-                    drawn = torch.randn(self.low.shape, generator=self._generator, device=self.low.device)
-                    action = action + self.noise * drawn * (self.high - self.low) / 2.0
+                    noise = torch.randn(self.low.shape, generator=self._generator, device=self.low.device)
+                    action = action + self.noise * noise * (self.high - self.low) / 2.0
             array: np.ndarray = torch.clamp(action, self.low, self.high).cpu().numpy()
         return array.astype(self._action_dtype, copy=False)

@@ -168,7 +168,7 @@ class CategoricalMLPActor(OnPolicyActor):
 class GaussianMLPActor(OnPolicyActor):
     """Gaussian policy with a multi-layer perceptron's mean and a state-independent spread; clipped to the bounds.
 
-    What was drawn before it was clipped comes as the extra `drawn`: that is what the density is of.
+    The extra `drawn` holds the action before clipping, which the density refers to.
 
     The other arguments are those of `OnPolicyActor`.
 
@@ -200,8 +200,8 @@ class GaussianMLPActor(OnPolicyActor):
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
         return self._density(mu_BA, action), entropy.expand(len(mu_BA))
 
-    def _density(self, mu_BA: Tensor, drawn_BA: Tensor) -> Tensor:
-        z_BA = (drawn_BA - mu_BA) * torch.exp(-self.log_std)
+    def _density(self, mu_BA: Tensor, sampled_action_BA: Tensor) -> Tensor:
+        z_BA = (sampled_action_BA - mu_BA) * torch.exp(-self.log_std)
         return (-0.5 * z_BA.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=-1)
 
     def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
@@ -211,11 +211,11 @@ class GaussianMLPActor(OnPolicyActor):
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
         """Sample [B, A] unclipped actions, or return the most likely ones with `test`, and [B] their log-density."""
         mu_BA = self.mu(self.net(self.normalized(flat_BD)))
-        drawn_BA = mu_BA
+        sampled_action_BA = mu_BA
         if not test:
             noise_BA = torch.randn(mu_BA.shape, generator=self._generator, device=mu_BA.device, dtype=mu_BA.dtype)
-            drawn_BA = mu_BA + torch.exp(self.log_std) * noise_BA
-        return drawn_BA, self._density(mu_BA, drawn_BA)
+            sampled_action_BA = mu_BA + torch.exp(self.log_std) * noise_BA
+        return sampled_action_BA, self._density(mu_BA, sampled_action_BA)
 
     def reset_extras(self) -> dict[str, Any]:
         """Return zeros."""

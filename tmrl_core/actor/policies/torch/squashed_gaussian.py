@@ -29,7 +29,7 @@ class SquashedGaussianMLPActor(TorchMLPActor):
         action_space: a Box of floats with finite bounds.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
-        random: share of actions drawn uniformly from the action space, until the trainer says another; None, which
+        random: share of actions sampled uniformly from the action space, until the trainer says another; None, which
             workers begin with: all, until weights arrive that it says nothing about.
 
     Raises:

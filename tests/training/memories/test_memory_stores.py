@@ -159,7 +159,7 @@ def saved(memory: ReplayMemory) -> tuple[Any, list[Any]]:
     return copy.deepcopy(memory.state_dict()), rows
 
 
-class Twins:
+class Stores:
     """Four memories of one configuration."""
 
     def __init__(self, folder: Path, seed: int, stacked: bool) -> None:
@@ -225,39 +225,39 @@ def wrong(chunk: Chunk, draw: random.Random) -> Chunk:
     )
 
 
-def check_held(twins: Twins, model: Model, known: set[Any]) -> None:
+def check_held(stores: Stores, model: Model, known: set[Any]) -> None:
     """A few of the transitions that are held are the model's, those pictures included."""
-    lengths = {(len(memory), memory.drawable, memory.written) for memory in twins.all}
+    lengths = {(len(memory), memory.sampleable, memory.written) for memory in stores.all}
     assert len(lengths) == 1
     length, _, written = lengths.pop()
-    if not twins.stacked:
-        assert (length, written) == (min(twins.settings["memory_size"], len(model.made)), len(model.made))
+    if not stores.stacked:
+        assert (length, written) == (min(stores.settings["memory_size"], len(model.made)), len(model.made))
     for item in {0, length // 2, length - 1} if length else ():
-        for memory in twins.all:
+        for memory in stores.all:
             found = memory.get_transition(item)
             key = made_of(found, float(found[6].get("discount", GAMMA)))
-            assert key in known if twins.stacked else key == model.made[written - length + item]
+            assert key in known if stores.stacked else key == model.made[written - length + item]
             for seen in (found[0], found[3]):
                 stream, episode, step = (int(value) for value in seen["place"])
-                expected = observations(stream, episode, np.array([step]), twins.stacked)
+                expected = observations(stream, episode, np.array([step]), stores.stacked)
                 for (_, left), (_, right) in zip(flatten(seen), flatten(expected), strict=True):
                     assert np.array_equal(left, right[0])
 
 
-def check_drawn(twins: Twins) -> None:
+def check_drawn(stores: Stores) -> None:
     """All draw the same, and learn of the same errors."""
-    draw = twins.random
+    draw = stores.random
     for _ in range(draw.randint(1, 8)):
-        batches = [memory.sample() for memory in twins.all]
+        batches = [memory.sample() for memory in stores.all]
         expected = bits(batches[0])
         assert all(bits(batch) == expected for batch in batches)
-        found = [memory.indices_of(batch) for memory, batch in zip(twins.all, batches, strict=True)]
+        found = [memory.indices_of(batch) for memory, batch in zip(stores.all, batches, strict=True)]
         indices = [np.asarray(one).tolist() for one in found]
         assert indices == [indices[0]] * 4
-        assert len(indices[0]) == twins.settings["batch_size"]
-        if twins.priority is not None and draw.random() < 0.8:
+        assert len(indices[0]) == stores.settings["batch_size"]
+        if stores.priority is not None and draw.random() < 0.8:
             errors = [draw.choice([0.0, -1.0, draw.random(), 1e3, math.nan, math.inf]) for _ in indices[0]]
-            for memory in twins.all:
+            for memory in stores.all:
                 memory.update_priorities(batches[0][6]["indices"].clone(), torch.tensor(errors))
 
 
@@ -273,15 +273,15 @@ def test_all_memories_draw_the_same_true_transitions_whatever_happens(
 
 
 def one_run(folder: Path, seed: int, stacked: bool) -> None:
-    streams, twins = Streams(seed, stacked), Twins(folder, seed, stacked)
-    model, draw, version = Model(twins.n_step), twins.random, 1
+    streams, stores = Streams(seed, stacked), Stores(folder, seed, stacked)
+    model, draw, version = Model(stores.n_step), stores.random, 1
     known: set[Any] = set()
     for _ in range(40):
         chance = draw.random()
         if chance < 0.4:
             chunk = streams.chunk(version)
-            bad = draw.random() < 0.12 and len(twins.all[0]) > 0
-            assert twins.append(wrong(chunk, draw) if bad else chunk) != bad
+            bad = draw.random() < 0.12 and len(stores.all[0]) > 0
+            assert stores.append(wrong(chunk, draw) if bad else chunk) != bad
             if bad:
                 model.forget(chunk.stream)
             else:
@@ -290,19 +290,19 @@ def one_run(folder: Path, seed: int, stacked: bool) -> None:
                 known.update(model.made[before:])
         elif chance < 0.5:
             version += draw.randint(0, 2)
-            for memory in twins.all:
+            for memory in stores.all:
                 memory.note_version(version)
         elif chance < 0.6:
-            twins.restore(version)
+            stores.restore(version)
         elif chance < 0.64:
             stream = bytes([draw.randint(1, streams.number)]) * 16
-            for memory in twins.all:
+            for memory in stores.all:
                 memory.forget_stream(stream)
                 memory.commit()
             model.forget(stream)
         else:
-            check_held(twins, model, known)
-            if twins.all[0].drawable:
-                check_drawn(twins)
-    for memory in twins.all:
+            check_held(stores, model, known)
+            if stores.all[0].sampleable:
+                check_drawn(stores)
+    for memory in stores.all:
         memory.close()
