@@ -7,12 +7,14 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from tmrl_core.config.agent_settings import described
 from tmrl_core.training.agent import TrainingAgent
 
 Agent = TypeVar("Agent", bound=type[TrainingAgent])
+Setting: TypeAlias = Any
+"""Value of one of an agent's settings, whose class names its type."""
 
 
 def takes(settings: type[Any]) -> Callable[[Agent], Agent]:
