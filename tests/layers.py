@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/envs/test_filmed.py::test_what_is_seen_between_start_and_stop_is_in_the_file",
         "tests/examples/test_custom_environment.py",
         "tests/examples/test_images.py::test_it_trains_and_plays_from_the_command_line",
+        "tests/gateway/advice/test_saves.py::test_a_killed_writer_leaves_whole_saves",
         "tests/local/test_pipeline.py",
         "tests/local/test_runs.py",
         "tests/local/test_supervision.py",
