@@ -37,6 +37,7 @@ examples:
   python -m tmrl_core --server -c my.yaml                       one role, where the others can reach it
   python -m tmrl_core --worker -c my.yaml --set worker.name=robot7
   python -m tmrl_core --trainer -c my.yaml --wandb
+  python -m tmrl_core --gateway -c my.yaml                      environments as HTTP and WebSocket clients
   python -m tmrl_core --status -c my.yaml --watch 2             what the Server sees; --json for programs
   python -m tmrl_core --credentials create --host server.example.org
   python -m tmrl_core --credentials bundle worker --name robot7
@@ -85,6 +86,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         matches = difflib.get_close_matches(wrong if wrong.startswith("-") else f"--{wrong}", known, n=2, cutoff=0.7)
         hint = f"did you mean {' or '.join(matches)}?" if matches else "see --help"
         made.error(f"{wrong}: no such option; {hint}")
+    if options.role is None and options.gateway:
+        options.role = "gateway"
     if options.role is None:
         made.error("say what to run: --local, --server, --worker, --trainer, or another role of --help")
     return options
@@ -124,6 +127,12 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     role = made.add_mutually_exclusive_group()
+    # Not one of the exclusive options: with --local it adds to the roles there.
+    made.add_argument(
+        "--gateway",
+        action="store_true",
+        help="the gateway: acts for environments that are HTTP clients; with --local, instead of workers",
+    )
     for name, text in (
         ("server", "the Server: relays between workers and trainer; the only role that listens"),
         ("worker", "a RolloutWorker: collects samples in the environment"),
@@ -151,7 +160,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
     made.add_argument("--seed", type=int, default=None, metavar="N", help="seed of everything random (run.seed)")
     local = made.add_argument_group("with --local")
-    local.add_argument("--workers", type=int, default=None, metavar="N", help="number of RolloutWorkers (default: 2)")
+    local.add_argument(
+        "--workers",
+        type=int,
+        default=None,
+        metavar="N",
+        help="number of RolloutWorkers (default: 2; with --gateway: 0)",
+    )
     local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
     local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
     local.add_argument("--small", action="store_true", help="a short run that tests the installation, not the learning")
@@ -169,7 +184,9 @@ def parser() -> argparse.ArgumentParser:
         "--control", action="store_true", help="end the role in order at the line `stop` or the end of standard input"
     )
     supervised.add_argument(
-        "--announce", action="store_true", help="with --server: print the port as a line of JSON once it listens"
+        "--announce",
+        action="store_true",
+        help="with --server or --gateway: print the port as a line of JSON once it listens",
     )
     return made
 
@@ -195,7 +212,13 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if source := config_file(options):
         # Said before anything that it names is imported: without `-c` it may be somebody else's file.
         logger.info("configuration: %s", source.absolute())
-    if config.network.transport == "local" and options.role in ("server", "worker", "expert", "trainer"):
+    if config.network.transport == "local" and options.role in (
+        "server",
+        "worker",
+        "expert",
+        "trainer",
+        "gateway",
+    ):
         raise ConfigError(
             f"network.transport: local connects threads of one process, and --{options.role} is a process of its own; "
             "take --local --single-process, or network.transport: tls"
@@ -220,10 +243,11 @@ def check_options(options: argparse.Namespace) -> None:
         ("render", ["test"]),
         ("video", ["test"]),
         ("steps", ["benchmark"]),
-        ("announce", ["server"]),
+        ("announce", ["server", "gateway"]),
+        ("gateway", ["gateway", "local"]),
         ("wandb", ["trainer", "local"]),
         ("new", ["trainer", "local"]),
-        ("seed", ["trainer", "worker", "expert", "local", "test", "benchmark"]),
+        ("seed", ["trainer", "worker", "expert", "gateway", "local", "test", "benchmark"]),
         ("json", ["status"]),
         ("watch", ["status"]),
     ):
@@ -372,6 +396,22 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
     return 0
 
 
+def gateway(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
+    """`--gateway`: until it is asked to end."""
+    from tmrl_core.roles import from_config as roles
+
+    one_thread()
+    roles.ensure_credentials(config)
+    from tmrl_core.gateway.serve import Gateway
+
+    with Gateway(config) as made:
+        if options.announce:
+            print(json.dumps({"port": made.port}), flush=True)
+        while not (shutdown.wait(0.5) or made.wait(0)):
+            pass
+    return 0
+
+
 def load_torch() -> None:
     """Import what training uses of torch, where it is installed, for as long as this process lives.
 
@@ -396,7 +436,8 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
         config,
         passed_on(options),
         shutdown,
-        workers=options.workers or 2,
+        workers=options.workers or (0 if options.gateway else 2),
+        gateway=options.gateway,
         single_process=options.single_process,
         quickstart=options.quickstart,
         small=options.small,
@@ -490,6 +531,7 @@ ROLES: dict[str, Callable[[Config, argparse.Namespace, ShutdownSignal], int]] = 
     "server": server,
     "worker": worker,
     "trainer": trainer,
+    "gateway": gateway,
     "local": local,
     "expert": worker,
     "test": test,

@@ -43,6 +43,7 @@ def run_local(
     shutdown: ShutdownSignal,
     *,
     workers: int = 2,
+    gateway: bool = False,
     single_process: bool = False,
     quickstart: bool = False,
     small: bool = False,
@@ -54,6 +55,7 @@ def run_local(
         passed: the command line that gives the children the same configuration.
         shutdown: requests the end of the run.
         workers: how many RolloutWorkers.
+        gateway: also run the gateway, whose clients collect samples. It ends with training.
         single_process: threads instead of processes.
         quickstart: a run of its own beside earlier ones of that name, on a free port, and a text about what to do next.
         small: a few hundred updates and no target.
@@ -65,18 +67,21 @@ def run_local(
         ConfigError: the ratios would starve both sides, or the transport does not connect processes.
         TmrlError: a role failed; with its last messages.
     """
+    if gateway and single_process:
+        raise ConfigError("--gateway is a process of its own: leave --single-process out")
     changes = changes_for_this_machine(config, workers, single_process=single_process, quickstart=quickstart)
     changes += SMALL if small else []
     config = with_changes(config, changes)
     roles.check_device(config.worker.device, "worker.device")
     roles.check_device(config.trainer.device, "trainer.device")
     roles.check_spaces(config)
-    conflict = ratios_conflict(config, workers, roles.longest_episode(config))
-    if conflict is not None:
-        raise ConfigError(conflict)
-    warning = ratios_warning(config, workers, roles.longest_episode(config))
-    if warning is not None:
-        logger.warning("%s", warning)
+    if not gateway:  # its clients never wait for the trainer
+        conflict = ratios_conflict(config, workers, roles.longest_episode(config))
+        if conflict is not None:
+            raise ConfigError(conflict)
+        warning = ratios_warning(config, workers, roles.longest_episode(config))
+        if warning is not None:
+            logger.warning("%s", warning)
     use(config)
     check_run_folder(config)  # before anything starts: that folder is where all of them write
     view = View(config)
@@ -85,7 +90,8 @@ def run_local(
     else:
         if roles.ensure_credentials(config):
             logger.info("made credentials for this machine")
-        group = Processes(config, [*passed, *(word for change in changes for word in ("--set", change))], workers)
+        there = [*passed, *(word for change in changes for word in ("--set", change))]
+        group = Processes(config, there, workers, gateway=gateway)
     shutdown.kill_on_second(group.kill)
     shutdown.calls_for_checkpoint(group.checkpoint)
     with view:

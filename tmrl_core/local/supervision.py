@@ -33,7 +33,7 @@ DISK_S = 30.0
 """Seconds between two checks of the free space on the disk."""
 MIN_FREE_BYTES = 1 << 20
 RESTARTS = 3
-"""Maximum number of restarts of one worker, or of the Server."""
+"""Maximum number of restarts of one worker, of the gateway or of the Server."""
 RESTART_PAUSE_S = 1.0
 """Pause before the first restart; it doubles before each further one."""
 TRAINER_END_S = 120.0
@@ -192,7 +192,7 @@ class Child:
 class Processes(Group):
     """Roles as processes over the configured transport."""
 
-    def __init__(self, config: Config, passed: Sequence[str], workers: int) -> None:
+    def __init__(self, config: Config, passed: Sequence[str], workers: int, *, gateway: bool = False) -> None:
         self._config = config
         self._passed = list(passed)
         self._logs = config.run_folder / "logs"
@@ -201,6 +201,7 @@ class Processes(Group):
         self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
+        self.gateways = [self._child("gateway", ["--gateway"], threads=1)] if gateway else []
         self.trainer = self._child("trainer", ["--trainer"], threads=config.trainer.threads)
 
     def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
@@ -215,7 +216,9 @@ class Processes(Group):
         self.trainer.arguments = ["--trainer", *there]
         for worker in self.workers:
             worker.arguments = ["--worker", *there, "--set", f"worker.name={worker.name}"]
-        for child in (self.trainer, *self.workers):
+        for gateway in self.gateways:
+            gateway.arguments = ["--gateway", *there]
+        for child in (self.trainer, *self.gateways, *self.workers):
             child.start()
 
     def port_of_server(self, view: Watcher) -> int:
@@ -245,15 +248,15 @@ class Processes(Group):
             return int(json.loads(line)["port"])
 
     def look(self, view: Watcher) -> bool:
-        """Restart crashed workers and the Server a few times; False: training has ended."""
+        """Restart crashed workers, the gateway and the Server a few times; False: training has ended."""
         if self.trainer.status is not None:
             if self.trainer.status != 0:
                 raise self.trainer.failure()
             return False
         self._look_at_disk(view)
-        for child in (self.server, *self.workers):
+        for child in (self.server, *self.gateways, *self.workers):
             self._care(child, view)
-        if all(worker.status == 0 for worker in self.workers) and view.starving:
+        if not self.gateways and all(worker.status == 0 for worker in self.workers) and view.starving:
             view.say("All workers have reached their limits, and the trainer waits for more samples: ending.")
             return False
         return True
@@ -277,8 +280,8 @@ class Processes(Group):
 
     def _care(self, child: Child, view: Watcher) -> None:
         status = child.status
-        # A worker that ends with 0 has reached its limit or was told to finish; a Server never does by itself.
-        if status is None or (status == 0 and child is not self.server):
+        # A worker that ends with 0 has reached its limit or was told to finish; the others never do by themselves.
+        if status is None or (status == 0 and child in self.workers):
             return
         if child.resting_until == 0.0:
             if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:
@@ -293,8 +296,8 @@ class Processes(Group):
             child.start()
 
     def end(self, view: Watcher) -> None:
-        """End the workers while the trainer acknowledges, then the trainer after its checkpoint, then the Server."""
-        self._end(self.workers, self._config.worker.drain_timeout_s + 10.0, view)
+        """End gateway and workers while the trainer acknowledges, the trainer after its checkpoint, then the Server."""
+        self._end([*self.gateways, *self.workers], self._config.worker.drain_timeout_s + 10.0, view)
         self._end([self.trainer], TRAINER_END_S, view)
         if (self.trainer.status or 0) > 0:  # one that was killed is said to be
             self.failed = self.trainer.failure()
@@ -319,7 +322,7 @@ class Processes(Group):
 
     def kill(self) -> None:
         """Kill all processes."""
-        for child in (*self.workers, self.trainer, self.server):
+        for child in (*self.gateways, *self.workers, self.trainer, self.server):
             child.end_now()
 
 

@@ -40,7 +40,14 @@ class SharedPolicy:
         seed: int | None = None,
     ) -> None:
         self._acting, self._loading = (
-            PolicyRunner(make_actor, observation_space, action_space, device=device, seed=seed) for _ in range(2)
+            PolicyRunner(
+                make_actor,
+                observation_space,
+                action_space,
+                device=device,
+                seed=None if seed is None else seed + number,  # else both would draw the same exploration
+            )
+            for number in range(2)
         )
         actor = self._acting.actor
         if type(actor).begin_episode is not ActorModule.begin_episode and not isinstance(actor, BatchActor):

@@ -1,7 +1,7 @@
-"""Typed messages of the protocol.
+"""The typed messages of the protocol.
 
-Data from a peer is decoded into one of these declared types, or its connection is closed. The relay forwards
-application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes and never decodes them.
+Everything that a peer sends is decoded into one of these declared types, or its connection is closed. Application
+envelopes (`PolicyUpdate`, `Directive`, `Progress`) travel as opaque bytes through the relay, which never decodes them.
 """
 
 from __future__ import annotations
@@ -14,50 +14,51 @@ import msgspec
 from tmrl_core.errors import RemoteProtocolError
 
 PROTOCOL_VERSION = 1
-"""Newest supported version of the protocol."""
+"""The newest version of the protocol that this code speaks."""
 SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
-"""All supported versions of the protocol."""
+"""All versions of the protocol that this code speaks."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""Count or position, with space for one more in the fields of all formats."""
+"""A count or a position: what every field on the way holds, and one more as well."""
 MAX_COUNT = (1 << 63) - 1
-"""Upper bound of sums of numbers from peers: larger sums would not fit messages and records."""
+"""Upper bound of sums of numbers that peers choose: larger ones would fit neither a message nor a record."""
 Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
-"""Range of the field in a frame's header."""
+"""As wide as in a frame's header."""
 Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
-"""Range of the field in a frame's header."""
+"""As wide as in a frame's header."""
 Label: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
 
 MAX_SIGNATURE_BYTES = 60_000
-"""Maximum size of a stream's signature; the message then always fits one frame."""
+"""Of a stream's signature: what fits into one frame, whatever else the message says."""
 EXPERT = b"expert"
-"""Signature of messages with samples of an expert instead of the trainer's policy."""
+"""Signature of a message whose samples an expert has collected, whatever the trainer's policy is."""
 MAX_BODY_BYTES = 60_000
-"""Maximum size of a directive, report or status page; the message then always fits one frame."""
+"""Of a directive, a report or a page of a status: what fits into one frame, whatever else the message says."""
 MAX_REASON_CHARACTERS = 500
-"""Maximum length of the reason for refusing one message of samples."""
+"""Of the reason why one message of samples was refused."""
 
 Version: TypeAlias = tuple[Number, Number]
-"""Policy version: (incarnation of the trainer, counter), compared as tuples. (0, 0): no policy yet."""
+"""(incarnation of the trainer, counter) of a policy; (0, 0) means: none yet. Compared as tuples."""
 
 Role = Literal["worker", "trainer", "observer"]
 
 RefusalCode = Literal[
     "protocol", "token", "certificate", "role", "name", "full", "trainer_present", "superseded", "misuse"
 ]
-"""Reason for which a Server refuses a peer."""
+"""Why a Server refuses a peer. `full` and `trainer_present` are worth another try, `superseded` is not."""
 
 RETRYABLE: frozenset[str] = frozenset({"full", "trainer_present"})
-"""Refusals after which the peer tries again."""
 
 
 def plain(text: str, most: int = 1_000) -> str:
-    """Return a peer's text, safe for logs and terminals: at most `most` characters, no control characters."""
+    """A peer's words as they may stand in a log or a terminal: one line of `most` characters, without what would begin
+    another line, move a cursor or change a colour.
+    """
     text = text[:most]
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
-# --- application envelopes: opaque to the relay -----------------------------------------------------------------------
+# --- what the application says: opaque to the relay -------------------------------------------------------------------
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ class PolicyUpdate(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """Request to a worker: one deterministic episode per seed, with a policy of at least `version`."""
+    """Asks a worker for one deterministic episode per seed, played with a policy of at least `version`."""
 
     id: Number
     seeds: tuple[Number, ...]
@@ -88,10 +89,10 @@ class Directive(msgspec.Struct, frozen=True):
 
     Args:
         revision: grows with each directive.
-        evaluation: evaluation to run once, before further collection.
-        pause: stop collecting at the next end of an episode.
-        finish: the run has ended.
-        collect: encoded `Collect`, in lockstep collection.
+        evaluation: to play once, before anything else is collected.
+        pause: rest between episodes.
+        finish: the run is over.
+        collect: an encoded `Collect`, in lockstep collection.
     """
 
     revision: int = 0
@@ -102,17 +103,17 @@ class Directive(msgspec.Struct, frozen=True):
 
 
 class Collect(msgspec.Struct, frozen=True):
-    """A worker's assignment in a round of lockstep collection, in `Directive.collect`. Only the latest one counts.
+    """A worker's share of a round of lockstep collection, in `Directive.collect`. A last value, as the directive is.
 
-    Exactly one of `steps` and `episodes` is set. If the round and version are those of the current assignment, the new
-    number replaces its total. Otherwise the worker cancels the current assignment.
+    Exactly one of `steps` and `episodes` is set. The same round and version with another number means: that many in
+    all. Anything else that is not finished is abandoned for it.
 
     Args:
-        round: number of the round, for log messages.
-        version: exact version of the policy to act with; each round has its own.
-        steps: total number of environment steps, resets not counted; an open episode continues in the next round.
-        episodes: total number of complete episodes.
-        seed: seed of a new episode and of the exploration; None: continue.
+        round: number of the round, for people.
+        version: the policy to act with, exactly this one; each round has its own.
+        steps: environment steps after resets, in all; the open episode goes on in the next round.
+        episodes: whole episodes, in all.
+        seed: begin with a new episode of this seed, and seed the exploration with it; None: go on.
     """
 
     round: Number
@@ -128,7 +129,7 @@ class Collect(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> str:
-        """Wait reason of a worker whose samples of this assignment are all acknowledged."""
+        """Wait reason of a worker once all of this has been acknowledged."""
         return (
             f"the round after {self.round}, of which {self.amount} {'steps' if self.episodes is None else 'episodes'} "
             f"with version {self.version[0]}.{self.version[1]} are done"
@@ -136,16 +137,16 @@ class Collect(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Counters of the trainer.
+    """The trainer's counters, as its acknowledgements report them.
 
     Args:
-        samples: environment steps received from all workers.
-        updates: number of gradient steps.
-        start_training: number of samples before the first update.
-        lack: description of the missing samples while the trainer waits; empty while it trains.
-        gave_up: True: the trainer has ended because of that shortfall. Stays in force without the trainer.
-        turn: policy version that synchronous workers may collect with now. The trainer publishes no other version
-            until all of them wait again.
+        samples: environment steps received, of all workers, raw.
+        updates: gradient steps done.
+        start_training: samples that the trainer waits for before its first update.
+        lack: what a trainer that waits for samples lacks, in words; empty while it trains.
+        gave_up: it ends because of that; the parting word of a trainer, which holds on after it has gone.
+        turn: version of the policy with which workers that take turns with the trainer may collect now; it publishes
+            no other until all of them wait again.
     """
 
     samples: int = 0
@@ -164,18 +165,18 @@ class _Control(msgspec.Struct, frozen=True, array_like=True, tag_field="type", f
 
 
 class Hello(_Control, frozen=True, tag="hello"):
-    """First message of a client.
+    """The first message of a client.
 
     Args:
-        versions: supported protocol versions.
-        role: requested role.
-        token: token of the role; empty with a client certificate.
+        versions: protocol versions that the client speaks.
+        role: what it wants to be.
+        token: the role's token; empty when a client certificate speaks for it.
         run: name of the run; weights and samples of another run are discarded.
-        name: label for display, not an identity.
+        name: label for people; no identity.
         peer: 16 random bytes per process. A link of the same peer supersedes the older one.
-        incarnation: highest incarnation of a trainer that this peer has received.
-        holding: for a trainer, the incarnation assigned to this process before; 0 for a new process.
-        have: for a worker, its newest policy, which need not be sent again.
+        incarnation: the highest incarnation of a trainer that this peer has heard of.
+        holding: for a trainer, the incarnation that this process was given earlier; 0 for a new process.
+        have: for a worker, the newest policy that it holds, so that it is not sent again.
     """
 
     versions: tuple[Number, ...]
@@ -193,10 +194,10 @@ class Hello(_Control, frozen=True, tag="hello"):
 
 
 class Probe(_Control, frozen=True, tag="probe"):
-    """First message of a client that only checks whether a `Hello` of that role would be admitted.
+    """The first message of somebody who only wants to know whether a `Hello` of that role would be let in.
 
-    It is authenticated like that `Hello` and occupies no place. It is a separate message and not a flag of `Hello`,
-    because a Server that does not know the flag would admit the peer.
+    It is judged as that `Hello` would be, and takes nobody's place. A message of its own, and not a flag of `Hello`,
+    since a Server that does not know the flag would let the peer in for good.
 
     Args:
         versions, role, token, run: as in `Hello`.
@@ -212,16 +213,16 @@ class Probe(_Control, frozen=True, tag="probe"):
 
 
 class Diagnosis(_Control, frozen=True, tag="diagnosis"):
-    """The Server's answer to a `Probe` of a client that it would admit.
+    """The Server's answer to a `Probe` whose sender it would let in.
 
     Args:
-        version: negotiated protocol version.
-        versions: all versions that the Server supports.
+        version: the protocol version to speak.
+        versions: all that the Server speaks.
         time_s: the Server's clock, in seconds since 1970.
-        no_place: reason for which an authenticated `Hello` would be refused at the moment; empty: none.
-        trainer: True: a trainer is linked.
-        trainer_run: run of that trainer.
-        allowance_bytes: bytes that this link may use for measurements, in each direction.
+        no_place: why a `Hello` would be refused at the moment although its sender may come; empty: it would not.
+        trainer: whether a trainer is linked.
+        trainer_run: of which run it is.
+        allowance_bytes: how much this link may measure with, in each direction.
     """
 
     version: Number
@@ -234,7 +235,7 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
 
 
 class Echo(_Control, frozen=True, tag="echo"):
-    """Client -> Server: request for `size` bytes of filler. Server -> client: the answer with the same number."""
+    """Prober -> Server: answer with `size` bytes of filler. Server -> prober: the answer, of the same number."""
 
     number: Number
     size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BODY_BYTES)] = 0
@@ -245,16 +246,16 @@ class Welcome(_Control, frozen=True, tag="welcome"):
     """The Server's answer to a `Hello` that it accepts.
 
     Args:
-        version: negotiated protocol version.
-        incarnation: for a trainer, its assigned incarnation; for a worker, the highest known one.
-        window_bytes: maximum bytes of a worker's requested credit that are granted and not forwarded yet.
-        max_message_bytes: maximum size of a message of samples.
-        max_policy_bytes: maximum size of a policy update.
+        version: the protocol version to speak.
+        incarnation: for a trainer, the one it was given; for a worker, the highest known.
+        window_bytes: most bytes of wants that a worker may have granted and not forwarded.
+        max_message_bytes: the largest samples message that is relayed.
+        max_policy_bytes: the largest policy update that is relayed.
         heartbeat_s: seconds of silence after which either side sends a heartbeat.
-        spool_bytes: capacity of the spool for workers that end without a trainer; 0: no spool, also from a Server that
-            does not support it. Workers send `HandOver` only to a Server with a spool.
-        anew: True: the peer reported an implausible incarnation, so this Server counts from its own. The peer discards
-            its incarnations and versions.
+        spool_bytes: how much the Server keeps for workers that end while there is no trainer; 0: nothing, also of a
+            Server that does not know of it. A worker says `HandOver` only where there is a spool.
+        anew: the peer named an incarnation that no honest run comes to, so this Server counts from its own: what the
+            peer knows of incarnations and versions counts no more.
     """
 
     version: Number
@@ -268,14 +269,14 @@ class Welcome(_Control, frozen=True, tag="welcome"):
 
 
 class Refused(_Control, frozen=True, tag="refused"):
-    """The Server's last message on a link: its reason to close it."""
+    """The Server's last words on a link: why it closes it."""
 
     code: str
     reason: str
 
 
 class OpenStream(_Control, frozen=True, tag="open"):
-    """Worker -> relay: this link now carries a stream, under a channel number chosen by the worker."""
+    """Worker -> relay: a stream that this link carries from now on, under a channel number of the worker's choice."""
 
     channel: Channel
     stream: bytes
@@ -284,7 +285,7 @@ class OpenStream(_Control, frozen=True, tag="open"):
 
 
 class CloseStream(_Control, frozen=True, tag="close"):
-    """Worker -> relay: the stream has ended in order; the worker holds no more messages of it."""
+    """Worker -> relay: the stream has ended in order; nothing of it is held any more."""
 
     channel: Channel
 
@@ -297,21 +298,21 @@ class StreamOpened(_Control, frozen=True, tag="joined"):
     name: Label
     signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
     live: bool = True
-    """False: its worker is not connected; the messages come from the Server's spool."""
+    """False: its worker is not there; what comes is what it had handed over to the Server."""
 
 
 class StreamClosed(_Control, frozen=True, tag="left"):
-    """Relay -> trainer: this channel is closed."""
+    """Relay -> trainer: nothing more comes on this channel."""
 
     channel: Channel
     ended: bool
-    """True: the stream has ended in order. False: its link was lost; it may return under another channel."""
+    """True: the stream has ended in order. False: its link went, it may come back under another channel."""
 
 
 class Resume(_Control, frozen=True, tag="resume"):
     """Trainer -> relay -> worker: send from message `next` on.
 
-    The relay assigns `epoch`; `credit` is the stream's initial credit in that epoch, in bytes.
+    `epoch` is given by the relay; `credit` is the stream's standing credit in that epoch, in bytes.
     """
 
     channel: Channel
@@ -321,9 +322,9 @@ class Resume(_Control, frozen=True, tag="resume"):
 
 
 class Halt(_Control, frozen=True, tag="halt"):
-    """Relay -> worker: there is no trainer of this run; keep all messages until the next `Resume`.
+    """Relay -> worker: there is no trainer (of this run); keep everything until the next `Resume`.
 
-    `reason` is set if it is worth showing to the user (the trainer serves another run).
+    `reason` says why when it is worth telling a person (the trainer serves another run).
     """
 
     channel: Channel
@@ -331,11 +332,11 @@ class Halt(_Control, frozen=True, tag="halt"):
 
 
 Refusal: TypeAlias = tuple[Number, Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]]
-"""Number of a message of samples that the trainer refused, and the reason."""
+"""Number of a message of samples that the trainer refused, and why."""
 
 
 class Ack(_Control, frozen=True, tag="ack"):
-    """Trainer -> relay -> worker: every message below `next` is committed or refused.
+    """Trainer -> relay -> worker: every message below `next` is committed, or refused and let go.
 
     Args:
         refused: (number of the message, reason) of those refused since the last `Ack`.
@@ -347,19 +348,19 @@ class Ack(_Control, frozen=True, tag="ack"):
 
 
 class HandOver(_Control, frozen=True, tag="hand_over"):
-    """Worker -> relay: the worker ends without a trainer; store its messages.
+    """Worker -> relay: I am about to end and was told to halt; take what I hold.
 
-    The relay answers as a trainer does, with a `Resume` from the first missing number, and with `Stored`.
+    The relay answers as a trainer would, with a `Resume` from the first number that it lacks, and with `Stored`.
     """
 
     channel: Channel
 
 
 class Stored(_Control, frozen=True, tag="stored"):
-    """Relay -> worker: the Server stores every message below `next` until a trainer has acknowledged it.
+    """Relay -> worker: the Server keeps every message below `next` until a trainer has acknowledged it.
 
     Args:
-        refusal: reason for which no more of this stream is stored (the spool is full); empty: the rest may follow.
+        refusal: why no more of this stream is taken (the spool is full); empty: the rest may follow.
     """
 
     channel: Channel
@@ -368,7 +369,7 @@ class Stored(_Control, frozen=True, tag="stored"):
 
 
 class Want(_Control, frozen=True, tag="want"):
-    """Worker -> relay: complete messages are ready up to byte `total`, counted from the epoch's start."""
+    """Worker -> relay: I have whole messages that end at byte `total`, counted from the epoch's start."""
 
     channel: Channel
     epoch: Epoch
@@ -376,7 +377,7 @@ class Want(_Control, frozen=True, tag="want"):
 
 
 class Unused(_Control, frozen=True, tag="unused"):
-    """Worker -> relay: `size` bytes of the requested credit will not be used; they count as sent."""
+    """Worker -> relay: `size` bytes of the credit that I wanted I will not use: they count as sent."""
 
     channel: Channel
     epoch: Epoch
@@ -384,7 +385,7 @@ class Unused(_Control, frozen=True, tag="unused"):
 
 
 class Credit(_Control, frozen=True, tag="credit"):
-    """Receiver -> sender: bytes up to `limit` may be sent, counted from the epoch's (channel 0: the link's) start."""
+    """Receiver -> sender: you may send up to byte `limit`, counted from the epoch's (channel 0: the link's) start."""
 
     channel: Channel
     epoch: Epoch
@@ -392,31 +393,31 @@ class Credit(_Control, frozen=True, tag="credit"):
 
 
 class Have(_Control, frozen=True, tag="have"):
-    """Receiver -> sender: this policy version has arrived completely; the next may follow."""
+    """Receiver -> sender: policy `version` has arrived whole; the next may follow."""
 
     incarnation: Number
     counter: Number
 
 
 class Incarnation(_Control, frozen=True, tag="incarnation"):
-    """Relay -> trainer: the trainer's new incarnation, because a peer knew a higher one than its own."""
+    """Relay -> trainer: from now on you are this incarnation, since a peer knew a higher one than you had."""
 
     incarnation: Number
 
 
 class Waits(_Control, frozen=True, tag="waits"):
-    """Worker -> relay -> trainer: reason for which this worker waits; empty: it collects."""
+    """Worker -> relay -> trainer: what this worker waits for and with which numbers; empty: it goes on collecting."""
 
     channel: Channel
     text: Label
 
 
 TURN = "with version "
-"""Beginning of the wait reason of a synchronous worker."""
+"""First words of the text of a worker that takes turns with the trainer."""
 
 
 def turn_text(version: Version) -> str:
-    """Return the beginning of the wait reason of a synchronous worker that has finished its turn with a version."""
+    """Return the beginning of what such a worker waits for once it has collected all that it may with a version."""
     return f"{TURN}{version[0]}.{version[1]}: "
 
 
@@ -424,8 +425,8 @@ class Direct(_Control, frozen=True, tag="direct"):
     """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`).
 
     Args:
-        lasting: for all streams: it stays in force without the trainer, also for later workers, until the run has
-            another trainer.
+        lasting: for all: it holds on after the trainer has left, also for workers that come later, until there is
+            another trainer of the run.
     """
 
     channel: Channel
@@ -441,7 +442,7 @@ class Report(_Control, frozen=True, tag="report"):
 
 
 class Notice(_Control, frozen=True, tag="notice"):
-    """Relay -> trainer: numbers of linked workers, of queued bytes of samples, and of workers of other runs."""
+    """Relay -> trainer: what only the relay sees: workers linked, bytes of samples queued, workers of other runs."""
 
     workers: Number
     queued_bytes: Number
@@ -449,13 +450,13 @@ class Notice(_Control, frozen=True, tag="notice"):
 
 
 class StatusRequest(_Control, frozen=True, tag="look"):
-    """Observer -> relay: request for page `page` of the status; page 0 takes a new snapshot."""
+    """Observer -> relay: show page `page` of what you see; page 0 takes a new snapshot."""
 
     page: Number
 
 
 class StatusPage(_Control, frozen=True, tag="seen"):
-    """Relay -> observer: one of the `pages` pages of an encoded `ServerStatus`."""
+    """Relay -> observer: one page of an encoded `ServerStatus`, which has `pages` of them."""
 
     page: Number
     pages: Number
@@ -463,7 +464,7 @@ class StatusPage(_Control, frozen=True, tag="seen"):
 
 
 class Bye(_Control, frozen=True, tag="bye"):
-    """Either side: the link is closed in order."""
+    """Either side: this link is being closed in order."""
 
 
 Control: TypeAlias = (
@@ -497,27 +498,27 @@ Control: TypeAlias = (
 )
 
 ALL_CHANNELS = 0xFFFF_FFFF
-"""Channel of a `Direct` for all streams of the run, later ones included."""
+"""As a `Direct` channel: every stream of the run, those that come later included."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 
 def encode_control(message: Control) -> bytes:
-    """Encode a control message as MessagePack."""
+    """One control message as MessagePack."""
     return _encoder.encode(message)
 
 
 def decode_control(data: bytes | bytearray | memoryview) -> Control:
-    """Decode the control message in `data`.
+    """The control message in `data`.
 
     Raises:
-        RemoteProtocolError: the bytes are not a declared message.
+        RemoteProtocolError: the bytes are no declared message.
     """
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        # The error may quote the peer.
+        # What it says may quote the peer.
         raise RemoteProtocolError(f"a control message could not be decoded: {plain(str(exc), 200)}") from exc
 
 
@@ -529,7 +530,7 @@ _any_hello_decoder = msgspec.msgpack.Decoder(_AnyHello)
 
 
 def versions_of(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
-    """Return the protocol versions in a `Hello`, also of an unsupported version; empty: it is not a `Hello`."""
+    """The protocol versions in a `Hello` of any version, also one that this code cannot read; else nothing."""
     try:
         return _any_hello_decoder.decode(data).versions
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -537,7 +538,7 @@ def versions_of(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
 
 
 def negotiate(theirs: Iterable[int], ours: Iterable[int]) -> int | None:
-    """Return the newest version that both sides support; None: there is none."""
+    """The newest version that both sides speak; None: there is none."""
     return max(set(theirs) & set(ours), default=None)
 
 
@@ -545,18 +546,18 @@ _body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode_body(body: PolicyUpdate | Directive | Progress | Collect) -> bytes:
-    """Encode an application envelope, which the relay forwards as bytes."""
+    """An application envelope as the bytes that the relay passes on."""
     return _encoder.encode(body)
 
 
 def check_update_head(begin: bytes | bytearray | memoryview) -> None:
-    """Check that bytes begin like an encoded `PolicyUpdate`, without decoding its content.
+    """Check that bytes begin as an encoded `PolicyUpdate` does, without decoding what it holds.
 
     Raises:
         RemoteProtocolError: they do not.
     """
     start = bytes(begin[: 1 + len(_UPDATE_BEGINS)])
-    # A map of at least two fields, beginning with the version.
+    # A map of two fields or more, of which the version is the first.
     if not start or not 0x82 <= start[0] <= 0x8F or start[1:] != _UPDATE_BEGINS:
         raise RemoteProtocolError("the published bytes are not a policy update")
 
@@ -565,10 +566,10 @@ _UPDATE_BEGINS = b"\xa7version\x92"
 
 
 def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
-    """Decode the application envelope of type `kind` in `data`.
+    """The application envelope of type `kind` in `data`.
 
     Raises:
-        RemoteProtocolError: the bytes are not such an envelope.
+        RemoteProtocolError: the bytes are no such envelope.
     """
     decoder = _body_decoders.get(kind)
     if decoder is None:

@@ -1,0 +1,300 @@
+"""The gateway as a role: over real sockets, with a Server and a Trainer, and as processes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgspec
+import numpy as np
+import pytest
+
+from tests.command_line import Start, starting
+from tmrl_core.config import Config
+from tmrl_core.config.sections import (
+    ActorSection,
+    AgentSection,
+    EnvironmentSection,
+    GatewaySection,
+    MemorySection,
+    NetworkSection,
+    RunSection,
+    ServerSection,
+    TrainerSection,
+    WorkerSection,
+)
+from tmrl_core.errors import ConfigError, CredentialsError, NetworkError
+from tmrl_core.gateway.from_config import check_central, make_agents
+from tmrl_core.gateway.serve import Gateway, https_context, listening_sockets
+from tmrl_core.networking import Server, Trainer
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.api_keys import make_key
+
+SMALL: dict[str, Any] = {"hidden_sizes": [8, 8]}
+
+
+def make_config(folder: Path, **trainer: Any) -> Config:
+    return Config(
+        run=RunSection(name="tests", folder=str(folder), seed=3),
+        network=NetworkSection(transport="local", credentials_dir=str(folder / "keys"), backoff_min_s=0.01),
+        environment=EnvironmentSection(
+            cls="tmrl_core.envs:ShepherdEnv", kwargs={"observation_space": [[4], None, None], "action_space": 2}
+        ),
+        worker=WorkerSection(drain_timeout_s=2.0),
+        memory=MemorySection(capacity=5000, batch_size=8),
+        actor=ActorSection(cls="tmrl_core.actor:QValueMLPActor", kwargs=dict(SMALL)),
+        agent=AgentSection(cls="tmrl_core.training:DQNAgent"),
+        trainer=TrainerSection(**{"start_training": 100_000, "device": "cpu", **trainer}),
+        gateway=GatewaySection(port=0, send_every=7),
+    )
+
+
+class Client:
+    """A client that knows the protocol only: CartPole, one connection."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        self.session = self.post("/shepherd/login_user/", {"apikey": key})["session_key"]
+        self.env = gymnasium.make("CartPole-v1", disable_env_checker=True)
+        self.transitions: list[tuple[Any, ...]] = []
+        self.steps = 0
+
+    def post(self, path: str, fields: dict[str, Any]) -> Any:
+        self.connection.request("POST", path, json.dumps(fields), {"Content-Type": "application/json"})
+        response = self.connection.getresponse()
+        content = json.loads(response.read())
+        assert response.status == 200, content
+        return content
+
+    def exchange(self, obs: Any, reward: float, terminated: bool, truncated: bool) -> Any:
+        fields = {"obs": obs.tolist(), "reward": reward, "terminated": terminated, "truncated": truncated}
+        return self.post("/shepherd/env/", {**fields, "session_key": self.session})["action"]
+
+    def episode(self) -> None:
+        obs, _ = self.env.reset(seed=len(self.transitions))
+        action = self.exchange(obs, 0.0, False, False)
+        while action is not None:
+            before, acted = obs, action
+            obs, reward, terminated, truncated, _ = self.env.step(action)
+            self.transitions.append((before, acted, float(reward), obs, terminated, truncated))
+            action = self.exchange(obs, float(reward), terminated, truncated)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.env.close()
+
+
+def wait_until(true: Callable[[], object], seconds: float = 30.0) -> None:
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.02)):
+        if true():
+            return
+        pause.wait(0.02)
+    raise AssertionError("not in time")
+
+
+class Run:
+    """A Server, a Trainer in a thread and a gateway, connected without sockets; clients use sockets."""
+
+    def __init__(self, config: Config) -> None:
+        self.server = Server(port=0, config=config)
+        self.config = msgspec.structs.replace(config, server=ServerSection(port=self.server.port))
+        self.trainer = Trainer(config=self.config)
+        self.thread = threading.Thread(target=self.trainer.run)
+        self.thread.start()
+        self.key = make_key(config.network.credentials_dir or "", "default")[1]
+        self.gateway = Gateway(self.config)
+        wait_until(lambda: self.trainer.training is not None)
+
+    @property
+    def training(self) -> Any:
+        return self.trainer.training
+
+    def close(self) -> None:
+        self.gateway.close()
+        self.trainer.close()
+        self.thread.join(20)
+        self.server.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(make_config(tmp_path))
+    yield made
+    made.close()
+
+
+def test_transitions_of_a_client_equal_those_in_the_trainers_memory(run: Run) -> None:
+    client = Client(run.gateway.port, run.key)
+    for _ in range(8):
+        client.episode()
+    client.close()
+    training = run.training
+    wait_until(lambda: training.total_samples == len(client.transitions) + 8)
+    memory = training.memory
+    assert len(memory) == len(client.transitions)
+    for index, (before, action, reward, after, terminated, truncated) in enumerate(client.transitions):
+        kept = memory.get_transition(index)
+        np.testing.assert_array_equal(kept[0], before)
+        assert kept[0].dtype == before.dtype
+        assert kept[1] == action
+        assert kept[2] == np.float32(reward)
+        np.testing.assert_array_equal(kept[3], after)
+        assert (bool(kept[4]), bool(kept[5])) == (terminated, truncated)
+
+
+def test_an_episode_that_is_open_at_the_gateways_end_is_kept_as_truncated(run: Run) -> None:
+    client = Client(run.gateway.port, run.key)
+    obs, _ = client.env.reset(seed=1)
+    client.exchange(obs, 0.0, False, False)
+    for _ in range(3):
+        assert client.exchange(obs, 1.0, False, False) in (0, 1)
+    run.gateway.close()
+    client.close()
+    training = run.training
+    wait_until(lambda: training.total_samples == 4)
+    assert [bool(training.memory.get_transition(index)[5]) for index in range(3)] == [False, False, True]
+
+
+def test_localhost_is_reached_by_both_address_families(run: Run) -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        if host == "::1" and not socket.has_ipv6:
+            continue
+        connection = http.client.HTTPConnection(host, run.gateway.port, timeout=20)
+        connection.request("POST", "/shepherd/login_user/", json.dumps({"apikey": run.key}))
+        assert "ok" in json.loads(connection.getresponse().read())
+        connection.close()
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(NetworkError, match=rf"port {port} of 127.0.0.1 is in use: .* set gateway.port"):
+            listening_sockets("127.0.0.1", port)
+
+
+def test_https_needs_the_certificate_of_a_server(tmp_path: Path) -> None:
+    with pytest.raises(CredentialsError, match=r"server.pem not found. Other machines reach the gateway over HTTPS"):
+        https_context(tmp_path)
+    credentials.create(tmp_path, ["gateway.example.org"])
+    assert https_context(tmp_path).verify_mode == ssl.CERT_NONE
+
+
+def test_other_machines_reach_it_over_https(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    config = msgspec.structs.replace(config, gateway=GatewaySection(host="0.0.0.0", port=0))
+    credentials.create(tmp_path / "keys")
+    run = Run(config)
+    try:
+        context = ssl.create_default_context(cafile=tmp_path / "keys" / "ca.pem")
+        connection = http.client.HTTPSConnection("127.0.0.1", run.gateway.port, timeout=20, context=context)
+        connection.request("POST", "/shepherd/login_user/", json.dumps({"apikey": run.key}))
+        assert "ok" in json.loads(connection.getresponse().read())
+        connection.close()
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        ({"collection": "lockstep"}, "lockstep trains on exactly the steps that it assigns"),
+        ({"collection": "synchronous"}, "clients of the gateway do not wait"),
+    ],
+)
+def test_collection_that_waits_is_refused(tmp_path: Path, worker: dict[str, Any], reason: str) -> None:
+    config = msgspec.structs.replace(make_config(tmp_path), worker=WorkerSection(**worker))
+    with pytest.raises(ConfigError, match=reason):
+        check_central(config)
+
+
+@pytest.mark.parametrize(
+    ("agents", "reason"),
+    [
+        ({"a": {}, "b": {}}, "a and b are central"),
+        ({"../a": {}}, "found the name '../a'; allowed: 1 to 64 letters"),
+    ],
+)
+def test_impossible_agents_are_refused(tmp_path: Path, agents: dict[str, Any], reason: str) -> None:
+    section = msgspec.convert({"agents": agents}, GatewaySection)
+    with pytest.raises(ConfigError, match=reason):
+        make_agents(msgspec.structs.replace(make_config(tmp_path), gateway=section))
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+PROCESSES = """
+run: {name: small}
+environment:
+  cls: tmrl_core.envs:ShepherdEnv
+  kwargs: {observation_space: [[4], null, null], action_space: 2}
+actor: {cls: "tmrl_core.actor:QValueMLPActor", kwargs: {hidden_sizes: [8, 8]}}
+agent: {cls: "tmrl_core.training:DQNAgent"}
+memory: {batch_size: 16}
+trainer:
+  epochs: 1000
+  start_training: 50
+  max_training_steps_per_env_step: 0.2
+  update_model_interval: 5
+  update_buffer_interval: 5
+  device: cpu
+server: {port: 0}
+gateway: {port: 0, send_every: 20}
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path, PROCESSES) as call:
+        yield call
+
+
+def announced(process: Any) -> int:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            return int(json.loads(line)["port"])
+    raise AssertionError("it ended")
+
+
+def test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart(start: Start, tmp_path: Path) -> None:
+    made = start("--credentials", "key", "default")
+    key = next(line.strip() for line in made.communicate(timeout=60)[0].splitlines() if line.startswith("    "))
+    port = announced(start("--server", "--announce"))
+    at_server = ("--set", f"server.port={port}")
+    trainer = start("--trainer", *at_server)
+    gateway = start("--gateway", "--announce", *at_server)
+    run = tmp_path / "runs" / "small"
+    kept = run / "gateway" / "default" / "policy.tmod"
+    client = Client(announced(gateway), key)
+    first: bytes | None = None
+    while first is None or kept.read_bytes() == first:
+        client.episode()
+        first = kept.read_bytes() if first is None and kept.exists() else first
+    client.close()
+    trainer.send_signal(signal.SIGTERM)  # it publishes nothing from here on, and writes a checkpoint
+    assert trainer.wait(60) == 0
+    learned = kept.read_bytes()
+    gateway.kill()
+    gateway.wait(20)
+    kept.unlink()
+    gateway = start("--gateway", "--announce", *at_server)
+    client = Client(announced(gateway), key)
+    wait_until(kept.exists)
+    assert kept.read_bytes() == learned
+    start("--trainer", *at_server)
+    while kept.read_bytes() == learned:
+        client.episode()
+    client.close()
+    gateway.send_signal(signal.SIGTERM)
+    assert gateway.wait(30) == 0

@@ -1,0 +1,256 @@
+"""The gateway as a role: address and TLS, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from tmrl_core.config import Config, is_loopback
+from tmrl_core.errors import CredentialsError, MissingExtraError, NetworkError, TmrlError
+from tmrl_core.gateway.from_config import make_agents
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.api_keys import ApiKeys, make_owner_token
+from tmrl_core.networking.security.tls_contexts import server_context
+from tmrl_core.networking.transports.base import new_event_loop
+from tmrl_core.roles.server import raise_file_limit
+
+try:
+    import uvicorn
+
+    from tmrl_core.gateway.app import make_app
+    from tmrl_core.gateway.episodes import EpisodeFiles
+    from tmrl_core.gateway.owner import OwnerPages
+    from tmrl_core.gateway.sessions import Sessions
+except ModuleNotFoundError as exc:
+    if exc.name is None or exc.name.startswith("tmrl_core"):
+        raise
+    raise MissingExtraError(exc.name, "gateway", "the gateway") from exc
+
+logger = logging.getLogger(__name__)
+
+EXPIRE_S = 1.0
+"""Seconds between two checks for idle sessions and revoked API keys."""
+END_S = 5.0
+"""Longest wait in seconds for requests in progress when the gateway ends."""
+_BACKLOG = 1024
+
+
+class Gateway:
+    """A running gateway. It listens when the constructor returns, and serves in a thread of its own until `close`.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        ConfigError: the settings do not go together.
+        CredentialsError: credentials are missing or damaged.
+        NetworkError: the port cannot be had.
+
+    Attributes:
+        port: that it listens on.
+        agents: of the gateway.
+        sessions: the client sessions.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        section = config.gateway
+        folder = credentials.find(config.network.credentials_dir)
+        self._keys = ApiKeys(folder)
+        context = None if is_loopback(section.host) else https_context(folder)
+        self._sockets = listening_sockets(section.host, section.port)
+        self.port = int(self._sockets[0].getsockname()[1])
+        self._ended = threading.Event()
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        try:
+            logger.info("the token for the owner's pages is in %s", make_owner_token(folder))
+            self._episodes = EpisodeFiles(config.run_folder / "gateway")
+            self.agents = make_agents(config)
+            self.sessions = Sessions(self.agents, self._keys, section, self._episodes)
+            owner = OwnerPages(
+                is_owner=self._keys.is_owner,
+                agents={agent.name: agent for agent in self.agents},
+                sessions=lambda: self.sessions.infos(time.monotonic()),
+                episodes=self._episodes,
+            )
+            settings = uvicorn.Config(
+                make_app(self.sessions, section, owner.routes()),
+                http="httptools",
+                ws="websockets-sansio",
+                ws_max_size=section.max_body_bytes,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=int(END_S),
+            )
+            settings.load()
+            settings.ssl = context
+            self._uvicorn = uvicorn.Server(settings)
+        except BaseException:
+            for one in self._sockets:
+                one.close()
+            raise
+        scheme = "http" if context is None else "https"
+        self.url = f"{scheme}://{'localhost' if context is None else section.host}:{self.port}/"
+        self._thread = threading.Thread(target=self._run, name="tmrl-gateway", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        self._raise_failure()
+        without = sorted({agent.name for agent in self.agents} - self._keys.agents)
+        if without:
+            logger.warning(
+                "no API key for %s: create one with `python -m tmrl_core --credentials key %s`",
+                ", ".join(without),
+                without[0],
+            )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        raise_file_limit()
+        loop = new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._serve())
+        except BaseException as exc:
+            self._failure = exc if isinstance(exc, TmrlError) else NetworkError(f"the gateway failed: {exc!r}")
+            if not isinstance(exc, TmrlError):
+                logger.exception("the gateway failed")
+        finally:
+            self._ready.set()
+            self._ended.set()
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _serve(self) -> None:
+        started = []
+        expiring: asyncio.Task[None] | None = None
+        try:
+            for agent in self.agents:
+                await agent.start()
+                started.append(agent)
+            expiring = asyncio.create_task(self._expire())
+            serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
+            while not self._uvicorn.started and not serving.done():
+                await asyncio.sleep(0.01)
+            logger.info("the gateway serves %s at %s", ", ".join(agent.name for agent in self.agents), self.url)
+            self._ready.set()
+            await serving
+        finally:
+            if expiring is not None:
+                expiring.cancel()
+            await self.sessions.close()
+            for agent in started:
+                await agent.close()
+            self._episodes.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            await self.sessions.expire(time.monotonic())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the gateway has ended; return False after the timeout.
+
+        Raises:
+            TmrlError: it ended because something failed.
+        """
+        ended = self._ended.wait(timeout_s)
+        if ended:
+            self._raise_failure()
+        return ended
+
+    def close(self) -> None:
+        """End all sessions, send and save what is left, and stop. From any thread, more than once."""
+        self._uvicorn.should_exit = True
+        self._ended.wait()
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def https_context(folder: Path) -> ssl.SSLContext:
+    """Return the TLS context with the Server's certificate.
+
+    Raises:
+        CredentialsError: the certificate is not here; with what to run.
+    """
+    if not folder.is_file() and not (folder / "server.pem").exists():
+        raise CredentialsError(
+            f"{folder / 'server.pem'} not found. Other machines reach the gateway over HTTPS, with a certificate that "
+            "names its host: run `python -m tmrl_core --credentials create --host NAME`; or make a bundle with "
+            "`--credentials bundle server` where the CA's key is and install it here; or set gateway.host to 127.0.0.1."
+        )
+    context, _ = server_context(folder)
+    context.verify_mode = ssl.CERT_NONE  # clients have API keys; a browser would ask its user for a certificate
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets; for loopback at 127.0.0.1 and ::1, since `localhost` may be either.
+
+    Raises:
+        NetworkError: the address or port cannot be had.
+    """
+    hosts = ["127.0.0.1", "::1"] if is_loopback(host) else [host]
+    made: list[socket.socket] = []
+    try:
+        for one in hosts:
+            if one == "::1" and not _has_ipv6():
+                continue
+            made.append(_listen(one, port if not made else made[0].getsockname()[1]))
+    except OSError as exc:
+        for open_one in made:
+            open_one.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise NetworkError(
+                f"port {port} of {host} is in use: end the program that listens there, or set gateway.port"
+            ) from exc
+        raise NetworkError(f"the gateway cannot listen on {host} port {port}: {exc.strerror or exc}") from exc
+    return made
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        if sys.platform != "win32":  # there it would let another program listen on the same port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if host == "::1" else 0)
+        made.bind(address)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
