@@ -67,6 +67,7 @@ class Buffer:
     Attributes:
         episodes: one `EpisodeRecord` per finished episode, in order; at most `MAX_RECORDS`.
         dropped: number of samples dropped beyond `maxlen`.
+        writer: takes the next row with `append_plain`, if it is an ordinary one; None: only `append_sample` does.
         stat_train_return, stat_test_return: undiscounted return of the latest episode of that mode; 0.0 before any.
         stat_train_steps, stat_test_steps: its length in environment steps; 0 before any.
     """
@@ -85,13 +86,13 @@ class Buffer:
         self._writer: ChunkWriter | None = None  # of the rows after them
         self._finished_rows = 0
         self._skipped = 0  # oldest rows that are gone already, less than the first chunk's
-        self._room = self._maxlen
         self._rows_hint = FIRST_ROWS
         self._ragged: set[str] = set()
         self._left_out: set[str] = set()
         self._version: Version = NO_VERSION
         self._episode = 0
         # A run is rows of one episode and version. `_run_step` is the step index of the row `_run_row` of the writer.
+        self.writer: ChunkWriter | None = None
         self._run_begins = True
         self._run_row = 0
         self._run_step = 0
@@ -122,6 +123,13 @@ class Buffer:
                 An entry of the info is left out instead, with one warning.
         """
         action, observation, reward, terminated, truncated, info = sample
+        open_run = self.writer
+        if (
+            open_run is not None
+            and not extras
+            and open_run.append_plain(action, observation, reward, terminated, truncated, info)
+        ):
+            return
         if action is None and not self._run_begins and self._next_step():
             self._episode_over = True
         if self._run_begins or self._episode_over:
@@ -133,11 +141,14 @@ class Buffer:
             assert self._writer is not None
             fits = self._writer.append(action, observation, reward, terminated, truncated, info, extras)
             assert fits, "a sample has to fit the chunk that was made for it"
+        room = self._maxlen - len(self)
+        if room < 0:
+            self._drop_oldest(int(-room))
         if terminated or truncated:
-            self._episode_over = True
-        self._room -= 1
-        if self._room < 0:
-            self._drop_oldest()
+            self._episode_over, self.writer = True, None
+        elif self._writer is not None:
+            self._writer.allow(room)
+            self.writer = self._writer
 
     def start_episode(self, episode: int, version: Version | None = None) -> None:
         """Begin an episode: the next sample is its reset, step 0.
@@ -155,7 +166,7 @@ class Buffer:
             self.set_version(version)
         self._episode = int(episode)
         self._run_step, self._run_row = 0, self._writer.rows if self._writer else 0
-        self._run_begins, self._episode_over = True, False
+        self._run_begins, self._episode_over, self.writer = True, False, None
 
     def set_version(self, version: Version) -> None:
         """Say which policy version makes the samples from the next one on.
@@ -170,7 +181,7 @@ class Buffer:
             self._run_step = self._next_step()
             self._run_row = self._writer.rows if self._writer else 0
             self._version = (int(incarnation), int(counter))
-            self._run_begins = True
+            self._run_begins, self.writer = True, None
 
     def end_episode(self, record: EpisodeRecord) -> None:
         """Add the record of a finished episode; NumPy numbers in it become Python's.
@@ -195,7 +206,7 @@ class Buffer:
         dropped = 0
         if not self._episode_over and not (self._run_begins and self._next_step() == 0):
             dropped = self._drop_last_rows_of(self._episode, self._next_step())
-        self._episode_over = True
+        self._episode_over, self.writer = True, None
         return dropped
 
     # Reading
@@ -241,9 +252,8 @@ class Buffer:
             if chunk.rows:
                 self._chunks.append(chunk)
                 self._finished_rows += chunk.rows
-                self._room -= chunk.rows
-        if self._room < 0:
-            self._drop_oldest()
+        if len(self) > self._maxlen:
+            self._drop_oldest(len(self) - int(self._maxlen))
         self._add_records(records)
 
     def __iadd__(self, other: Buffer) -> Buffer:
@@ -275,7 +285,7 @@ class Buffer:
         if writer is None:
             return
         self._run_step, self._run_row, self._run_begins = self._next_step(), 0, True
-        self._writer = None
+        self._writer = self.writer = None
         if writer.rows:
             self._chunks.append(writer.view())
             self._finished_rows += writer.rows
@@ -283,12 +293,9 @@ class Buffer:
     def _empty(self) -> None:
         self._chunks = []
         self._finished_rows = self._skipped = 0
-        self._room = self._maxlen
 
-    def _drop_oldest(self) -> None:
-        """Make the samples `maxlen` again; rows of a chunk are skipped until the whole of it can go."""
-        excess = int(-self._room)
-        self._room = 0
+    def _drop_oldest(self, excess: int) -> None:
+        """Drop so many samples; rows of a chunk are skipped until the whole of it can go."""
         self.dropped += excess
         self._skipped += excess
         if not self._chunks and self._skipped >= max(self._maxlen, FIRST_ROWS):
@@ -317,7 +324,6 @@ class Buffer:
                 self._chunks.append(chunk.slice(0, keep))
                 break
         self._forget_skipped()
-        self._room += dropped
         return dropped
 
     def _add_records(self, records: Iterable[EpisodeRecord]) -> None:

@@ -66,6 +66,7 @@ class ChunkWriter:
         "_runs",
         "_terminated",
         "_truncated",
+        "_until",
         "capacity",
         "rows",
     )
@@ -80,6 +81,7 @@ class ChunkWriter:
         left_out: set[str] | None = None,
     ) -> None:
         self.rows = 0
+        self._until: float = 0
         self._ragged = ragged
         self._left_out = set() if left_out is None else left_out
         self._action: Node | None = None
@@ -103,6 +105,45 @@ class ChunkWriter:
         """Say whose rows follow."""
         self._runs.append((self.rows, episode, first_step, version))
 
+    def allow(self, rows: float) -> None:
+        """Let `append_plain` write up to so many further rows."""
+        self._until = min(self.capacity, self.rows + rows) if self._flat else 0
+
+    def append_plain(
+        self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> bool:
+        """Write one row as `append` does, if it is within an episode and all its values are arrays of these columns.
+
+        Returns:
+            False: it is another kind of row, or no more were allowed. No row was added.
+
+        Raises:
+            CodecError: the info is no dict.
+        """
+        row = self.rows
+        if (
+            row < self._until
+            and type(observation) is ndarray
+            and observation.dtype is self._observation_dtype
+            and observation.shape == self._observation_shape
+            and type(action) is ndarray
+            and action.dtype is self._action_dtype
+            and action.shape == self._action_shape
+            and type(reward) is self._reward_type
+            and not terminated
+            and not truncated
+        ):
+            if info:
+                owned = _own_info(info, self._left_out)
+                if owned:
+                    self._info[row] = owned
+            self._observation_column[row] = observation
+            self._action_column[row] = action
+            self._reward_column[row] = reward
+            self.rows = row + 1
+            return True
+        return False
+
     def append(
         self,
         action: Any,
@@ -121,22 +162,7 @@ class ChunkWriter:
         row = self.rows
         if row == self.capacity and not self._grow():
             return False
-        if (
-            # The common case, in which one row's writes are all that happens. Everything else is below.
-            self._flat
-            and type(observation) is ndarray
-            and observation.dtype is self._observation_dtype
-            and observation.shape == self._observation_shape
-            and type(action) is ndarray
-            and action.dtype is self._action_dtype
-            and action.shape == self._action_shape
-            and type(reward) is self._reward_type
-            and not extras
-        ):
-            self._observation_column[row] = observation
-            self._action_column[row] = action
-            self._reward_column[row] = reward
-        elif not self._append_any(action, observation, reward, extras):
+        if not self._append_values(action, observation, reward, extras):
             return False
         # What can raise comes before anything that is kept by row.
         owned = _own_info(info, self._left_out) if info else None
@@ -153,10 +179,10 @@ class ChunkWriter:
         self.rows = row + 1
         return True
 
-    def _append_any(self, action: Any, observation: Any, reward: Any, extras: dict[str, Any] | None) -> bool:
+    def _append_values(self, action: Any, observation: Any, reward: Any, extras: dict[str, Any] | None) -> bool:
         row = self.rows
-        # The columns may be replaced below; the short way is open again when it has seen that.
-        self._flat = False
+        # The columns may be replaced below.
+        self._until = 0
         if self._extras or extras:
             extras = extras or {}
             if extras.keys() != self._extras.keys():
@@ -201,9 +227,9 @@ class ChunkWriter:
             yield from leaves_of(node)
 
     def _find_flat(self) -> None:
-        """Look whether the columns allow the short way through `append`."""
+        """Look whether the columns allow `append_plain`, which stays closed until `allow`."""
         action, observation, reward = self._action, self._observation, self._reward
-        self._flat = False
+        self._flat, self._until = False, 0
         if isinstance(action, ArrayLeaf) and isinstance(observation, ArrayLeaf) and not self._extras:
             self._flat = bool(action.shape and observation.shape and not reward.shape)
             self._action_column, self._action_dtype, self._action_shape = action.column, action.dtype, action.shape

@@ -203,7 +203,9 @@ class StepRecorder:
         if collect is None:
             collect = episode.collect
         if collect and self.sample_compressor is None and not self.crc_debug:
-            self.buffer.append_sample((action, obs, reward, terminated, truncated, info), extras)
+            writer = self.buffer.writer
+            if writer is None or extras or not writer.append_plain(action, obs, reward, terminated, truncated, info):
+                self.buffer.append_sample((action, obs, reward, terminated, truncated, info), extras)
             self.steps_collected += 1
         elif collect:
             self._append(action, obs, reward, terminated, truncated, info, extras)
