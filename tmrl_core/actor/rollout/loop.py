@@ -11,7 +11,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, Protocol
+
+from numpy import ndarray
 
 from tmrl_core.actor.rollout.environment import CheckedEnvironment, users_traceback
 from tmrl_core.actor.rollout.polling import PollingInterval
@@ -214,12 +217,24 @@ class EnvironmentLoop:
 
     def _advance_by_itself(self, episode: Episode, longest: int) -> int:
         # The steps of `step`, with everything in local variables: this is where a worker spends its time.
-        decide, env_step, record = self.runner.decide, self.environment.step, self.recorder.step
+        runner, env_step, record = self.runner, self.environment.step, self.recorder.step
         preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
+        act, any_action, few, extras = runner.plain_act(collect), runner.always_finite, runner.few, None
+        single = few == (1,)
         played = 0
         try:
             while played < longest and episode.open and not self._stopping:
-                action, extras = decide(obs, test, collect)
+                if act is None:
+                    action, extras = runner.decide(obs, test, collect)
+                else:
+                    action = act(obs, test)
+                    if not any_action and not (
+                        # `runner.check` for all others.
+                        type(action) is ndarray
+                        and action.shape == few
+                        and isfinite(action.item() if single else sum(action.tolist()))
+                    ):
+                        runner.check(action)
                 obs, reward, terminated, truncated, info = env_step(action, collect)
                 if preprocess is not None:
                     obs = preprocess(obs)

@@ -42,7 +42,9 @@ class PolicyRunner:
     Attributes:
         device: of the actor.
         override: chooses the action in the policy's place, as a person or an expert does; called after the policy, so
-            that its state goes on. None: the policy acts.
+            that its state goes on. None: the policy acts. A change within an episode counts from the next slice.
+        always_finite: True: the action space holds integers only.
+        few: shape of actions that are short vectors: such an action is finite where the sum of its values is.
         state: recurrent state of the open episode; empty without recurrence.
     """
 
@@ -64,8 +66,8 @@ class PolicyRunner:
             )
         self.device = device
         self.override: Override | None = None
-        self._few = few_values(action_space)
-        self._always_finite = only_integers(action_space)
+        self.few = few_values(action_space)
+        self.always_finite = only_integers(action_space)
         self._rng = np.random.default_rng()
         self.state: State = {}
         self.actor = actor.to_device(device)
@@ -136,16 +138,33 @@ class PolicyRunner:
             action = (act or self._act)(obs, test)
         if self.override is not None:
             action, more = self.override(obs, action, more or {})
+        self.check(action)
+        return action, more
+
+    def plain_act(self, extras: bool) -> Callable[[Any, bool], Any] | None:
+        """Return the function `(obs, test)` that is all of `decide` but its check; None: `decide` does more.
+
+        Args:
+            extras: as in `decide`.
+        """
+        more = self._batch is not None or self.override is not None or (extras and self.keeps_extras)
+        return None if more else self._act
+
+    def check(self, action: Any) -> None:
+        """Refuse an action that is not finite.
+
+        Raises:
+            PolicyFailedError: it is not.
+        """
         if (
-            not self._always_finite
-            and not (type(action) is ndarray and action.shape == self._few and isfinite(sum(action.tolist())))
+            not self.always_finite
+            and not (type(action) is ndarray and action.shape == self.few and isfinite(sum(action.tolist())))
             and not is_finite(action)
         ):
             raise PolicyFailedError(
                 f"the policy's action is not finite, so it is not executed: {str(action)[:200]}. Its weights or the "
                 "observation's numbers are too large, or its computation is wrong"
             )
-        return action, more
 
     def load(self, tag: str, data: bytes) -> None:
         """Load weights, given the tag of their format.

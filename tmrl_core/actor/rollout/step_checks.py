@@ -167,9 +167,14 @@ class StepCheck:
     Args:
         space: of the observations.
         strict: refuse such observations.
+
+    Attributes:
+        few, dtype: the shape and dtype of observations that are short vectors of floats. Such an observation is finite
+            where the sum of its values is. `few` is None for others.
+        reward_type: of the latest reward that was checked.
     """
 
-    __slots__ = ("_cast", "_dtype", "_few", "_observations", "_reward_type", "_shape", "_strict", "_zeros")
+    __slots__ = ("_cast", "_observations", "_shape", "_strict", "_zeros", "dtype", "few", "reward_type")
 
     def __init__(self, space: Any, strict: bool = False) -> None:
         self._observations = make_observation_check(space)
@@ -180,21 +185,23 @@ class StepCheck:
         # leads to the exact check.
         floating = type(space) is spaces.Box and space.shape != () and np.issubdtype(space.dtype, np.floating)
         self._shape = space.shape if type(space) is spaces.Box and space.shape != () else None
-        self._dtype = space.dtype
-        self._few = floating and few_values(space) is not None
-        self._zeros = np.zeros(space.shape, space.dtype).ravel() if floating and not self._few else None
-        self._reward_type: Any = float
+        self.dtype = space.dtype
+        self.few = few_values(space) if floating else None
+        self._zeros = np.zeros(space.shape, space.dtype).ravel() if floating and self.few is None else None
+        self.reward_type: Any = float
 
     def fits(self, obs: Any, reward: Any) -> bool:
         """Return True if `step` would change nothing; False where only `step` can tell."""
         return (
             type(obs) is ndarray
-            and obs.dtype is self._dtype
+            and obs.dtype is self.dtype
             and obs.shape == self._shape
-            and type(reward) is self._reward_type
+            and type(reward) is self.reward_type
             and isfinite(reward)
             and (
-                isfinite(sum(obs.tolist())) if self._few else self._zeros is None or isfinite(np.vdot(obs, self._zeros))
+                isfinite(sum(obs.tolist()))
+                if self.few is not None
+                else self._zeros is None or isfinite(np.vdot(obs, self._zeros))
             )
         )
 
@@ -206,13 +213,13 @@ class StepCheck:
         """
         if self._cast is not None:
             obs = self._cast(obs)
-            if self.fits(obs, reward):
-                return obs, reward
+        if self.fits(obs, reward):
+            return obs, reward
         obs, reward = self.observation(obs), as_number(reward)
         problem = reward_problem(reward)
         if problem is not None:
             raise EnvironmentFailedError(problem)
-        self._reward_type = type(reward)
+        self.reward_type = type(reward)
         return obs, reward
 
     def observation(self, obs: Any, where: str = "") -> Any:

@@ -171,7 +171,7 @@ class NumpyMLPActor(ActorModule):
 
         It writes into the same array each time. It uses local variables only, which are faster than attributes.
         """
-        dot = np.dot
+        dot, ndarray = np.dot, np.ndarray
         layout, vector, heads = self._layout, self._inputs[0][:-1], self._heads
         first_matrix, first_input = self._matrices[0], self._inputs[0]
         first_output = self._inputs[1][:-1] if len(self._matrices) > 1 else heads
@@ -191,7 +191,7 @@ class NumpyMLPActor(ActorModule):
         prepare = self._prepare if type(self)._prepare is not NumpyMLPActor._prepare else None
 
         def forward(obs: Any) -> np.ndarray:
-            if flat and isinstance(obs, np.ndarray) and obs.shape == direct_shape:
+            if flat and isinstance(obs, ndarray) and obs.shape == direct_shape:
                 vector[:] = obs
             else:
                 flatten_into(layout, obs, vector)
