@@ -69,7 +69,5 @@ def _api_page(name: str, shown: set[str]) -> str:
         if inspect.isclass(value) or inspect.isfunction(value):
             path = f"{value.__module__}.{value.__qualname__}"
             lines += ["", f"[`{each}`][{path}]" if path in shown else f"::: {path}"]
-            if path not in shown and hasattr(value.__init__, "__signature__"):
-                lines += ["    options:", "      force_inspection: true"]
             shown.add(path)
     return "\n".join(lines) + "\n"
