@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 COOKIE = "tmrl_session"
 """Cookie with the session key of the last login. It ends a session whose client does not send its key."""
 
+_STEPS = "/shepherd/env/"
+
 Clock = Callable[[], float]
 
 
@@ -51,11 +53,12 @@ def make_app(
         routes: of other parts.
         clock: seconds; the time of requests.
     """
+    steps = _Steps(sessions, settings.max_body_bytes, clock)
     document = openapi.document()
     page = openapi.page(document)
     app = Starlette(
         routes=[
-            Route("/shepherd/env/", _Steps(sessions, settings.max_body_bytes, clock), methods=["POST"]),
+            Route(_STEPS, steps, methods=["POST"]),
             Route("/shepherd/login_user/", _Logins(sessions, settings.max_body_bytes, clock), methods=["POST"]),
             WebSocketRoute("/shepherd/ws/", WebSocketEndpoint(sessions, settings, clock)),
             Route("/shepherd/openapi.json", lambda request: JSONResponse(document)),
@@ -63,7 +66,9 @@ def make_app(
             *routes,
         ],
         middleware=[
-            Middleware(_Hosts, names=frozenset(name.lower() for name in (settings.host, *settings.hosts))),
+            Middleware(
+                _Entrance, names=frozenset(name.lower() for name in (settings.host, *settings.hosts)), steps=steps
+            ),
             Middleware(
                 _Origins,
                 allow_origins=settings.origins,
@@ -73,7 +78,7 @@ def make_app(
             ),
         ],
         exception_handlers={
-            RequestError: _refused,
+            RequestError: lambda request, error: _refused(error),
             HTTPException: _http_error,
             ClientDisconnect: _disconnected,
             Exception: _failed,
@@ -143,21 +148,31 @@ async def _respond(send: Send, value: dict[str, Any], *headers: tuple[bytes, byt
     await send({"type": "http.response.body", "body": body})
 
 
-class _Hosts:
-    """Refuse requests over plain HTTP to names that are not this machine's."""
+class _Entrance:
+    """Refuse requests over plain HTTP to names that are not this machine's; answer steps on the shortest path."""
 
-    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, names: frozenset[str], steps: _Steps) -> None:
         self._app = app
         self._names = names
+        self._steps = steps
         self._allowed = lru_cache(1024)(self._check)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["scheme"] in ("http", "ws"):
-            for name, value in scope["headers"]:
-                if name == b"host" and not self._allowed(value):
-                    await _answer(scope, receive, send, 421, "this gateway has another name; set gateway.hosts")
-                    return
-        await self._app(scope, receive, send)
+        origin = False
+        for name, value in scope.get("headers", ()):
+            if name == b"host" and scope["scheme"] in ("http", "ws") and not self._allowed(value):
+                await _answer(scope, receive, send, 421, "this gateway has another name; set gateway.hosts")
+                return
+            origin = origin or name == b"origin"
+        if origin or scope.get("path") != _STEPS or scope.get("method") != "POST":
+            await self._app(scope, receive, send)
+            return
+        try:  # without the layers of Starlette, which take longer than the step
+            await self._steps(scope, receive, send)
+        except RequestError as error:
+            await _refused(error)(scope, receive, send)
+        except ClientDisconnect:
+            pass
 
     def _check(self, host: bytes) -> bool:
         try:
@@ -191,7 +206,7 @@ async def _answer(scope: Scope, receive: Receive, send: Send, status: int, text:
         await JSONResponse({"error": text}, status)(scope, receive, send)
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _refused(error: Exception) -> Response:
     assert isinstance(error, RequestError)
     headers = {401: {"WWW-Authenticate": "ApiKey"}, 429: {"Retry-After": "1"}}.get(error.status)
     return JSONResponse({"error": str(error)}, error.status, headers)

@@ -121,8 +121,11 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
             raise RequestError(400, "reward is missing: a number is required, 0.0 with the first observation")
         if not math.isfinite(reward):
             raise RequestError(400, f"reward is {reward}: a finite number is required")
-        info = self.info or {}
-        terminated, truncated = self._flags(info)
+        info, terminated = self.info or {}, self.done
+        if terminated is False and self.terminated is None and self.truncated is None:
+            truncated = False  # most messages
+        else:
+            terminated, truncated = self._flags(info)
         return StepMessage(key, obs, reward, terminated, truncated, info, self.step)
 
     def _flags(self, info: dict[str, Any]) -> tuple[bool, bool]:

@@ -65,34 +65,33 @@ class Session:
             if number < last and self._acting:
                 raise RequestError(409, f"step {number} was answered before step {last}: count on from {last + 1}")
         obs = self._read(message.obs)
+        terminated, truncated = message.terminated, message.truncated
+        done = terminated or truncated
+        action = None
         self._busy = True
         try:
-            answer = await self._play(message, obs)
+            if self._acting:
+                action = await self._player.step(obs, message.reward, terminated, truncated, message.info)
+                self.steps += 1
+                self._episode_steps += 1
+                self._return += message.reward
+            elif not done:
+                action = await self._player.begin(obs, message.info)
         finally:
             self._busy = False
+        if done:
+            self._end_episode()
+            answer = None
+        elif action is None:
+            raise RuntimeError(f"{type(self._player).__name__} returned no action within an episode")
+        else:
+            self._acting = True
+            answer = self._write(action)
         self._number, self._answer = number, answer
         return answer
 
-    async def _play(self, message: StepMessage, obs: Any) -> Any:
-        terminated, truncated = message.terminated, message.truncated
-        done = terminated or truncated
+    def _end_episode(self) -> None:
         if self._acting:
-            action = await self._player.step(obs, message.reward, terminated, truncated, message.info)
-            self._count(message.reward, done)
-        elif not done:
-            action = await self._player.begin(obs, message.info)
-            self._acting = True
-        if done:
-            return None
-        if action is None:
-            raise RuntimeError(f"{type(self._player).__name__} returned no action within an episode")
-        return self._write(action)
-
-    def _count(self, reward: float, done: bool) -> None:
-        self.steps += 1
-        self._episode_steps += 1
-        self._return += reward
-        if done:
             self.episodes += 1
             self._on_episode(self._episode_steps, self._return)
             self._acting, self._episode_steps, self._return = False, 0, 0.0
