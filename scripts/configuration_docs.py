@@ -21,8 +21,8 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tmrl_core.config.agent_settings import described  # noqa: E402
 from tmrl_core.config.algorithms import ALGORITHMS, POLICIES  # noqa: E402
+from tmrl_core.config.descriptions import described  # noqa: E402
 from tmrl_core.config.error_messages import allowed, inner_types, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
 from tmrl_core.config.sections import Config  # noqa: E402

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.envs.json_spaces import action_writer, observation_reader, space_from_json
-from tmrl_core.errors import ConfigError, ObservationError
+from tmrl_core.errors import ConfigError, ObservationError, PolicyFailedError
 
 FULL = spaces.Dict(
     {
@@ -197,3 +197,9 @@ def test_scalar_actions_are_numbers() -> None:
     assert type(number) is int
     target = action_writer(space_from_json([[], 16, 24]))(np.array(20.5, np.float32))
     assert type(target) is float
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_action_that_is_not_finite_is_never_written(value: float) -> None:
+    with pytest.raises(PolicyFailedError, match="not finite"):
+        action_writer(space_from_json([2, -1, 1]))(np.array([0.0, value]))

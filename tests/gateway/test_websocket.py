@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -105,3 +107,12 @@ def test_pages_of_other_origins_and_other_hosts_are_refused(
 def test_the_page_of_the_gateway_itself_may_connect(gateway: Served) -> None:
     with opened(gateway, origin=f"http://localhost:{gateway.port}") as socket:
         assert ask(socket, {"apikey": gateway.apikey})["ok"]
+
+
+def test_ten_thousand_logins(tmp_path: Path) -> None:
+    with serve(tmp_path, max_sessions_per_key=50) as gateway, opened(gateway) as socket:
+        statuses = Counter(ask(socket, {"apikey": gateway.apikey}).get("status") for _ in range(5_000))
+        wrong = Counter(ask(socket, {"apikey": "wrong"}).get("status") for _ in range(5_000))
+        assert statuses == {None: 50, 429: 4_950}
+        assert wrong.keys() == {401, 429}
+        assert len(gateway.sessions) == len(gateway.agent.players) == 50

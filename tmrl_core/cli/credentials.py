@@ -33,7 +33,7 @@ def days(text: str) -> float:
     """Return the validity of a certificate.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is not a number of days in range.
     """
     try:
         found = float(text)
@@ -47,7 +47,7 @@ def days(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The grammar of what follows `--credentials`."""
+    """Return the parser of the arguments after `--credentials`."""
     common = common_options()
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --credentials",
@@ -120,11 +120,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_credentials(arguments: Sequence[str]) -> int:
-    """Do what the command line with `--credentials` in it asks for; options may stand before it too.
+    """Run the command line with `--credentials` in it; options may stand before it too.
 
     Raises:
-        ConfigError: the configuration is wrong.
-        CredentialsError: credentials are missing, broken, or of another CA.
+        ConfigError: the configuration is invalid.
+        CredentialsError: credentials are missing, damaged, or of another CA.
     """
     at = list(arguments).index("--credentials")
     rest = list(arguments[at + 1 :])
@@ -177,7 +177,7 @@ def install(options: argparse.Namespace, folder: Path) -> int:
 
 
 def show(options: argparse.Namespace, folder: Path) -> int:
-    """Say what there is."""
+    """Print the existing credentials."""
     records = credentials.show(folder)
     print(folder)
     for record in records:
@@ -229,7 +229,7 @@ def key(config: Config, agent: str, folder: Path) -> int:
 
 
 def renew(options: argparse.Namespace, folder: Path) -> int:
-    """Make what expires anew."""
+    """Renew certificates that expire."""
     files: list[Path] = []
     if options.all or not options.names:
         files += renewal.renew(folder, days=options.days)

@@ -6,14 +6,14 @@ the checks of a configuration and the table in `docs/choosing.md` follow from it
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
+from tmrl_core.config.descriptions import described
 from tmrl_core.config.sections import doc
 
 _POLYAK = "fraction of the target networks that each Polyak update keeps; 0: copy the networks"
@@ -230,12 +230,6 @@ class PpoSettings:
             "not move these layers at the full rate"
         ),
     ] = 1e-5
-
-
-def described(settings: type[Any]) -> dict[str, tuple[Any, Meta]]:
-    """Return the type and the description of each of the settings, by name."""
-    hints = get_type_hints(settings, include_extras=True)
-    return {one.name: get_args(hints[one.name]) for one in dataclasses.fields(settings)}
 
 
 def out_of_range(settings: type[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

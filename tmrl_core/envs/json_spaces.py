@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from msgspec import Meta
 
-from tmrl_core.errors import ConfigError, ObservationError
+from tmrl_core.errors import ConfigError, ObservationError, PolicyFailedError
 
 _INT64 = np.iinfo(np.int64)
 _FEW = 16
@@ -207,7 +207,8 @@ def action_writer(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
     """Return a function that turns actions of the space into JSON values, without loss.
 
     The value of a Discrete space is an int, of a Box of shape () a float, of other arrays nested lists, of a Dict an
-    object. All of them can be passed to the `step` of an environment.
+    object. All of them can be passed to the `step` of an environment. The function raises `PolicyFailedError` for
+    numbers that are not finite, since JSON would turn them into null.
 
     Raises:
         ConfigError: a space of another kind.
@@ -221,5 +222,12 @@ def action_writer(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
     if isinstance(space, spaces.Discrete):
         return int
     if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
-        return lambda action: np.asarray(action).tolist()
+        return _write_array
     raise ConfigError(f"the action space is {space}, whose actions cannot be written as JSON")
+
+
+def _write_array(action: Any) -> Any:
+    array = np.asarray(action)
+    if not np.isfinite(array).all():
+        raise PolicyFailedError(f"the policy's action is not finite: {action}")
+    return array.tolist()

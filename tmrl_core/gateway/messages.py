@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     _scalar = None | bool | int | float | str
     Value = _scalar
-    for _ in range(16):
+    for _ in range(8):  # levels; the type grows with 2 to the power of them
         Value = _scalar | list[Value] | dict[str, Value]
 
 Flag = bool | float | None

@@ -1,4 +1,4 @@
-"""The live display of a run: phase, rates, returns, what the network does; on a terminal or as plain lines."""
+"""Live display of a run: phase, rates, returns and network; on a terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _RECENT: Final = 10
 
 
 class ProgressDisplay:
-    """Progress of a run as a renderable of rich: pass it to `rich.live.Live`, or take `line()`.
+    """Progress of a run as a renderable of rich: pass it to `rich.live.Live`, or print `line()`.
 
-    Not thread-safe: `update` and drawing belong to one thread (so use `Live(..., auto_refresh=False)`, or
-    `LiveProgress`, which does).
+    Not thread-safe: one thread must call `update` and render (use `Live(..., auto_refresh=False)`, or `LiveProgress`,
+    which does).
 
     Args:
-        run_name: for the title; "" until the records say it.
-        return_target: mean return at which an evaluation counts as learned; None: what the records say.
+        run_name: for the title; "": taken from the records.
+        return_target: mean return at which an evaluation counts as learned; None: taken from the records.
         time_limit_s: shown beside the elapsed time.
         clock: seconds since 1970.
     """
@@ -62,9 +62,9 @@ class ProgressDisplay:
         self.time_limit_s = time_limit_s
         self.phase = "waiting"
         self.note = ""
-        """A line below everything; the latest message of an event, or what the owner of the display sets."""
+        """Line below the display: the latest message of an event, or one that the display's owner sets."""
         self.trouble = ""
-        """A line that stands out; the owner of the display sets it."""
+        """Highlighted line, which the display's owner sets."""
         self._clock = clock
         self._started_s = clock()
         self._ended_s: float | None = None
@@ -84,7 +84,7 @@ class ProgressDisplay:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the run began; stands still once it is done."""
+        """Seconds since the run began; constant once it has ended."""
         return max(0.0, (self._clock() if self._ended_s is None else self._ended_s) - self._started_s)
 
     def update(self, records: Iterable[MetricRecord]) -> None:
@@ -98,7 +98,7 @@ class ProgressDisplay:
             self._take_event(record)
         if record.step > self._step:
             self._step = record.step
-            # Training goes on, so it does not wait any more, said or not.
+            # Training continues, so the trainer waits no longer, even without an event.
             self._latest.pop(names.LACK, None)
         self._latest.update({name: value for name, value in record.values.items() if value is not None})
         if self.return_target is None:
@@ -126,7 +126,7 @@ class ProgressDisplay:
         if is_new and self._has_records:
             self._started_s = started_s
         else:
-            # Whoever looks at a run that is still being started sees its clock go on, not back to 0.
+            # For a run that is still starting, the clock continues instead of returning to 0.
             self._started_s = min(self._started_s, started_s)
         self._has_records = True
 
@@ -196,11 +196,11 @@ class ProgressDisplay:
         return " | ".join(parts)
 
     def render(self, *, width: int = _WIDEST, ascii_only: bool = False) -> RenderableType:
-        """Return the display as it is now.
+        """Render the display.
 
         Args:
             width: columns of the terminal; the display takes up to 100.
-            ascii_only: draw without block characters and signs that an old console lacks.
+            ascii_only: True: use no block characters or other signs that old consoles lack.
         """
         width = min(width, _WIDEST)
         left, right = self._work_table(), self._return_table(ascii_only=ascii_only)
@@ -335,7 +335,7 @@ class ProgressDisplay:
         return table
 
     def _target_state(self) -> str:
-        """Say that the latest evaluation has reached the target, and whether a second one has confirmed it."""
+        """Describe that the latest evaluation has reached the target, and whether a second one confirmed it."""
         mean = self._evaluations[-1].number(names.RETURN_EVALUATION) if self._evaluations else None
         if mean is None or self.return_target is None or mean < self.return_target:
             return ""
@@ -372,10 +372,11 @@ class ProgressDisplay:
 
 
 class Trace:
-    """A long series kept short: when it is full, neighbours are averaged, so that it always spans the whole run.
+    """A long series in bounded memory: when it is full, neighbours are averaged, so that it always covers the whole
+    run.
 
     Args:
-        limit: how many values are kept at most; even.
+        limit: maximum number of values; even.
     """
 
     def __init__(self, limit: int = 512) -> None:
@@ -420,23 +421,23 @@ def sparkline(values: Sequence[float], low: float, high: float, *, ascii_only: b
     """Return one character for each value, higher ones for higher values between `low` and `high`."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     span = high - low
-    if not 0 < span < math.inf:  # also where they are so far apart that no number says how far
+    if not 0 < span < math.inf:  # also for an infinite distance
         return blocks[len(blocks) // 2] * len(values)
     top = len(blocks) - 1
     return "".join(blocks[min(top, max(0, round((value - low) / span * top)))] for value in values)
 
 
 class LiveProgress:
-    """Shows a `ProgressDisplay` while a run writes its records: drawn in place on a terminal, else as plain lines.
+    """Shows a `ProgressDisplay` while a run writes its records: in place on a terminal, else as plain lines.
 
     It has no thread: its owner calls `refresh` a few times a second from the loop that waits for the run.
 
     Args:
-        display: what to show.
-        reader: where the records come from; None: the owner calls `display.update`.
-        console: where to show it; None: rich's standard one on standard output.
-        line_every_s: seconds between two lines where it is not a terminal.
-        clock: any seconds that only grow.
+        display: the display to show.
+        reader: source of the records; None: the owner calls `display.update`.
+        console: rich console; None: standard output.
+        line_every_s: seconds between two lines if the output is not a terminal.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -458,7 +459,7 @@ class LiveProgress:
 
     def __enter__(self) -> LiveProgress:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            # Drawn by refresh() only: a thread of rich's own would draw while update() changes the numbers.
+            # Only refresh() renders: a thread of rich would render while update() changes the numbers.
             self._live = Live(self.display, console=self.console, auto_refresh=False, transient=False)
             self._live.start(refresh=True)
         return self
@@ -476,7 +477,7 @@ class LiveProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Show the last state and give the terminal back, whatever happened."""
+        """Show the last state and release the terminal, also after an error."""
         live, self._live = self._live, None
         try:
             if self._reader is not None:

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from tmrl_core.config import CFG, Cfg, given
-from tmrl_core.config.sections import ServerSection, is_loopback
+from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.sections import NetworkSection, ServerSection, is_loopback
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.protocol.messages import check_update_head
@@ -29,6 +30,7 @@ from tmrl_core.networking.transports.selection import server_transport
 logger = logging.getLogger(__name__)
 
 
+@described_by(ServerSection, NetworkSection)
 class Server:
     """Relays between workers and a trainer, from construction on, in a thread of its own.
 
@@ -37,10 +39,8 @@ class Server:
         password: the token that clients must show when `security` is None; with TLS, tokens come from the credentials.
             With the transport `tlspyo`: tlspyo's password.
         local_port: for the transport `tlspyo` only.
-        header_size: likewise.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
-        max_workers: workers beyond it are refused until a place is free; None: no limit.
         config: what arguments left out are taken from; None: `tmrl_core.config.current()`.
 
     Raises:

@@ -16,7 +16,9 @@ import msgspec
 import numpy as np
 
 from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.run_folder import check_run_folder, write_in_force
+from tmrl_core.config.sections import NetworkSection
 from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.console import show_messages
@@ -43,6 +45,7 @@ ROOM_S = 600.0
 ROOM_RETRY_S = 5.0
 
 
+@described_by(NetworkSection)
 class Trainer:
     """Trains with samples that a Server relays from RolloutWorkers.
 
@@ -54,11 +57,8 @@ class Trainer:
         server_port: its port.
         password: the token.
         local_com_port: matters to the transport `tlspyo` only.
-        header_size: matters to the transport `tlspyo` only.
-        max_buf_len: matters to the transport `tlspyo` only.
         security: "TLS", or None for plain TCP.
         keys_dir: folder of credentials.
-        hostname: name that the Server's certificate is checked against.
         model_path: file of the current weights; None: they are not written.
         checkpoint_path: folder of checkpoints; None: there are none.
         dump_run_instance_fn: `(run_instance, path)` writes a checkpoint; None: the project's own format, or the
@@ -66,7 +66,6 @@ class Trainer:
         load_run_instance_fn: `(path) -> run_instance` reads it.
         updater_fn: `(run_instance, training_cls) -> run_instance`, called after a checkpoint was loaded.
         config: the configuration; None: the one in use.
-        transport: `tls`, `local` or `tlspyo`.
         run_name: name of the run.
 
     Raises:

@@ -120,32 +120,17 @@ def _extras(config: Config, agent_cls: Any) -> dict[str, Any]:
     return {"keep_extras": True} if columnar and declarations_of(agent_cls).wants_extras else {}
 
 
-def training_from_config(config: Config) -> Callable[[], Any]:
-    """Return a function that makes the training object that the configuration describes.
+def agent_from_config(config: Config) -> partial[Any]:
+    """Return `make_agent`, bound to what the configuration says of the agent.
 
     Raises:
-        ConfigError: a reference names nothing, or the memory cannot be on disk.
+        ConfigError: a reference names nothing, or the class does not take the keyword arguments or this collection.
     """
-    trainer, memory = config.trainer, config.memory
     agent_cls = resolve(config.agent.cls, "agent.cls")
     agent_kwargs = {
         key: resolve(value, f"agent.kwargs.{key}") if key.endswith("_cls") and isinstance(value, str) else value
         for key, value in config.agent.kwargs.items()
     }
-    memory_cls = resolve_with(
-        memory.cls,
-        {
-            "memory_size": memory.capacity,
-            "batch_size": memory.batch_size,
-            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
-            "crc_debug": config.worker.crc_debug,
-            **_storage(config),
-            **_sampling_kwargs(config, agent_cls, agent_kwargs),
-            **_extras(config, agent_cls),
-            **memory.kwargs,
-        },
-        "memory.cls",
-    )
     check_kwargs(agent_cls, agent_kwargs, "agent.kwargs")
     check_collection(agent_cls, config)
     # The agent's policy has to be the one that workers act with: what describes that one describes both.
@@ -161,12 +146,38 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         ]
         if problems:
             raise ConfigError("\n".join(problems))
+    return partial(make_agent, config, agent_cls, agent_kwargs)
+
+
+def training_from_config(config: Config) -> Callable[[], Any]:
+    """Return a function that makes the training object that the configuration describes.
+
+    Raises:
+        ConfigError: a reference names nothing, or the memory cannot be on disk.
+    """
+    trainer, memory = config.trainer, config.memory
+    agent = agent_from_config(config)
+    agent_cls = agent.args[1]
+    memory_cls = resolve_with(
+        memory.cls,
+        {
+            "memory_size": memory.capacity,
+            "batch_size": memory.batch_size,
+            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
+            "crc_debug": config.worker.crc_debug,
+            **_storage(config),
+            **_sampling_kwargs(config, agent_cls, agent.args[2]),
+            **_extras(config, agent_cls),
+            **memory.kwargs,
+        },
+        "memory.cls",
+    )
     loop = resolve_with(trainer.loop, {}, "trainer.loop")
     made = partial(
         loop,
         env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
         memory_cls=memory_cls,
-        training_agent_cls=partial(make_agent, config, agent_cls, agent_kwargs),
+        training_agent_cls=agent,
         **_loop_settings(config, loop),
         **_declared(config, loop),
         **_lockstep(config),

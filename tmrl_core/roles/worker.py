@@ -19,6 +19,8 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.sections import NetworkSection, WorkerSection
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
@@ -30,6 +32,7 @@ from tmrl_core.roles.labels import Label, own_label
 from tmrl_core.samples import Buffer, encode_value
 
 
+@described_by(WorkerSection, NetworkSection)
 class RolloutWorker(Worker):
     """Collects samples in an environment, sends them to the Server and acts with the policies that come back.
 
@@ -41,41 +44,16 @@ class RolloutWorker(Worker):
         env_cls: makes the environment.
         actor_module_cls: `(observation_space=, action_space=)` makes the ActorModule; or its reference
             "package.module:Name". A built-in policy is replaced by its NumPy backend, see `backend`.
-        sample_compressor: `(prev_act, obs, rew, terminated, truncated, info)` -> the same, changed; None: none.
-        device: where the policy runs.
-        max_samples_per_episode: longer episodes are cut: truncated.
         model_path: file of the local copy of the policy; loaded at construction if it is there.
-        obs_preprocessor: applied to observations from the environment, before act and compressor.
-        crc_debug: every sample's info carries the original transition, as `crc_sample`.
-        model_path_history: how the names of dated copies of the policy begin.
-        model_history: a dated copy every so many updates that brought a model; 0 or less: never.
         standalone: there is no Server.
         server_ip: where the Server is; None: this machine.
         server_port: its port.
         password: the token of workers.
         local_port: for the transport `tlspyo` only.
-        header_size: likewise.
-        max_buf_len: likewise.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
-        hostname: the name that the Server's certificate is checked against.
-        name: label in logs and metrics; None: the name in the worker's certificate, else the host's, and for further
-            workers on this machine the same with `-2`, `-3`, ...
         seed: of the environment's first reset and of exploration; None: from the operating system.
         run_name: samples and weights of other runs are kept apart.
-        backend: `auto`: the policy's NumPy backend if it has one and the device is the CPU; `numpy`; `torch`.
-        collection: selects `when_full="auto"` and the rate limit: `asynchronous`, `synchronous`, `lockstep`.
-        when_full: `block`, `drop_oldest`, or `auto`: the second in asynchronous collection.
-        queue_bytes: of samples that wait for their acknowledgement.
-        send_every: send every so many steps also within an episode; 0: at episode ends.
-        update_weights: `episode` or `step`.
-        max_env_steps_per_update: `run` waits while the trainer has more environment steps; None: never.
-        max_failures: how often in a row the environment may fail.
-        info_metrics: keys of the environment's infos that become metrics of each episode.
-        strict_spaces: refuse observations whose dtype is not their space's, instead of casting them.
-        drain_timeout_s: how long `close` waits for acknowledgements.
-        buffer_maxlen: samples that the Buffer holds.
-        transport: `tls`, `local` or `tlspyo`.
         config: what arguments left out are taken from; None: `tmrl_core.config.current()`.
 
     Raises:

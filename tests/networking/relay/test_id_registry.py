@@ -19,7 +19,7 @@ def test_an_id_belongs_to_who_used_it_first() -> None:
 
 
 def test_nobody_makes_another_s_id_be_forgotten_by_using_many() -> None:
-    owners = IdRegistry(of_one=10, in_all=100)
+    owners = IdRegistry(per_identity=10, total=100)
     owners.claim(b"mine", "robot7")
     for i in range(1_000):
         assert owners.claim(b"%d" % i, "wolf")
@@ -28,7 +28,7 @@ def test_nobody_makes_another_s_id_be_forgotten_by_using_many() -> None:
 
 
 def test_when_all_room_is_used_the_largest_loses_its_oldest() -> None:
-    owners = IdRegistry(of_one=10, in_all=12)
+    owners = IdRegistry(per_identity=10, total=12)
     owners.claim(b"mine", "robot7")
     for i in range(10):
         owners.claim(b"w%d" % i, "wolf")
@@ -40,7 +40,7 @@ def test_when_all_room_is_used_the_largest_loses_its_oldest() -> None:
 
 
 def test_what_is_used_again_is_not_the_oldest() -> None:
-    owners = IdRegistry(of_one=2, in_all=10)
+    owners = IdRegistry(per_identity=2, total=10)
     for key in (b"a", b"b", b"a", b"c"):
         owners.claim(key, "robot7")
     assert not owners.claim(b"a", "robot8")
@@ -51,7 +51,7 @@ def test_what_is_used_again_is_not_the_oldest() -> None:
 @given(st.integers(0, 2**32))
 def test_the_bounds_hold_whatever_is_claimed(seed: int) -> None:
     source = random.Random(seed)
-    owners = IdRegistry(of_one=5, in_all=12)
+    owners = IdRegistry(per_identity=5, total=12)
     for _ in range(500):
         owners.claim(source.randbytes(1), f"robot{source.randrange(4)}")
         assert len(owners) <= 12

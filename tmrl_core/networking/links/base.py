@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 _NOTIFY_S = 0.001
 """Minimum time between two wake-ups of a waiting thread."""
 _UNREACHABLE_WAIT_S = 2.5
-"""Longest wait for another try while nobody answers. It bothers nobody, and with `connect_timeout_s` decides how soon
-the end of a black hole is found. A try's packets are sent again after 1, 3 and 7 s, so at worst a hole heals just after
-the third time: what is left of 5 s, this, and the new try take less than 5 s."""
+"""Maximum wait between attempts to connect while the Server does not answer. Together with `connect_timeout_s` it
+determines how fast a link recovers after a network that drops all packets. Packets of an attempt are repeated after 1,
+3 and 7 s. In the worst case the network recovers just after the third packet: the rest of the 5 s, this wait and the
+next attempt together take less than 5 s."""
 _IDLE_TICK_S = 0.002
 """Time that the I/O thread stays awake after the application passed work, so that the next work need not wake it."""
 
@@ -100,7 +101,7 @@ class Link:
         return self._wait(lambda: self.connected, timeout_s)
 
     def check(self) -> None:
-        """Raise what has ended this link, if something has."""
+        """Raise the error that has ended this link, if there is one."""
         if self._failure is not None:
             raise self._failure
         if self._closed:
@@ -137,7 +138,7 @@ class Link:
             again = " again" if self._welcomes > 1 else ""
             logger.info("connected to the Server at %s port %d%s", self.settings.host, self.settings.port, again)
         with self._changed:
-            # Looked at here, since a thread that is woken for nothing costs as much as one that is not.
+            # Checked here, because waking a thread for nothing costs as much as waking it for a change.
             if self.closed or any(condition() for condition in self._waiting):
                 self._changed.notify_all()
 
@@ -158,11 +159,11 @@ class Link:
     # --- in the I/O thread ---
 
     def _serve(self) -> bool:
-        """Do some of what was handed over. True: there was something."""
+        """Do part of the submitted work. Return True if there was some."""
         return False
 
     def _has_work(self) -> bool:
-        """Return whether `_serve` has something to do now."""
+        """Return whether `_serve` has work to do now."""
         return False
 
     def _is_urgent(self) -> bool:
@@ -174,13 +175,13 @@ class Link:
         if self._serve():
             self._wake_driver()
             if self._is_urgent():
-                self._loop.call_soon(self._serve_and_rest)  # what has arrived meanwhile goes in between
+                self._loop.call_soon(self._serve_and_rest)  # input that has arrived meanwhile is handled in between
             else:
                 self._loop.call_later(_IDLE_TICK_S, self._serve_and_rest)
             return
         with self._poke_lock:
             self._poked = False
-        if self._has_work():  # handed over between the last look and the flag
+        if self._has_work():  # submitted between the last check and the flag
             self._poke()
 
     def _wake_driver(self) -> None:
@@ -228,7 +229,7 @@ class Link:
             welcomes = self._state.connections
             lasted_s = 0.0
             try:
-                # Known before it is welcomed: what the application says from the first answer on must find it.
+                # Set before the welcome, because messages of the application may follow it immediately.
                 self._connection = connection
                 token = transport.renewed_token()
                 if token is not None:

@@ -1,4 +1,4 @@
-"""An observer's link: a person's command asks a Server what it sees, and waits for the answer."""
+"""Link of an observer: a command requests the Server's status and waits for the answer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SLICE_S = 0.1
 
 
 class ObserverLink:
-    """A link that looks, in the caller's own thread: nothing happens between calls, `rest` included in them.
+    """Observer's link, in the caller's thread: nothing happens between calls, `rest` included.
 
     Args:
-        settings: where the Server is.
-        run: name of the run, for people: an observer sees every run.
-        timeout_s: how long connecting and each look may take.
+        settings: address and credentials of the Server.
+        run: name of the run, for display: an observer sees every run.
+        timeout_s: limit on the time for connecting, and for each request.
     """
 
     def __init__(self, settings: LinkSettings, *, run: str = "", timeout_s: float = 10.0) -> None:
@@ -76,7 +76,7 @@ class ObserverLink:
         return self._state.status
 
     def rest(self, seconds: float, ending: Callable[[], bool] = lambda: False) -> bool:
-        """Keep the link alive for so long; False: `ending` said so meanwhile."""
+        """Keep the link alive for `seconds`; False: `ending` returned True meanwhile."""
         return self._loop.run_until_complete(self._rest(seconds, ending))
 
     async def _rest(self, seconds: float, ending: Callable[[], bool]) -> bool:

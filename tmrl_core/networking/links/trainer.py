@@ -29,7 +29,7 @@ from tmrl_core.networking.transports.selection import LinkSettings
 
 
 class TrainerCounts(NamedTuple):
-    """A trainer's counters; samples unless they say otherwise."""
+    """Counters of a trainer's link, in samples unless the name says otherwise."""
 
     samples_received: int
     messages_received: int
@@ -104,7 +104,7 @@ class TrainerLink(Link):
         self._poke()
 
     def refuse(self, received: Received, reason: str) -> None:
-        """The memory cannot take this one: acknowledge it as refused; the worker is told why."""
+        """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
         self._trainer.commit(received, refused=reason)
         self._poke()
 
@@ -129,7 +129,7 @@ class TrainerLink(Link):
         """The label of the worker that a stream is or was of."""
         return self._trainer.names.get(stream, stream.hex()[:8])
 
-    # --- what workers are told ---
+    # --- messages to workers ---
 
     def publish(self, policies: Mapping[str, Blob], exploration: Mapping[str, float] | None = None) -> Version:
         """Make these the latest weights. Returns their version.
@@ -142,10 +142,10 @@ class TrainerLink(Link):
         return version
 
     def direct(self, directive: Directive, stream: bytes | None = None) -> None:
-        """Tell one worker's stream, or all workers, what is wanted of them from now on.
+        """Send a directive to one worker's stream, or to all workers.
 
         Raises:
-            ValueError: it does not fit a message (`MAX_BODY_BYTES`).
+            ValueError: it is larger than `MAX_BODY_BYTES`.
         """
         size = len(encode_body(directive))
         if size > MAX_BODY_BYTES:
@@ -158,7 +158,7 @@ class TrainerLink(Link):
             self._connection.direct(stream)
 
     def report(self, progress: Progress) -> None:
-        """Tell workers how far training is."""
+        """Send the trainer's progress to all workers."""
         if progress != self._trainer.progress:
             self._trainer.progress = progress
             self._call(self._report)
@@ -171,7 +171,7 @@ class TrainerLink(Link):
 
     @property
     def incarnation(self) -> int:
-        """The highest incarnation that this trainer knows of: part of the checkpoint."""
+        """Highest known incarnation of a trainer; part of the checkpoint."""
         return self._trainer.incarnation
 
     @property
@@ -187,7 +187,7 @@ class TrainerLink(Link):
 
     @property
     def waits(self) -> list[tuple[str, str]]:
-        """The label of each linked worker, and what it waits for; empty text: it collects."""
+        """Label of each linked worker, and its wait reason; empty: it collects."""
         state = self._trainer
         with state.lock:
             return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
@@ -225,7 +225,7 @@ class TrainerLink(Link):
         return bool(self._trainer.to_acknowledge) and self.connected
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Send what is still to be said (acknowledgements, the last weights, directives), then close the link."""
+        """Send pending acknowledgements, weights and directives, then close the link."""
         deadline = time.monotonic() + timeout_s
         while not self.closed and self.connected and not self._all_said() and time.monotonic() < deadline:
             self._call(self._wake_driver)

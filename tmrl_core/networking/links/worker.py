@@ -54,7 +54,7 @@ def _anything() -> bool:
 
 
 class WorkerCounts(NamedTuple):
-    """A worker's counters; samples unless they say otherwise."""
+    """Counters of a worker's link, in samples unless the name says otherwise."""
 
     samples_sent: int
     samples_acked: int
@@ -71,20 +71,20 @@ class _Handed(NamedTuple):
     chunk: Chunk | None
     records: Sequence[EpisodeRecord]
     size: int
-    """Bytes of the chunk, as `Chunk.nbytes` counts them: asked once."""
+    """Size of the chunk, as `Chunk.nbytes` counts it; computed once."""
 
 
 class WorkerLink(Link):
     """A worker's link to the Server.
 
     Args:
-        settings: where the Server is.
-        name: label for people.
-        run: name of the run; samples and weights of others are kept apart.
-        signature: what the environment looks like, for the trainer to check.
-        queue_bytes: most bytes of samples that wait for their acknowledgement.
-        when_full: `block` makes `send` wait for room; `drop_oldest` drops the oldest message, counted.
-        drain_timeout_s: how long `close` waits for acknowledgements.
+        settings: address and credentials of the Server.
+        name: label for display.
+        run: name of the run; samples and weights of other runs are kept apart.
+        signature: description of the environment, for the trainer's check.
+        queue_bytes: maximum bytes of unacknowledged samples.
+        when_full: `block`: `send` waits for space; `drop_oldest`: the oldest message is dropped and counted.
+        drain_timeout_s: time limit for acknowledgements in `close`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class WorkerLink(Link):
         self.drain_timeout_s = drain_timeout_s
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"
-        # In `block` mode the bound is held where the samples are handed over; what is in is never refused.
+        # In `block` mode `send` enforces the limit; submitted samples are never refused.
         self._sender = StreamSender(
             os.urandom(16), queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
         )
@@ -166,7 +166,7 @@ class WorkerLink(Link):
         return waiting == 0 or waiting + size <= self._queue_bytes
 
     def _has_work(self) -> bool:
-        # Without a drop policy nothing is gained by encoding far ahead, and memory is kept twice.
+        # Without dropping, encoding far ahead has no benefit and doubles the memory.
         return bool(self._handed) and (self._drop_oldest or self._sender.unsent_bytes < _AHEAD_BYTES)
 
     def _is_urgent(self) -> bool:
@@ -195,9 +195,9 @@ class WorkerLink(Link):
         return encoded > 0
 
     def _next_pieces(self) -> Iterator[tuple[Body, int]]:
-        """The messages of the first item that was handed over, and of those behind it that fit into the same one.
+        """Encode the first submitted item, together with those behind it that fit the same message.
 
-        Nothing waits for this: what has come while the link was busy leaves together.
+        It never waits for more: items that arrived while the link was busy are sent together.
         """
         chunk, records, size = self._handed[0]
         self._joined = 1
@@ -206,7 +206,7 @@ class WorkerLink(Link):
             return self._encoded([chunk] if chunk is not None else [], records, size)
         if chunk is None:
             return self._encoded([], records, 0)
-        # A message is dropped whole: where that may happen, none is a large part of what is held.
+        # Messages are dropped as a whole, so in that mode none may be a large part of the queue.
         room = min(_PIECE_BYTES, self.settings.max_message_bytes, self._queue_bytes // 8) - size
         chunks = [chunk]
         all_records = list(records)
@@ -266,13 +266,13 @@ class WorkerLink(Link):
             taken = self._taken
             self._say_who_takes()
             if self._taken is not taken:
-                self._on_change()  # those who wait for that have looked already
+                self._on_change()  # waiting threads have checked before
 
     def _say_who_takes(self) -> None:
-        """Say when nobody takes this worker's samples, and when somebody does again; note it once it is said."""
+        """Log when this worker's samples have no receiver, and when they have one again."""
         worker = self._worker
         if self._sender.active:
-            if self._taken is False and not worker.ending:  # else it may as well be the Server that stands in for one
+            if self._taken is False and not worker.ending:  # otherwise the receiver may be the Server's spool
                 logger.info("a trainer of run %r takes samples", worker.run)
             self._taken = True
             self._halts_said.clear()
@@ -319,7 +319,7 @@ class WorkerLink(Link):
         return self._versions_published
 
     def say_waits(self, text: str) -> None:
-        """Tell the trainer what this worker waits for, with its numbers; empty: it collects again."""
+        """Send the trainer the reason why this worker waits; empty: it collects again."""
         if text != self._worker.waits:
             self._worker.waits = text
             self._call(self._say_waits)
@@ -366,7 +366,7 @@ class WorkerLink(Link):
     # --- the end ---
 
     def close(self, drain: bool = True) -> CloseReport:
-        """End in order: wait up to `drain_timeout_s` for what is not acknowledged, then close the link."""
+        """End in order: wait up to `drain_timeout_s` for acknowledgements, then close the link."""
         if drain and not self.closed and self._thread is not None:
             self._worker.ending = True
             self._call(self._hand_over)

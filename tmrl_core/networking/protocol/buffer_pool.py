@@ -1,7 +1,7 @@
-"""Memory for the bodies of received messages, used again as soon as nobody looks at it any more.
+"""Memory for bodies of received messages, reused once it has no views any more.
 
-Fresh memory costs more than filling it: the system hands it out page by page, zeroed, at a third of what receiving a
-message takes in all. A body goes back into the pool when the last view of it, a decoded column for instance, is gone.
+Fresh memory costs more than filling it: the system provides it page by page, zeroed, in a third of the total time of
+receiving a message. A body returns to the pool when its last view, for instance a decoded column, is deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_BYTES = 65_536
-"""Smaller bodies are made fresh: the allocator keeps memory of that size by itself."""
+"""Smaller bodies are allocated each time: the allocator caches memory of that size."""
 
 
 class _Lease(np.ndarray):
@@ -24,12 +24,12 @@ class _Lease(np.ndarray):
 
 
 class BodyPool:
-    """Memory to receive into.
+    """Pool of memory to receive into.
 
     Args:
-        keep_bytes: most bytes of free memory kept; half of it for bodies of one size, which is what most streams have.
+        keep_bytes: limit on stored free memory; half of it for bodies of one size, since most streams have one size.
 
-    `take` belongs to one thread; memory may come back in any.
+    Only one thread may call `take`; memory may return in any thread.
     """
 
     def __init__(self, keep_bytes: int = 16 << 20) -> None:
@@ -43,7 +43,7 @@ class BodyPool:
         size = 1 << (length - 1).bit_length()
         free = self._free.get(size)
         if free is None:
-            # A bound of its own, since counting across threads that return memory would take a lock in a finalizer.
+            # A separate limit: counting across threads that return memory would need a lock in a finalizer.
             free = self._free[size] = deque(maxlen=max(1, self.keep_bytes // 2 // size))
         try:
             memory = free.pop()
@@ -55,7 +55,7 @@ class BodyPool:
         return lease.data[:length]
 
     def _trim(self, wanted: int) -> None:
-        """Give up what other sizes keep, if all together keep too much."""
+        """Discard bodies of other sizes if the total exceeds the limit."""
         if sum(len(free) * size for size, free in self._free.items()) > self.keep_bytes // 2:
             for size, free in self._free.items():
                 if size != wanted:

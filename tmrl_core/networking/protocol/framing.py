@@ -39,7 +39,7 @@ LAST = 2
 _SCRATCH_BYTES = 16_384
 """Size of the scratch buffer, one TLS record: this part of a large frame is copied once more than the rest."""
 _DIRECT_BYTES = 4_096
-"""A frame that lacks at least this much is received into its own buffer instead of the scratch buffer."""
+"""Minimum missing bytes of a frame for receiving it into its own buffer instead of the scratch buffer."""
 
 
 class Kind(IntEnum):
@@ -55,7 +55,7 @@ _KINDS = frozenset(int(kind) for kind in Kind)
 
 
 class Frame:
-    """One frame: the fields of its header, and `buffer` with header and payload, owned by whoever has the frame."""
+    """One frame: the fields of its header, and `buffer` with header and payload, owned by the frame's holder."""
 
     __slots__ = ("buffer", "channel", "epoch", "flags", "kind")
 
@@ -122,11 +122,12 @@ def spare(buffer: bytes | bytearray | memoryview) -> None:
 class FrameReader:
     """Parser from received bytes to frames.
 
-    Use: fill (part of) `get_buffer()`, say how much to `received`, then take the frames. Nothing larger than one frame
-    is ever allocated here.
+    Use: fill (part of) `get_buffer()`, call `received` with the number of bytes, then take the frames. It never
+    allocates more than one frame.
 
-    Bytes land in a scratch buffer; the rest of a large frame is received into its own. After a full frame that is not
-    its message's last, another full one is likely, which is received into its own buffer from its first byte.
+    Bytes are received into a scratch buffer; the rest of a large frame is received into its own. After a full frame
+    that is not its message's last, another full one is likely, which is received into its own buffer from its first
+    byte.
     """
 
     def __init__(self) -> None:
@@ -180,13 +181,13 @@ class FrameReader:
         self._direct_view = None
 
     def _look_ahead(self, buffer: bytearray) -> None:
-        """The header of what was expected to be a full frame is there."""
+        """Handle the header of an expected full frame."""
         self._ahead = None
         self._likely = False
         length, kind, flags, epoch, channel = HEADER.unpack_from(buffer)
         if length != MAX_PAYLOAD_BYTES or kind not in _KINDS or length > self.max_payload_bytes:
             self._direct_view = None
-            self._split(buffer, self._filled)  # which copies what it takes
+            self._split(buffer, self._filled)  # which copies the frames
             spare(buffer)
             return
         self._direct = Frame(kind, flags, epoch, channel, buffer)
@@ -194,7 +195,7 @@ class FrameReader:
             self._finish(self._direct)
 
     def _split(self, source: bytearray, end: int) -> None:
-        """Take the frames out of the first `end` bytes of `source`; what is left goes on in its place."""
+        """Take the frames out of the first `end` bytes of `source`; the rest stays in the scratch buffer."""
         start = 0
         while end - start >= HEADER_BYTES:
             length, kind, flags, epoch, channel = HEADER.unpack_from(source, start)
@@ -248,10 +249,10 @@ def control_frame(message: Control) -> bytes:
 
 
 def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
-    """Number, floor, position, samples and bytes of the message that a DATA frame with this payload begins.
+    """Return number, floor, position, samples and bytes of the message that a DATA frame with this payload begins.
 
     Raises:
-        RemoteProtocolError: it is too short, or no stream comes to such numbers.
+        RemoteProtocolError: the payload is too short, or a number is out of range.
     """
     if len(payload) < SAMPLES_HEAD.size:
         raise RemoteProtocolError("the first frame of a message is too short for its header")
@@ -276,14 +277,14 @@ _JOIN_BYTES = 4_096
 
 
 class Wire:
-    """A frame to send, as buffers that follow each other: what is large of a message is sent from where it lies."""
+    """A frame to send, as consecutive buffers: large parts of a message are sent without a copy."""
 
     __slots__ = ("buffers", "last", "size")
 
     def __init__(self, buffers: list[bytes | memoryview], size: int, last: bool) -> None:
         self.buffers = buffers
         self.size = size
-        """Bytes in all of them."""
+        """Total size in bytes."""
         self.last = last
         """True: this is the last frame of its message."""
 
@@ -293,7 +294,7 @@ class Wire:
 
 
 def cut(kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: int, channel: int) -> Iterator[Wire]:
-    """The frames that carry `head` and the buffers of `body` in order, made one at a time as they are asked for.
+    """Yield the frames that carry `head` and the buffers of `body` in order, each created on request.
 
     They refer to the memory of `body`, which must not change while they are in use.
     """

@@ -1,7 +1,7 @@
-"""The typed messages of the protocol.
+"""Typed messages of the protocol.
 
-Everything that a peer sends is decoded into one of these declared types, or its connection is closed. Application
-envelopes (`PolicyUpdate`, `Directive`, `Progress`) travel as opaque bytes through the relay, which never decodes them.
+Data from a peer is decoded into one of these declared types, or its connection is closed. The relay forwards
+application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes and never decodes them.
 """
 
 from __future__ import annotations
@@ -14,51 +14,50 @@ import msgspec
 from tmrl_core.errors import RemoteProtocolError
 
 PROTOCOL_VERSION = 1
-"""The newest version of the protocol that this code speaks."""
+"""Newest supported version of the protocol."""
 SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
-"""All versions of the protocol that this code speaks."""
+"""All supported versions of the protocol."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""A count or a position: what every field on the way holds, and one more as well."""
+"""Count or position, with space for one more in the fields of all formats."""
 MAX_COUNT = (1 << 63) - 1
-"""Upper bound of sums of numbers that peers choose: larger ones would fit neither a message nor a record."""
+"""Upper bound of sums of numbers from peers: larger sums would not fit messages and records."""
 Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
-"""As wide as in a frame's header."""
+"""Range of the field in a frame's header."""
 Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
-"""As wide as in a frame's header."""
+"""Range of the field in a frame's header."""
 Label: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_000)]
 
 MAX_SIGNATURE_BYTES = 60_000
-"""Of a stream's signature: what fits into one frame, whatever else the message says."""
+"""Maximum size of a stream's signature; the message then always fits one frame."""
 EXPERT = b"expert"
-"""Signature of a message whose samples an expert has collected, whatever the trainer's policy is."""
+"""Signature of messages with samples of an expert instead of the trainer's policy."""
 MAX_BODY_BYTES = 60_000
-"""Of a directive, a report or a page of a status: what fits into one frame, whatever else the message says."""
+"""Maximum size of a directive, report or status page; the message then always fits one frame."""
 MAX_REASON_CHARACTERS = 500
-"""Of the reason why one message of samples was refused."""
+"""Maximum length of the reason for refusing one message of samples."""
 
 Version: TypeAlias = tuple[Number, Number]
-"""(incarnation of the trainer, counter) of a policy; (0, 0) means: none yet. Compared as tuples."""
+"""Policy version: (incarnation of the trainer, counter), compared as tuples. (0, 0): no policy yet."""
 
 Role = Literal["worker", "trainer", "observer"]
 
 RefusalCode = Literal[
     "protocol", "token", "certificate", "role", "name", "full", "trainer_present", "superseded", "misuse"
 ]
-"""Why a Server refuses a peer. `full` and `trainer_present` are worth another try, `superseded` is not."""
+"""Reason for which a Server refuses a peer."""
 
 RETRYABLE: frozenset[str] = frozenset({"full", "trainer_present"})
+"""Refusals after which the peer tries again."""
 
 
 def plain(text: str, most: int = 1_000) -> str:
-    """A peer's words as they may stand in a log or a terminal: one line of `most` characters, without what would begin
-    another line, move a cursor or change a colour.
-    """
+    """Return a peer's text, safe for logs and terminals: at most `most` characters, no control characters."""
     text = text[:most]
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
-# --- what the application says: opaque to the relay -------------------------------------------------------------------
+# --- application envelopes: opaque to the relay -----------------------------------------------------------------------
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -77,7 +76,7 @@ class PolicyUpdate(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """Asks a worker for one deterministic episode per seed, played with a policy of at least `version`."""
+    """Request to a worker: one deterministic episode per seed, with a policy of at least `version`."""
 
     id: Number
     seeds: tuple[Number, ...]
@@ -89,10 +88,10 @@ class Directive(msgspec.Struct, frozen=True):
 
     Args:
         revision: grows with each directive.
-        evaluation: to play once, before anything else is collected.
-        pause: rest between episodes.
-        finish: the run is over.
-        collect: an encoded `Collect`, in lockstep collection.
+        evaluation: evaluation to run once, before further collection.
+        pause: stop collecting at the next end of an episode.
+        finish: the run has ended.
+        collect: encoded `Collect`, in lockstep collection.
     """
 
     revision: int = 0
@@ -103,17 +102,17 @@ class Directive(msgspec.Struct, frozen=True):
 
 
 class Collect(msgspec.Struct, frozen=True):
-    """A worker's share of a round of lockstep collection, in `Directive.collect`. A last value, as the directive is.
+    """A worker's assignment in a round of lockstep collection, in `Directive.collect`. Only the latest one counts.
 
-    Exactly one of `steps` and `episodes` is set. The same round and version with another number means: that many in
-    all. Anything else that is not finished is abandoned for it.
+    Exactly one of `steps` and `episodes` is set. If the round and version are those of the current assignment, the new
+    number replaces its total. Otherwise the worker cancels the current assignment.
 
     Args:
-        round: number of the round, for people.
-        version: the policy to act with, exactly this one; each round has its own.
-        steps: environment steps after resets, in all; the open episode goes on in the next round.
-        episodes: whole episodes, in all.
-        seed: begin with a new episode of this seed, and seed the exploration with it; None: go on.
+        round: number of the round, for log messages.
+        version: exact version of the policy to act with; each round has its own.
+        steps: total number of environment steps, resets not counted; an open episode continues in the next round.
+        episodes: total number of complete episodes.
+        seed: seed of a new episode and of the exploration; None: continue.
     """
 
     round: Number
@@ -129,7 +128,7 @@ class Collect(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> str:
-        """Wait reason of a worker once all of this has been acknowledged."""
+        """Wait reason of a worker whose samples of this assignment are all acknowledged."""
         return (
             f"the round after {self.round}, of which {self.amount} {'steps' if self.episodes is None else 'episodes'} "
             f"with version {self.version[0]}.{self.version[1]} are done"
@@ -137,16 +136,16 @@ class Collect(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The trainer's counters, as its acknowledgements report them.
+    """Counters of the trainer.
 
     Args:
-        samples: environment steps received, of all workers, raw.
-        updates: gradient steps done.
-        start_training: samples that the trainer waits for before its first update.
-        lack: what a trainer that waits for samples lacks, in words; empty while it trains.
-        gave_up: it ends because of that; the parting word of a trainer, which holds on after it has gone.
-        turn: version of the policy with which workers that take turns with the trainer may collect now; it publishes
-            no other until all of them wait again.
+        samples: environment steps received from all workers.
+        updates: number of gradient steps.
+        start_training: number of samples before the first update.
+        lack: description of the missing samples while the trainer waits; empty while it trains.
+        gave_up: True: the trainer has ended because of that shortfall. Stays in force without the trainer.
+        turn: policy version that synchronous workers may collect with now. The trainer publishes no other version
+            until all of them wait again.
     """
 
     samples: int = 0
@@ -165,18 +164,18 @@ class _Control(msgspec.Struct, frozen=True, array_like=True, tag_field="type", f
 
 
 class Hello(_Control, frozen=True, tag="hello"):
-    """The first message of a client.
+    """First message of a client.
 
     Args:
-        versions: protocol versions that the client speaks.
-        role: what it wants to be.
-        token: the role's token; empty when a client certificate speaks for it.
+        versions: supported protocol versions.
+        role: requested role.
+        token: token of the role; empty with a client certificate.
         run: name of the run; weights and samples of another run are discarded.
-        name: label for people; no identity.
+        name: label for display, not an identity.
         peer: 16 random bytes per process. A link of the same peer supersedes the older one.
-        incarnation: the highest incarnation of a trainer that this peer has heard of.
-        holding: for a trainer, the incarnation that this process was given earlier; 0 for a new process.
-        have: for a worker, the newest policy that it holds, so that it is not sent again.
+        incarnation: highest incarnation of a trainer that this peer has received.
+        holding: for a trainer, the incarnation assigned to this process before; 0 for a new process.
+        have: for a worker, its newest policy, which need not be sent again.
     """
 
     versions: tuple[Number, ...]
@@ -194,10 +193,10 @@ class Hello(_Control, frozen=True, tag="hello"):
 
 
 class Probe(_Control, frozen=True, tag="probe"):
-    """The first message of somebody who only wants to know whether a `Hello` of that role would be let in.
+    """First message of a client that only checks whether a `Hello` of that role would be admitted.
 
-    It is judged as that `Hello` would be, and takes nobody's place. A message of its own, and not a flag of `Hello`,
-    since a Server that does not know the flag would let the peer in for good.
+    It is authenticated like that `Hello` and occupies no place. It is a separate message and not a flag of `Hello`,
+    because a Server that does not know the flag would admit the peer.
 
     Args:
         versions, role, token, run: as in `Hello`.
@@ -213,16 +212,16 @@ class Probe(_Control, frozen=True, tag="probe"):
 
 
 class Diagnosis(_Control, frozen=True, tag="diagnosis"):
-    """The Server's answer to a `Probe` whose sender it would let in.
+    """The Server's answer to a `Probe` of a client that it would admit.
 
     Args:
-        version: the protocol version to speak.
-        versions: all that the Server speaks.
+        version: negotiated protocol version.
+        versions: all versions that the Server supports.
         time_s: the Server's clock, in seconds since 1970.
-        no_place: why a `Hello` would be refused at the moment although its sender may come; empty: it would not.
-        trainer: whether a trainer is linked.
-        trainer_run: of which run it is.
-        allowance_bytes: how much this link may measure with, in each direction.
+        no_place: reason for which an authenticated `Hello` would be refused at the moment; empty: none.
+        trainer: True: a trainer is linked.
+        trainer_run: run of that trainer.
+        allowance_bytes: bytes that this link may use for measurements, in each direction.
     """
 
     version: Number
@@ -235,7 +234,7 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
 
 
 class Echo(_Control, frozen=True, tag="echo"):
-    """Prober -> Server: answer with `size` bytes of filler. Server -> prober: the answer, of the same number."""
+    """Client -> Server: request for `size` bytes of filler. Server -> client: the answer with the same number."""
 
     number: Number
     size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BODY_BYTES)] = 0
@@ -246,16 +245,16 @@ class Welcome(_Control, frozen=True, tag="welcome"):
     """The Server's answer to a `Hello` that it accepts.
 
     Args:
-        version: the protocol version to speak.
-        incarnation: for a trainer, the one it was given; for a worker, the highest known.
-        window_bytes: most bytes of wants that a worker may have granted and not forwarded.
-        max_message_bytes: the largest samples message that is relayed.
-        max_policy_bytes: the largest policy update that is relayed.
+        version: negotiated protocol version.
+        incarnation: for a trainer, its assigned incarnation; for a worker, the highest known one.
+        window_bytes: maximum bytes of a worker's requested credit that are granted and not forwarded yet.
+        max_message_bytes: maximum size of a message of samples.
+        max_policy_bytes: maximum size of a policy update.
         heartbeat_s: seconds of silence after which either side sends a heartbeat.
-        spool_bytes: how much the Server keeps for workers that end while there is no trainer; 0: nothing, also of a
-            Server that does not know of it. A worker says `HandOver` only where there is a spool.
-        anew: the peer named an incarnation that no honest run comes to, so this Server counts from its own: what the
-            peer knows of incarnations and versions counts no more.
+        spool_bytes: capacity of the spool for workers that end without a trainer; 0: no spool, also from a Server that
+            does not support it. Workers send `HandOver` only to a Server with a spool.
+        anew: True: the peer reported an implausible incarnation, so this Server counts from its own. The peer discards
+            its incarnations and versions.
     """
 
     version: Number
@@ -269,14 +268,14 @@ class Welcome(_Control, frozen=True, tag="welcome"):
 
 
 class Refused(_Control, frozen=True, tag="refused"):
-    """The Server's last words on a link: why it closes it."""
+    """The Server's last message on a link: its reason to close it."""
 
     code: str
     reason: str
 
 
 class OpenStream(_Control, frozen=True, tag="open"):
-    """Worker -> relay: a stream that this link carries from now on, under a channel number of the worker's choice."""
+    """Worker -> relay: this link now carries a stream, under a channel number chosen by the worker."""
 
     channel: Channel
     stream: bytes
@@ -285,7 +284,7 @@ class OpenStream(_Control, frozen=True, tag="open"):
 
 
 class CloseStream(_Control, frozen=True, tag="close"):
-    """Worker -> relay: the stream has ended in order; nothing of it is held any more."""
+    """Worker -> relay: the stream has ended in order; the worker holds no more messages of it."""
 
     channel: Channel
 
@@ -298,21 +297,21 @@ class StreamOpened(_Control, frozen=True, tag="joined"):
     name: Label
     signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
     live: bool = True
-    """False: its worker is not there; what comes is what it had handed over to the Server."""
+    """False: its worker is not connected; the messages come from the Server's spool."""
 
 
 class StreamClosed(_Control, frozen=True, tag="left"):
-    """Relay -> trainer: nothing more comes on this channel."""
+    """Relay -> trainer: this channel is closed."""
 
     channel: Channel
     ended: bool
-    """True: the stream has ended in order. False: its link went, it may come back under another channel."""
+    """True: the stream has ended in order. False: its link was lost; it may return under another channel."""
 
 
 class Resume(_Control, frozen=True, tag="resume"):
     """Trainer -> relay -> worker: send from message `next` on.
 
-    `epoch` is given by the relay; `credit` is the stream's standing credit in that epoch, in bytes.
+    The relay assigns `epoch`; `credit` is the stream's initial credit in that epoch, in bytes.
     """
 
     channel: Channel
@@ -322,9 +321,9 @@ class Resume(_Control, frozen=True, tag="resume"):
 
 
 class Halt(_Control, frozen=True, tag="halt"):
-    """Relay -> worker: there is no trainer (of this run); keep everything until the next `Resume`.
+    """Relay -> worker: there is no trainer of this run; keep all messages until the next `Resume`.
 
-    `reason` says why when it is worth telling a person (the trainer serves another run).
+    `reason` is set if it is worth showing to the user (the trainer serves another run).
     """
 
     channel: Channel
@@ -332,11 +331,11 @@ class Halt(_Control, frozen=True, tag="halt"):
 
 
 Refusal: TypeAlias = tuple[Number, Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]]
-"""Number of a message of samples that the trainer refused, and why."""
+"""Number of a message of samples that the trainer refused, and the reason."""
 
 
 class Ack(_Control, frozen=True, tag="ack"):
-    """Trainer -> relay -> worker: every message below `next` is committed, or refused and let go.
+    """Trainer -> relay -> worker: every message below `next` is committed or refused.
 
     Args:
         refused: (number of the message, reason) of those refused since the last `Ack`.
@@ -348,19 +347,19 @@ class Ack(_Control, frozen=True, tag="ack"):
 
 
 class HandOver(_Control, frozen=True, tag="hand_over"):
-    """Worker -> relay: I am about to end and was told to halt; take what I hold.
+    """Worker -> relay: the worker ends without a trainer; store its messages.
 
-    The relay answers as a trainer would, with a `Resume` from the first number that it lacks, and with `Stored`.
+    The relay answers as a trainer does, with a `Resume` from the first missing number, and with `Stored`.
     """
 
     channel: Channel
 
 
 class Stored(_Control, frozen=True, tag="stored"):
-    """Relay -> worker: the Server keeps every message below `next` until a trainer has acknowledged it.
+    """Relay -> worker: the Server stores every message below `next` until a trainer has acknowledged it.
 
     Args:
-        refusal: why no more of this stream is taken (the spool is full); empty: the rest may follow.
+        refusal: reason for which no more of this stream is stored (the spool is full); empty: the rest may follow.
     """
 
     channel: Channel
@@ -369,7 +368,7 @@ class Stored(_Control, frozen=True, tag="stored"):
 
 
 class Want(_Control, frozen=True, tag="want"):
-    """Worker -> relay: I have whole messages that end at byte `total`, counted from the epoch's start."""
+    """Worker -> relay: complete messages are ready up to byte `total`, counted from the epoch's start."""
 
     channel: Channel
     epoch: Epoch
@@ -377,7 +376,7 @@ class Want(_Control, frozen=True, tag="want"):
 
 
 class Unused(_Control, frozen=True, tag="unused"):
-    """Worker -> relay: `size` bytes of the credit that I wanted I will not use: they count as sent."""
+    """Worker -> relay: `size` bytes of the requested credit will not be used; they count as sent."""
 
     channel: Channel
     epoch: Epoch
@@ -385,7 +384,7 @@ class Unused(_Control, frozen=True, tag="unused"):
 
 
 class Credit(_Control, frozen=True, tag="credit"):
-    """Receiver -> sender: you may send up to byte `limit`, counted from the epoch's (channel 0: the link's) start."""
+    """Receiver -> sender: bytes up to `limit` may be sent, counted from the epoch's (channel 0: the link's) start."""
 
     channel: Channel
     epoch: Epoch
@@ -393,31 +392,31 @@ class Credit(_Control, frozen=True, tag="credit"):
 
 
 class Have(_Control, frozen=True, tag="have"):
-    """Receiver -> sender: policy `version` has arrived whole; the next may follow."""
+    """Receiver -> sender: this policy version has arrived completely; the next may follow."""
 
     incarnation: Number
     counter: Number
 
 
 class Incarnation(_Control, frozen=True, tag="incarnation"):
-    """Relay -> trainer: from now on you are this incarnation, since a peer knew a higher one than you had."""
+    """Relay -> trainer: the trainer's new incarnation, because a peer knew a higher one than its own."""
 
     incarnation: Number
 
 
 class Waits(_Control, frozen=True, tag="waits"):
-    """Worker -> relay -> trainer: what this worker waits for and with which numbers; empty: it goes on collecting."""
+    """Worker -> relay -> trainer: reason for which this worker waits; empty: it collects."""
 
     channel: Channel
     text: Label
 
 
 TURN = "with version "
-"""First words of the text of a worker that takes turns with the trainer."""
+"""Beginning of the wait reason of a synchronous worker."""
 
 
 def turn_text(version: Version) -> str:
-    """Return the beginning of what such a worker waits for once it has collected all that it may with a version."""
+    """Return the beginning of the wait reason of a synchronous worker that has finished its turn with a version."""
     return f"{TURN}{version[0]}.{version[1]}: "
 
 
@@ -425,8 +424,8 @@ class Direct(_Control, frozen=True, tag="direct"):
     """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`).
 
     Args:
-        lasting: for all: it holds on after the trainer has left, also for workers that come later, until there is
-            another trainer of the run.
+        lasting: for all streams: it stays in force without the trainer, also for later workers, until the run has
+            another trainer.
     """
 
     channel: Channel
@@ -442,7 +441,7 @@ class Report(_Control, frozen=True, tag="report"):
 
 
 class Notice(_Control, frozen=True, tag="notice"):
-    """Relay -> trainer: what only the relay sees: workers linked, bytes of samples queued, workers of other runs."""
+    """Relay -> trainer: numbers of linked workers, of queued bytes of samples, and of workers of other runs."""
 
     workers: Number
     queued_bytes: Number
@@ -450,13 +449,13 @@ class Notice(_Control, frozen=True, tag="notice"):
 
 
 class StatusRequest(_Control, frozen=True, tag="look"):
-    """Observer -> relay: show page `page` of what you see; page 0 takes a new snapshot."""
+    """Observer -> relay: request for page `page` of the status; page 0 takes a new snapshot."""
 
     page: Number
 
 
 class StatusPage(_Control, frozen=True, tag="seen"):
-    """Relay -> observer: one page of an encoded `ServerStatus`, which has `pages` of them."""
+    """Relay -> observer: one of the `pages` pages of an encoded `ServerStatus`."""
 
     page: Number
     pages: Number
@@ -464,7 +463,7 @@ class StatusPage(_Control, frozen=True, tag="seen"):
 
 
 class Bye(_Control, frozen=True, tag="bye"):
-    """Either side: this link is being closed in order."""
+    """Either side: the link is closed in order."""
 
 
 Control: TypeAlias = (
@@ -498,27 +497,27 @@ Control: TypeAlias = (
 )
 
 ALL_CHANNELS = 0xFFFF_FFFF
-"""As a `Direct` channel: every stream of the run, those that come later included."""
+"""Channel of a `Direct` for all streams of the run, later ones included."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 
 def encode_control(message: Control) -> bytes:
-    """One control message as MessagePack."""
+    """Encode a control message as MessagePack."""
     return _encoder.encode(message)
 
 
 def decode_control(data: bytes | bytearray | memoryview) -> Control:
-    """The control message in `data`.
+    """Decode the control message in `data`.
 
     Raises:
-        RemoteProtocolError: the bytes are no declared message.
+        RemoteProtocolError: the bytes are not a declared message.
     """
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        # What it says may quote the peer.
+        # The error may quote the peer.
         raise RemoteProtocolError(f"a control message could not be decoded: {plain(str(exc), 200)}") from exc
 
 
@@ -530,7 +529,7 @@ _any_hello_decoder = msgspec.msgpack.Decoder(_AnyHello)
 
 
 def versions_of(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
-    """The protocol versions in a `Hello` of any version, also one that this code cannot read; else nothing."""
+    """Return the protocol versions in a `Hello`, also of an unsupported version; empty: it is not a `Hello`."""
     try:
         return _any_hello_decoder.decode(data).versions
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -538,7 +537,7 @@ def versions_of(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
 
 
 def negotiate(theirs: Iterable[int], ours: Iterable[int]) -> int | None:
-    """The newest version that both sides speak; None: there is none."""
+    """Return the newest version that both sides support; None: there is none."""
     return max(set(theirs) & set(ours), default=None)
 
 
@@ -546,18 +545,18 @@ _body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode_body(body: PolicyUpdate | Directive | Progress | Collect) -> bytes:
-    """An application envelope as the bytes that the relay passes on."""
+    """Encode an application envelope, which the relay forwards as bytes."""
     return _encoder.encode(body)
 
 
 def check_update_head(begin: bytes | bytearray | memoryview) -> None:
-    """Check that bytes begin as an encoded `PolicyUpdate` does, without decoding what it holds.
+    """Check that bytes begin like an encoded `PolicyUpdate`, without decoding its content.
 
     Raises:
         RemoteProtocolError: they do not.
     """
     start = bytes(begin[: 1 + len(_UPDATE_BEGINS)])
-    # A map of two fields or more, of which the version is the first.
+    # A map of at least two fields, beginning with the version.
     if not start or not 0x82 <= start[0] <= 0x8F or start[1:] != _UPDATE_BEGINS:
         raise RemoteProtocolError("the published bytes are not a policy update")
 
@@ -566,10 +565,10 @@ _UPDATE_BEGINS = b"\xa7version\x92"
 
 
 def decode_body(data: bytes | bytearray | memoryview, kind: type[Any]) -> Any:
-    """The application envelope of type `kind` in `data`.
+    """Decode the application envelope of type `kind` in `data`.
 
     Raises:
-        RemoteProtocolError: the bytes are no such envelope.
+        RemoteProtocolError: the bytes are not such an envelope.
     """
     decoder = _body_decoders.get(kind)
     if decoder is None:

@@ -1,7 +1,7 @@
 """Status of a Server for observers: one snapshot, as typed values. Sans-I/O.
 
-Counters count from the Server's start and only grow (a stream's: from when the Server first heard of it), so that two
-snapshots give rates. Times are seconds, sizes bytes.
+Counters start with the Server (those of a stream: with its first message) and only grow, so that two snapshots give
+rates. Times are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from tmrl_core.errors import RemoteProtocolError
 
 MAX_STATUS_BYTES = 4 << 20
-"""The longest snapshot that is told; beyond it peers and streams are left out, and their number is said."""
+"""Maximum size of a snapshot. Peers and streams beyond it are left out and counted."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,15 +21,15 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         role: `worker`, `trainer` or `observer`.
-        name: its label, which it has chosen itself.
-        address: where it connected from.
+        name: label that the peer has chosen for itself.
+        address: remote address.
         run: name of its run.
-        since_s: how long the link has stood.
-        heard_s: how long ago its last byte came.
-        bytes_in, bytes_out: from and to it, since the link stands, without what TLS adds.
-        unread_bytes: control messages that wait because it does not read.
-        policy: for a worker, (incarnation, counter) of the newest policy that it has whole.
-        certificate: the name in its certificate, which it cannot choose; empty: it showed none.
+        since_s: age of the link.
+        heard_s: time since its last byte.
+        bytes_in, bytes_out: bytes from and to the peer on this link, without TLS overhead.
+        unread_bytes: control messages that wait because the peer does not read.
+        policy: for a worker, (incarnation, counter) of its newest complete policy.
+        certificate: name in its certificate, which it cannot choose; empty: no certificate.
     """
 
     role: str
@@ -50,18 +50,18 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         worker: label of the worker.
-        stream: its id, hexadecimal.
+        stream: id of the stream, hexadecimal.
         run: name of its run.
-        linked: False: its worker has gone, and what is queued still goes to the trainer.
-        active: True: a trainer has said from where it wants the stream.
-        epoch: how often it has, modulo 65,536.
-        queued_messages, queued_bytes: whole messages held for the trainer.
-        reserved_bytes: of the pool: granted and not forwarded.
-        limit_bytes: how far the worker may send in this epoch.
-        relayed_messages, relayed_samples, relayed_bytes: passed on to a trainer, repeated ones each time.
-        dropped_messages: numbers that the worker passed over: it dropped them before they left.
-        position: samples that the stream carried up to the end of the last message passed on, dropped ones included.
-        waits: what the worker waits for, in its own words; empty: it collects.
+        linked: False: its worker is disconnected; queued messages still go to the trainer.
+        active: True: a trainer has requested the stream from some message on.
+        epoch: number of those requests, modulo 65,536.
+        queued_messages, queued_bytes: complete messages queued for the trainer.
+        reserved_bytes: bytes reserved from the pool: granted and not forwarded.
+        limit_bytes: byte up to which the worker may send in this epoch.
+        relayed_messages, relayed_samples, relayed_bytes: forwarded to a trainer, repetitions included.
+        dropped_messages: messages that the worker dropped before sending them.
+        position: samples of the stream up to the end of the last forwarded message, dropped ones included.
+        waits: wait reason of the worker; empty: it collects.
     """
 
     worker: str
@@ -83,12 +83,12 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpooledStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples that the Server stores of a stream whose worker ended while there was no trainer.
+    """Spooled samples of a stream whose worker ended without a trainer.
 
     Args:
         worker, stream, run: as in `StreamStatus`.
-        messages, samples, bytes: kept until a trainer has acknowledged them.
-        ended: its worker has handed over everything.
+        messages, samples, bytes: stored until a trainer has acknowledged them.
+        ended: True: its worker has handed over all its samples.
     """
 
     worker: str
@@ -101,7 +101,7 @@ class SpooledStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One bounded store of the Server; `limit` None: it has no bound of its own."""
+    """One bounded store of the Server; `limit` None: it has no separate limit."""
 
     used_bytes: int
     reserved_bytes: int = 0
@@ -109,7 +109,7 @@ class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy that the Server keeps: its version, its run, and its size."""
+    """The policy that the Server stores: its version, run and size."""
 
     incarnation: int
     counter: int
@@ -118,24 +118,24 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the Server tells of itself.
+    """Status of the Server.
 
     Args:
-        clock_s: the Server's own clock; only differences of it mean anything.
-        version: of tmrl_core there.
-        uptime_s, pid, memory_bytes, memory_peak_bytes: of the Server's process; None where it does not know.
-        incarnation: the highest trainer's incarnation that it has heard of.
-        policy: the latest policy; None: there is none.
-        workers, max_workers: linked now, and how many may be; None: no limit.
-        trainer: True: one is linked.
-        peers, streams, spooled: as many as fit.
-        peers_left_out, streams_left_out, spooled_left_out: how many did not.
-        budgets: by name: `samples`, `policy`, and `spool` where there is one.
-        relayed_messages, relayed_samples, relayed_bytes: passed on to trainers.
-        dropped_messages: dropped by workers before they left, as far as the Server has seen it.
-        discarded_messages: arrived for an epoch that was over; their workers send them again.
-        refused_peers: could not be let in.
-        protocol_errors: links closed for what the protocol does not allow.
+        clock_s: the Server's clock, for differences only.
+        version: version of tmrl_core on the Server.
+        uptime_s, pid, memory_bytes, memory_peak_bytes: values of the Server's process; None: unknown.
+        incarnation: highest known incarnation of a trainer.
+        policy: latest policy; None: there is none.
+        workers, max_workers: number of linked workers, and its limit; None: no limit.
+        trainer: True: a trainer is linked.
+        peers, streams, spooled: entries, as many as fit.
+        peers_left_out, streams_left_out, spooled_left_out: numbers of entries left out.
+        budgets: stores by name: `samples`, `policy`, and `spool` if there is one.
+        relayed_messages, relayed_samples, relayed_bytes: forwarded to trainers.
+        dropped_messages: messages that workers dropped before sending them, as far as known.
+        discarded_messages: messages that arrived for an earlier epoch; their workers send them again.
+        refused_peers: number of peers that were not admitted.
+        protocol_errors: number of links closed for a violation of the protocol.
     """
 
     clock_s: float

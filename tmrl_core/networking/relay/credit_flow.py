@@ -210,10 +210,10 @@ class Flow:
             if need > 0:
                 over = stream.wanted - stream.forwarded > self._settings.window_bytes
                 if over and stream.limit - stream.forwarded > stream.standing:
-                    continue  # it has its share; asked again when something of it has been forwarded
+                    continue  # it has its share; its turn comes again after some of it was forwarded
                 if need > self._settings.budget_bytes - self.reserved_bytes:
                     self._short_bytes = need
-                    return  # those behind wait too, so that a large want is not passed over for ever
+                    return  # later streams wait too, so that a large request is not overtaken forever
                 stream.limit += need
                 self.reserved_bytes += need
             self._tell_limit(stream)  # it may have had that much already as standing credit, and not known it
@@ -284,7 +284,7 @@ class Flow:
             self.relayed_bytes += size
             stream.relayed_messages += 1
             stream.relayed_bytes += size
-            if not self._sending_spooled:  # what is spooled is not of the pool
+            if not self._sending_spooled:  # spooled messages do not belong to the pool
                 self.queued_bytes -= size
                 self.forwarded(stream, size)
         return frame

@@ -1,28 +1,27 @@
-"""Whose a random id is: what was used by one identity may not be used by another. Sans-I/O.
+"""Ownership of random ids: an id used by one identity cannot be used by another. Sans-I/O.
 
-A peer's and a stream's id are random and told to nobody but the Server and the trainer; whoever learns one all the same
-must also be the one who used it first: the holder of the certificate of that name, or of that role's token. It is
-remembered after its links have gone, as long as the Server runs and there is room: each identity has its own, so that
-none can make another's be forgotten by using many; only when all have used most of it, whoever has the most loses its
-oldest.
+Ids of peers and streams are random and known to the Server and the trainer only. A client that learns one can still not
+use it: it belongs to the first identity that used it, the holder of a certificate of that name or of a role's token.
+Ids stay registered after their links are lost, within limits. Each identity has a limit of its own, so that it cannot
+evict ids of others. At the total limit, the identity with the most ids loses its oldest.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-OF_ONE_IDENTITY = 2_048
-"""Ids remembered of one identity: more than one link carries streams."""
-IN_ALL = 32_768
-"""Ids remembered in all: some 8 MB."""
+MAX_PER_IDENTITY = 2_048
+"""Maximum number of ids of one identity, which is more than the streams of one link."""
+MAX_TOTAL = 32_768
+"""Maximum number of ids in total: about 8 MB."""
 
 
 class IdRegistry:
-    """Remembers which identity used an id first."""
+    """The identity that first used each id."""
 
-    def __init__(self, of_one: int = OF_ONE_IDENTITY, in_all: int = IN_ALL) -> None:
-        self._of_one = of_one
-        self._in_all = in_all
+    def __init__(self, per_identity: int = MAX_PER_IDENTITY, total: int = MAX_TOTAL) -> None:
+        self._per_identity = per_identity
+        self._total = total
         self._owner: dict[bytes, str] = {}
         self._ids: dict[str, OrderedDict[bytes, None]] = {}  # the longest unused first
 
@@ -38,9 +37,9 @@ class IdRegistry:
         ids[key] = None
         ids.move_to_end(key)
         self._owner[key] = identity
-        if len(ids) > self._of_one:
+        if len(ids) > self._per_identity:
             self._forget_oldest(identity)
-        elif len(self._owner) > self._in_all:
+        elif len(self._owner) > self._total:
             self._forget_oldest(max(self._ids, key=lambda one: len(self._ids[one])))
         return True
 

@@ -1,7 +1,7 @@
-"""The snapshot that an observer is told, taken of a relay. Sans-I/O.
+"""Snapshot of a relay for observers. Sans-I/O.
 
-Nothing is kept for it beyond a few counters per message: whoever asks makes the relay look at itself, at most once in
-`FRESH_S` however many ask, and rates come from two snapshots.
+Only a few counters per message are maintained for it. A request takes a snapshot, at most one in `FRESH_S` for all
+observers together, and rates are differences of two snapshots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FRESH_S = 0.2
 """Maximum age of a snapshot that is sent again."""
 MAX_OBSERVERS = 16
-"""They count for themselves, so that they take no worker's place; each costs a link and, while it asks, a snapshot."""
+"""Limit on observers, which occupy no places of workers. Each costs a link and, for each request, a snapshot."""
 _LABEL_CHARACTERS = 80
 _WAITS_CHARACTERS = 200
 
@@ -41,7 +41,7 @@ _Listed = TypeVar("_Listed", PeerStatus, StreamStatus, SpooledStatus)
 
 
 class Snapshots:
-    """Takes snapshots of a relay, and keeps the last one for a moment."""
+    """Takes snapshots of a relay and keeps the latest for a short time."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -104,7 +104,7 @@ def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _that_fit(items: Iterable[_Listed], room: int, total: int) -> tuple[list[_Listed], int]:
-    """As many of the `total` items as `room` bytes hold, and how many are left out."""
+    """Return as many of the `total` items as fit `room` bytes, and the number of those left out."""
     fit: list[_Listed] = []
     for item in items:
         room -= len(_encoder.encode(item))

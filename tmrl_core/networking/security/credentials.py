@@ -1,24 +1,24 @@
-"""Credentials: the files that prove who is who, and the TLS contexts made of them.
+"""Credentials: the files that prove identities.
 
 A credentials folder holds
 
-    ca.pem                      the CA's certificate: everybody has it
-    ca.key                      the CA's key: only where credentials were created; whoever holds it can make more
+    ca.pem                      the CA's certificate: on every machine
+    ca.key                      the CA's key: only where credentials were created; its holder can issue more
     server.pem, server.key      the Server's certificate and key
-    server.tokens.json          SHA-256 of each role's token: all that a Server needs to check one
+    server.tokens.json          SHA-256 of each role's token, for the Server's checks
     worker.token, trainer.token the token of the role, for clients
-    worker-NAME.pem, .key       a client certificate of its own (also trainer-NAME), from a bundle
-    certificate.pem, key.pem    what tlspyo looks for, and its password in tlspyo.password: see `tlspyo_files.py`
-    issued.json                 which certificates were handed out: beside the CA's key only
-    revoked.json                certificates that count no more: what a Server reads
+    worker-NAME.pem, .key       a client certificate (also trainer-NAME), from a bundle
+    certificate.pem, key.pem    certificate for tlspyo, with its password in tlspyo.password: see `tlspyo_files.py`
+    issued.json                 list of issued certificates: beside the CA's key only
+    revoked.json                list of revoked certificates, for the Server
     gateway_keys.json           API keys of the gateway's clients, as hashes: see `api_keys.py`
     gateway_owner.token         the token of the gateway's owner
 
-so the folder where `create` ran has what every role needs on one machine, and other machines get bundles: one file with
-what that machine needs and no more. Wherever a folder is expected, a bundle file will do too.
+The folder where `create` ran thus has the files of every role on one machine. Other machines get bundles: one file with
+exactly what that machine needs. A bundle file is accepted wherever a folder is expected.
 
-Files with secrets are made readable by their user only, from the moment that they exist, and replace an older file in
-one step. On Windows the folder's own access rights are what protects them: the mode bits say nothing there.
+Files with secrets are readable by their user only, from their creation, and replace an older file in one step. On
+Windows the folder's access rights protect them; mode bits have no meaning there.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _TOKEN_BYTES = 32
 
 
 class Created(msgspec.Struct, frozen=True):
-    """Result of `create`: whether the CA (and with it the tokens) is new, and the hosts of the server's certificate."""
+    """Result of `create`: True for a new CA (and new tokens), and the hosts of the server's certificate."""
 
     directory: str
     new_authority: bool
@@ -155,17 +155,17 @@ def create(
     ca_days: float = CA_DAYS,
     overwrite: bool = False,
 ) -> Created:
-    """Make a CA, a token per role, and a server certificate for these hosts; this machine's loopback is always added.
+    """Create a CA, a token per role, and a server certificate for these hosts and this machine's loopback.
 
-    Where a CA is there already, only the server's certificate is made anew: the CA and the tokens stay, and with them
-    every bundle that was handed out. Two calls at once leave one consistent set.
+    If there is a CA already, only the server's certificate is renewed: the CA, the tokens and thus all bundles stay
+    valid. Concurrent calls leave one consistent set.
 
     Args:
-        directory: made if it is missing, for this user only.
-        hosts: DNS names and IP addresses. Empty, with a server certificate there: the names of that one.
-        days: of the server certificate's validity, though never beyond the CA's.
-        ca_days: of a new CA's validity.
-        overwrite: make a new CA and new tokens although there are some; all bundles of the old one stop working.
+        directory: created if it is missing, for this user only.
+        hosts: DNS names and IP addresses. Empty: those of the existing server certificate, if there is one.
+        days: validity of the server certificate, limited by the CA's.
+        ca_days: validity of a new CA.
+        overwrite: replace an existing CA and its tokens; all bundles of the old CA become invalid.
 
     Raises:
         CredentialsError: a host is not a host name, the folder holds an installed bundle, or it cannot be written.
@@ -179,9 +179,9 @@ def create(
 
 
 def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
-    """Make credentials for this machine's loopback unless there are some, and log it; whether they were made.
+    """Create credentials for this machine's loopback if there are none, and log it. Return whether they were created.
 
-    With `tlspyo`, what counts is whether that transport has what it needs.
+    With `tlspyo`, the files of that transport decide.
     """
     folder = Path(directory).expanduser()
     needed = folder / (tlspyo_files.CERTIFICATE if tlspyo else "ca.pem")
@@ -224,12 +224,12 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
     hosts = tuple(dict.fromkeys((*wanted, *LOOPBACK_HOSTS)))
     server = make_server_certificate(authority, hosts, now + timedelta(days=days))
     tlspyo_files.make(folder, hosts, now + timedelta(days=ca_days), overwrite=overwrite)
-    # The CA's certificate comes last: whoever sees it may count on the rest.
+    # The CA's certificate is written last: if it exists, so do the other files.
     write_file(folder / "server.key", server.key, private=True)
     write_file(folder / "server.pem", server.certificate)
     if new:
         forget_lists(folder)  # of the CA that was here before
-        # What the old one signed would be shown, and refused, where the new tokens serve.
+        # Certificates of the old CA would be shown and rejected although the new tokens are valid.
         for pattern in (f"{role}-*.{kind}" for role in CLIENT_ROLES for kind in ("pem", "key")):
             for old in list(folder.glob(pattern)):
                 old.unlink()
@@ -243,7 +243,7 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """Return a new random token."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
@@ -255,22 +255,22 @@ def bundle(
     *,
     days: float = DAYS,
 ) -> Path:
-    """Write one file with what another machine needs, and no more; return where it is.
+    """Write one file with exactly the credentials that another machine needs. Return its path.
 
-    A worker's or trainer's has a client certificate of its own, and no token, which could not be taken back from one
-    machine alone. A server's has the server certificate, the hashes of both tokens and the revoked certificates. Each
-    has what the transport `tlspyo` needs there, its one password too, which counts on that transport only. None has the
-    CA's key.
+    The bundle of a worker or trainer has its own client certificate and no token, because a token cannot be revoked for
+    one machine alone. The bundle of a server has the server certificate, the hashes of both tokens and the revoked
+    certificates. Each has the files of the transport `tlspyo`, with its one password, which is valid on that transport
+    only. None has the CA's key.
 
     Args:
         directory: the folder where `create` ran.
-        role: what that machine is to be.
-        name: whose certificate it is; needed for a worker or trainer.
-        out: the file, or the folder to put `<name>.<role>.bundle` into. None: that file, here.
-        days: of the client certificate's validity, though never beyond the CA's.
+        role: role of that machine.
+        name: name in the certificate; required for a worker or trainer.
+        out: the file, or the folder for `<name>.<role>.bundle`. None: that file in the current folder.
+        days: validity of the client certificate, limited by the CA's.
 
     Raises:
-        CredentialsError: something that is needed is missing, or the name does not fit a certificate.
+        CredentialsError: a required file is missing, or the name does not fit a certificate.
     """
     folder = Path(directory).expanduser()
     if role not in ("worker", "trainer", "server"):
@@ -297,7 +297,7 @@ def bundle(
         until = datetime.now(timezone.utc) + timedelta(days=days)
         made = make_client_certificate(authority, role, name, until)
         facts = read_facts(made.certificate)
-        with writing(folder):  # noted before it is handed out, so that there is none that cannot be revoked
+        with writing(folder):  # recorded before the bundle is written, so that every certificate can be revoked
             note_issued(folder, facts.serial, role, name, facts.not_after)
         content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, tlspyo=tlspyo)
     target = Path(out).expanduser() if out is not None else Path()
@@ -312,9 +312,8 @@ def install(
 ) -> list[Path]:
     """Unpack a bundle into a credentials folder and return the files written.
 
-    Credentials of another CA that stand in the way are moved into a folder beside this one, which is logged: those of a
-    CA that has issued nothing at once, an installed bundle's with `overwrite`, those of a CA that has issued bundles
-    never.
+    Conflicting credentials of another CA are moved into a folder beside this one, and the move is logged: always if
+    that CA has issued nothing, with `overwrite` if they come from a bundle, and never if that CA has issued bundles.
 
     Raises:
         CredentialsError: the file is not a bundle, its certificate does not fit its CA, or the folder holds other
@@ -351,7 +350,7 @@ def install(
 
 
 def _check_bundle(content: Bundle, file: Path) -> None:
-    """Refuse a bundle whose parts do not belong together: any of them can be written by anybody."""
+    """Reject a bundle whose parts do not match: a bundle file is not signed."""
     made = f"Make a new one on the machine that holds the CA: `{BUNDLE} {content.role} --name {content.name}`."
     try:
         check_issued(Signed(content.certificate, content.key), content.ca)
@@ -396,7 +395,7 @@ def _check_same_secrets(content: Bundle, folder: Path) -> None:
     differs = here is not None and brings is not None and brings.certificate != here.certificate
     if here is not None and brings is not None and here.password:
         differs |= here.password != brings.password.strip()
-    if (folder / "ca.key").exists():  # elsewhere, a newer bundle brings what was rotated
+    if (folder / "ca.key").exists():  # elsewhere, a newer bundle brings the new credentials
         hashes = folder_hashes(folder)
         brought = dict(content.token_hashes)
         if content.token:
@@ -417,7 +416,7 @@ def _move_aside(folder: Path) -> None:
     found += [folder / name for name in (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE) if (folder / name).exists()]
     try:
         aside.mkdir(mode=0o700)
-        if (folder / REVOKED_FILE).exists():  # a copy: a running Server takes a list that is gone for an accident
+        if (folder / REVOKED_FILE).exists():  # a copy, because a running Server treats a missing list as an accident
             write_file(aside / REVOKED_FILE, read_file(folder / REVOKED_FILE))
         for file in found:
             file.rename(aside / file.name)

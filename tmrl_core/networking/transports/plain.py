@@ -1,4 +1,4 @@
-"""The private file by which a user's clients know that the user's own Server on this machine speaks plaintext."""
+"""Private file that tells a user's clients that the user's own Server on this machine uses plaintext."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _plain_file(port: int) -> Path:
 
 
 class PlainNotice:
-    """The private file by which this user's clients know that the Server on `port` speaks plaintext.
+    """Private file that tells this user's clients that the Server on `port` uses plaintext.
 
-    The file is locked while it stands. Its process's id alone would not do: after a crash the file stays, and the
-    number may be another process's by then.
+    The Server locks the file. A process id alone is not sufficient: the file remains after a crash, and another process
+    may have the same id then.
 
     Raises:
-        OSError: it cannot be written or locked.
+        OSError: the file cannot be written or locked.
     """
 
     def __init__(self, port: int) -> None:
@@ -46,7 +46,7 @@ class PlainNotice:
             raise
 
     def close(self) -> None:
-        """Take it back; a second call does nothing."""
+        """Remove the file; further calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)  # which releases the lock
             self._descriptor = -1
@@ -55,9 +55,9 @@ class PlainNotice:
 
 
 def plain_server(port: int) -> bool:
-    """Return whether a running Server of this user on this machine's `port` speaks plaintext."""
+    """Return whether a running Server of this user on this machine's `port` uses plaintext."""
     try:
-        # Opened first: what is looked at is then what is read, and a link is not followed.
+        # Open first, so that the checked file is the one that is read; links are not followed.
         descriptor = os.open(_plain_file(port), os.O_RDONLY | (0 if sys.platform == "win32" else os.O_NOFOLLOW))
         with os.fdopen(descriptor, "rb") as file:
             if not _is_private(os.fstat(descriptor)):
@@ -75,7 +75,7 @@ def plain_server(port: int) -> bool:
 def _is_private(info: os.stat_result) -> bool:
     if not stat.S_ISREG(info.st_mode):
         return False
-    # On Windows the folder's own access rights are what protects it: the mode bits say nothing there.
+    # On Windows the folder's access rights protect the file; mode bits have no meaning there.
     return sys.platform == "win32" or (info.st_uid == os.getuid() and not info.st_mode & 0o077)
 
 
@@ -96,7 +96,7 @@ def _is_locked(descriptor: int) -> bool:
     """Return whether another open file holds the lock. Closing this file releases the lock taken by the check.
 
     Raises:
-        OSError: nothing can be known.
+        OSError: the lock cannot be tested.
     """
     if os.name == "posix":
         import fcntl

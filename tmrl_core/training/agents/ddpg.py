@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tmrl_core.config.agent_settings import DdpgSettings
-from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.networks import DeterministicActorCritic
 from tmrl_core.training.agents.td3 import TD3Agent
 from tmrl_core.training.value_types import Space
@@ -46,8 +46,8 @@ class DDPGAgent(TD3Agent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = one_critic,
-        *given: Any,
-        **named: Any,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         s = DdpgSettings(*given, **named)
         super().__init__(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import textwrap
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from tmrl_core.config.agent_settings import described
+from tmrl_core.config.descriptions import add_descriptions, described
 from tmrl_core.training.agent import TrainingAgent
 
 Agent = TypeVar("Agent", bound=type[TrainingAgent])
+Setting: TypeAlias = Any
+"""Value of one of an agent's settings, whose class names its type."""
 
 
 def takes(settings: type[Any]) -> Callable[[Agent], Agent]:
@@ -25,18 +26,15 @@ def takes(settings: type[Any]) -> Callable[[Agent], Agent]:
         init: Any = agent.__init__
         own = [one for one in inspect.signature(init).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
         known = described(settings)
-        parameters, text = [], ""
-        for one in sorted(dataclasses.fields(settings), key=lambda one: one.kw_only is True):
-            hint, meta = known[one.name]
+        fields = sorted(dataclasses.fields(settings), key=lambda one: one.kw_only is True)
+        parameters = []
+        for one in fields:
             kind = Parameter.KEYWORD_ONLY if one.kw_only is True else Parameter.POSITIONAL_OR_KEYWORD
-            annotation = inspect.formatannotation(hint).replace("collections.abc.", "").replace("typing.", "")
+            annotation = inspect.formatannotation(known[one.name][0])
+            annotation = annotation.replace("collections.abc.", "").replace("typing.", "")
             parameters.append(Parameter(one.name, kind, default=one.default, annotation=annotation))
-            line = f"{one.name}: {meta.description}."
-            text += textwrap.fill(line, 120, initial_indent="\n        ", subsequent_indent=" " * 12)
         init.__signature__ = inspect.Signature([*own, *parameters], return_annotation="None")
         init.__annotations__ |= {name: hint for name, (hint, _) in known.items()}
-        if agent.__doc__ is not None:
-            agent.__doc__ = agent.__doc__.replace("\n\n    Raises:", f"{text}\n\n    Raises:", 1)
-        return agent
+        return add_descriptions(agent, {one.name: known[one.name][1].description for one in fields})
 
     return describe

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tmrl_core.actor.policies.spaces import discrete_actions
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.config.agent_settings import DiscreteSacSettings
-from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.losses import (
     discrete_policy_loss,
     soft_value,
@@ -54,8 +54,8 @@ class DiscreteSacAgent(OffPolicyAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = CategoricalActorCritic,
-        *given: Any,
-        **named: Any,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         s = DiscreteSacSettings(*given, **named)
         actions = discrete_actions("DiscreteSacAgent", action_space)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tmrl_core.config.agent_settings import DqnSettings
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.losses import chosen_value, double_value, huber_loss, td_error, td_target
 from tmrl_core.training.agents.networks import QNetwork
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
@@ -48,8 +48,8 @@ class DQNAgent(OffPolicyAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = QNetwork,
-        *given: Any,
-        **named: Any,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         s = DqnSettings(*given, **named)
         for name, share in (("epsilon_initial", s.epsilon_initial), ("epsilon_final", s.epsilon_final)):

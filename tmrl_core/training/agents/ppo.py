@@ -25,7 +25,7 @@ from tmrl_core.actor.policies.torch.on_policy import (
 from tmrl_core.config.agent_settings import PpoSettings
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
 from tmrl_core.training.agents.optimizers import make_optimizer
 from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, value_loss
@@ -110,8 +110,8 @@ class PPOAgent(TrainingAgent):
         action_space: Space,
         device: Device = None,
         actor_cls: Callable[..., OnPolicyActor] | None = None,
-        *given: Any,
-        **named: Any,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         s = PpoSettings(*given, **named)
         super().__init__(observation_space, action_space, device if device is not None else "cpu")

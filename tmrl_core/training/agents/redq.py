@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tmrl_core.config.agent_settings import RedqSettings, SacSettings
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
@@ -46,8 +46,8 @@ class REDQSACAgent(SacAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = REDQMLPActorCritic,
-        *given: Any,
-        **named: Any,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         s = RedqSettings(*given, **named)
         if not 1 <= s.m <= s.n:

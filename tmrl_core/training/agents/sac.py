@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.config.agent_settings import SacSettings
-from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.losses import critic_target, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
@@ -49,8 +49,8 @@ class SacAgent(OffPolicyAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = MLPActorCritic,
-        *given: Any,
-        **named: Any,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         s = SacSettings(*given, **named)
         arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)

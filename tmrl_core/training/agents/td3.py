@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tmrl_core.config.agent_settings import Td3Settings
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.losses import (
     deterministic_policy_loss,
     smoothed_action,
@@ -52,8 +52,8 @@ class TD3Agent(OffPolicyAgent):
         action_space: Space,
         device: torch.device | str | None = None,
         model_cls: Callable[..., Any] = DeterministicActorCritic,
-        *given: Any,
-        **named: Any,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         s = Td3Settings(*given, **named)
         if s.policy_delay < 1:

@@ -108,6 +108,18 @@ def capture(training: object) -> Captured:
     return captured
 
 
+def capture_part(part: object, path: str) -> Captured:
+    """Return the state of one part of training, such as an agent, without random states of the process.
+
+    Args:
+        part: an agent, or a tree of values.
+        path: of the part, in names of arrays and in messages.
+    """
+    captured = Captured()
+    captured.tree = _Capture(captured, {id(part)}).node(part, path)
+    return captured
+
+
 def class_name(value: object) -> str:
     """Return the place of an object's class, for messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -60,13 +60,35 @@ def restore(
     walk = _Restore(
         arrays, rows, torch.device(device if isinstance(device, (str, torch.device)) else "cpu"), constructed or {}
     )
-    misfits = list(walk.misfits(training, tree["training"], ""))
-    if misfits:
-        more = f", and {len(misfits) - 1} more differences" if len(misfits) > 1 else ""
-        raise CheckpointError(f"the checkpoint belongs to another configuration: {misfits[0]}{more}")
+    walk.check(training, tree["training"], "")
     random_state: Any = walk.put(None, tree["random"], "random")
     walk.put(training, tree["training"], "")
     set_global_random_state(random_state)
+
+
+def restore_part(
+    part: object, path: str, node: Node, arrays: Mapping[str, Array], constructed: Mapping[str, object]
+) -> None:
+    """Fill an agent with the state that `capture_part` returned.
+
+    Args:
+        part: made with the same arguments as the one that was captured.
+        path: as it was captured.
+        node: `Captured.tree`.
+        arrays: `Captured.arrays`.
+        constructed: settings as the constructor left them, see `constructed_settings`.
+
+    Raises:
+        CheckpointError: it does not fit; the first difference is named, and nothing was changed.
+    """
+    walk = _Restore(arrays, constructed=constructed)
+    walk.check(part, node, path)
+    walk.put(part, node, path)
+
+
+def decoded(node: Node, arrays: Mapping[str, Array]) -> Any:
+    """Return a tree of values that `capture_part` captured."""
+    return _Restore(arrays).decoded(node)
 
 
 class _Restore:
@@ -96,6 +118,17 @@ class _Restore:
     def decoded(self, node: Node) -> Any:
         """Return the value of a node, filling nothing."""
         return _Restore(self._arrays).put(None, node, "")
+
+    def check(self, existing: object, node: Node, path: str) -> None:
+        """Refuse a state that does not fit.
+
+        Raises:
+            CheckpointError: the first difference is named.
+        """
+        misfits = list(self.misfits(existing, node, path))
+        if misfits:
+            more = f", and {len(misfits) - 1} more differences" if len(misfits) > 1 else ""
+            raise CheckpointError(f"the checkpoint belongs to another configuration: {misfits[0]}{more}")
 
     # --- differences, without a change --------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.sections import LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.training.checkpointable import parameters_of
@@ -32,6 +34,7 @@ LOOK_S = 0.2
 """Longest wait in seconds before it looks again who is there."""
 
 
+@described_by(TrainerSection, LockstepSection)
 class TrainingLockstep(TrainingOffline):
     """On-policy training: each round trains on exactly what was collected with the version that it trains.
 
@@ -43,14 +46,7 @@ class TrainingLockstep(TrainingOffline):
         memory_cls: not used.
         training_agent_cls: `(observation_space=, action_space=, device=)` makes the agent; its `train` gets a whole
             round, as `RoundMemory.batch` returns it, and may say in the metric `updates` how many updates it made.
-        epochs: how many; a Trainer writes a checkpoint after each.
-        rounds: rounds in an epoch; each publishes a version, and gives one row of statistics.
         steps: not used.
-        steps_per_round: environment steps of all workers together in a round, without resets.
-        episodes_per_round: whole episodes instead.
-        grace_s: seconds after which a worker's assignment goes to others if it has disconnected, sends nothing, or is
-            not finished after the first one that is.
-        min_workers: the first round that this process collects begins once so many workers are there.
         seed: mixed with the number of the round into the seed of each worker's first episode; None: workers go by
             their own.
         clock: seconds.

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.sections import LimiterSection, TrainerSection
 from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress
@@ -43,6 +45,7 @@ TURN_LOOK_S = 0.01
 """Seconds between two looks at whether it is this side's turn."""
 
 
+@described_by(TrainerSection, LimiterSection)
 class TrainingOffline(TrainingLoop):
     """Off-policy training from a memory that fills while it trains.
 
@@ -50,32 +53,11 @@ class TrainingOffline(TrainingLoop):
         env_cls: makes the environment whose spaces count; or a pair (observation space, action space).
         memory_cls: `(nb_steps=, device=)` makes the memory.
         training_agent_cls: `(observation_space=, action_space=, device=)` makes the TrainingAgent.
-        epochs: how many; a Trainer writes a checkpoint after each.
-        rounds: rounds in an epoch; each gives one row of statistics.
-        steps: updates in a round.
-        update_model_interval: updates between two published policies.
-        update_buffer_interval: updates between two looks for new samples.
-        max_training_steps_per_env_step: training waits while updates / samples received is above this (strictly: one
-            more update passes).
-        sleep_between_buffer_retrieval_attempts: longest wait in seconds before it looks again; arriving samples wake
-            it earlier.
-        profiling: log where each epoch's time went.
-        agent_scheduler: called as `(agent, epoch)` at each epoch's start.
-        start_training: samples received before the first update.
         device: handed to memory and agent; None: the memory gets the agent's.
-        max_policy_lag: samples of a policy that is more versions behind than this are discarded on arrival, counted;
-            None: none are.
-        max_bad_updates: training stops after so many updates in a row that were skipped, as a number in their batch,
-            their losses or their gradients was not finite.
         bad_updates_folder: where the batches of such updates are described, for a look; None: nowhere.
-        samples_per_insert: transitions sampled for each sample received, after the first `start_training`. Above it,
-            training waits; below it, arrived samples wait. None: no limit.
-        error_buffer: allowed deviation in sampled transitions, either way; None: see `RateLimiter`.
         declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
             environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
             compressor changes. With "dtypes" those of actions and extras count too.
-        threads: threads that torch computes with on a CPU while it trains; None: measured, at most as many as torch is
-            set to (`torch.set_num_threads`, `OMP_NUM_THREADS`). How many there are may change the last digits.
 
     Raises:
         ConfigError: `samples_per_insert` and `error_buffer` cannot be held.

@@ -1,21 +1,21 @@
 """I/O process of the transport `tlspyo`: its `Server` or its `Client`, and Twisted's reactor.
 
 Only this module imports tlspyo, and no other module may import this one. `process.py` starts it as a separate process,
-since Twisted's reactor can run only once in a process, and talks to it over a local connection.
+because Twisted's reactor can run only once in a process. They communicate over a local connection.
 
-tlspyo's `Relay` and `Endpoint` start such a process too. But they wait for ever when it fails, leave it running when
-they are killed, reconnect without reporting why a connection ended, and keep every unacknowledged object. So this
-module uses the two classes inside of them, and overrides the parts that have to differ:
+tlspyo's `Relay` and `Endpoint` start such a process too. But they block forever when it fails, do not end it when they
+are killed, reconnect without reporting why a connection ended, and keep every unacknowledged object. So this module
+uses their two inner classes, and overrides the parts that have to differ:
 
-- *Relay*: the group `hub` is not joined by an endpoint but is this process, which passes broadcasts on to the Server.
-  So no other client can join it and listen, the connection identifies the sender of each message, and two TLS hops
-  are saved. A peer may join one new group `p.` + 128 random bits and send to `hub`, and nothing else.
+- *Relay*: no endpoint joins the group `hub`. Broadcasts to it go to this process, which forwards them to the Server. So
+  no other client can join it and listen, the connection identifies the sender of each message, and two TLS hops are
+  saved. A peer may join one new group `p.` + 128 random bits and send to `hub`, and nothing else.
 - *Endpoint*: one connection, whose end is reported with its reason. A new connection is a new link, with a new group.
 - Both: no Nagle's algorithm (with TCP's delayed acknowledgements it can delay a single message by 40 ms), messages of
   64 kB at most, MessagePack instead of pickle, and no acknowledgements of tlspyo, because nothing waits for them.
 
 The process ends with its parent: at the end of its standard input (which the parent holds open), of the local
-connection, or when it finds itself with another parent.
+connection, or when its parent process changes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ deserialize = msgspec.msgpack.decode
 
 def main(settings: dict[str, Any]) -> None:
     """Run one I/O process with the settings that its parent wrote. Returns never."""
-    logging.getLogger("tlspyo").setLevel(logging.ERROR)  # what matters is reported to the parent
+    logging.getLogger("tlspyo").setLevel(logging.ERROR)  # important events are reported to the parent
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     _look_at_parent(os.getppid())
     (TlspyoRelay(settings) if settings["role"] == "relay" else Peer(settings)).run()
@@ -69,9 +69,9 @@ def _look_at_parent(parent: int) -> None:
 
 
 class Unacknowledged(dict):  # type: ignore[type-arg]
-    """tlspyo's copies of what was not acknowledged, of which none are kept.
+    """Empty replacement of tlspyo's store of unacknowledged messages.
 
-    They are used for nothing but a delay at the end, and those of a connection that broke would stay for ever.
+    tlspyo uses the store only for a delay at the end, and would never delete the messages of a broken connection.
     """
 
     def __setitem__(self, stamp: object, entry: object) -> None:
@@ -106,11 +106,11 @@ class LocalEnd(Protocol):  # type: ignore[misc]
         self._owner.connected_to_parent()
 
     def connectionLost(self, reason: Failure) -> None:
-        """The parent has gone, or wants this process no more."""
+        """End this process, because the parent has ended or closed the connection."""
         os._exit(0)
 
     def dataReceived(self, data: bytes) -> None:
-        """Hand over the messages that are complete."""
+        """Handle the complete messages."""
         buffer = self._buffer + data if self._buffer else data
         size = self._header_size
         start = 0
@@ -139,7 +139,7 @@ class _LocalFactory(ClientFactory):  # type: ignore[misc]
         return LocalEnd(self._owner)
 
     def clientConnectionFailed(self, connector: object, reason: Failure) -> None:
-        os._exit(1)  # the parent has gone, or has given up
+        os._exit(1)  # the parent has ended or given up
 
 
 def _reason(failure: Failure) -> list[str]:
@@ -189,7 +189,7 @@ class TlspyoRelay(Server):  # type: ignore[misc]
         reactor.run(installSignalHandlers=False)
 
     def connected_to_parent(self) -> None:
-        """The parent is there: listen, and tell it the port."""
+        """Listen, and report the port to the parent, which is connected now."""
         assert self.endpoint is not None
         factory = _RelayFactory(self)
         host, port = self.settings["host"], self.settings["port"]
@@ -212,7 +212,7 @@ class TlspyoRelay(Server):  # type: ignore[misc]
         if command == "DEAF":
             self._listener.stopListening()
         elif peer is None:
-            pass  # it has gone meanwhile, and the parent will have read so
+            pass  # the peer has disconnected, which the parent will learn
         elif command == "OBJ":
             peer.send_obj(cmd="OBJ", obj=content)
         elif command == "CLOSE":
@@ -221,7 +221,7 @@ class TlspyoRelay(Server):  # type: ignore[misc]
             peer.transport.abortConnection()
 
     def check_new_client(self, groups: Any) -> bool:
-        """One group of its own for each peer, new and unguessable."""
+        """Accept one new, unguessable group for each peer."""
         return (
             isinstance(groups, (list, tuple))
             and len(groups) == 1
@@ -231,14 +231,14 @@ class TlspyoRelay(Server):  # type: ignore[misc]
         )
 
     def refused(self, address: str, reason: str) -> None:
-        """Tell the parent of one who was turned away."""
+        """Report a rejected client to the parent."""
         assert self.endpoint is not None
         self.endpoint.tell(0, "REFUSED", [address, reason])
 
     def add_client(self, groups: Any, client: RelayProtocol) -> int:
-        """A peer has joined: tell the parent."""
+        """Report a joined peer to the parent."""
         if self.has_client(client._identifier):
-            # Its connection's end would be told of the second only, and the first would be kept for good.
+            # The end of its connection would close only the second link, and the first would remain.
             raise ValueError("a peer joins once")
         identifier: int = super().add_client(groups, client)
         assert self.endpoint is not None
@@ -246,7 +246,7 @@ class TlspyoRelay(Server):  # type: ignore[misc]
         return identifier
 
     def delete_client(self, identifier: int) -> None:
-        """A peer has gone: tell the parent, and forget its group, which tlspyo keeps."""
+        """Report a lost peer to the parent, and delete its group, which tlspyo keeps."""
         super().delete_client(identifier)
         for group in [group for group, info in self.group_info.items() if not info["ids"]]:
             del self.group_info[group]
@@ -294,7 +294,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         super().connectionMade()
 
     def connectionLost(self, reason: Failure) -> None:
-        """The peer has gone."""
+        """Handle the end of the peer's connection."""
         self._after(None)
         admission = self._server.admission
         if self._pending is not None:
@@ -305,7 +305,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         super().connectionLost(reason)
 
     def _after(self, seconds: float | None, do: Any = None) -> None:
-        """Call `do` after so many seconds instead of what was to be called before; None: nothing any more."""
+        """Call `do` after this many seconds and cancel the earlier call; None: only cancel."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._timer = None if seconds is None else reactor.callLater(seconds, do)
@@ -349,12 +349,12 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         try:
             super().dataReceived(data)
         except Exception:
-            self._kill()  # whatever it sent was no message of tlspyo; nobody need read a traceback
+            self._kill()  # the data is not a message of tlspyo; no traceback is needed
         if self._state == "ALIVE":
             self._on_admitted()
 
     def _refuse(self) -> None:
-        # As an object, since that is what tlspyo's endpoint passes on; then the connection ends.
+        # As an object, because tlspyo's endpoint forwards objects; then the connection ends.
         self.send_obj(obj=refusal("password", "the password is not this Server's"))
         self.close_soon()
 
@@ -376,11 +376,11 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         self._server.endpoint.tell(self._identifier, "OBJ", obj)
 
     def retrieve_consumables(self, groups: Any) -> None:
-        """There are no consumables here: who asks for some is no peer of ours."""
+        """Reject a request for consumables, which peers of this project never send."""
         raise ValueError("there are no consumables here")
 
     def send_ack(self, stamp: Any) -> None:
-        """Nothing: no peer keeps what it would be for."""
+        """Do nothing: peers store nothing that this could confirm."""
 
 
 # --- a client's side --------------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ class Peer(Client):  # type: ignore[misc]
         )
         self.pending_acks = Unacknowledged()
         self.ended: list[str] | None = None
-        """Why the connection ended, as TLS knows it: the reactor knows of TCP only."""
+        """Return the reason for the connection's end as TLS knows it; the reactor knows only that of TCP."""
 
     def run(self) -> None:
         """Connect to the parent, then to the Relay, and run the reactor."""
@@ -412,7 +412,7 @@ class Peer(Client):  # type: ignore[misc]
         reactor.run(installSignalHandlers=False)
 
     def connected_to_parent(self) -> None:
-        """The parent is there: connect to the Relay."""
+        """Connect to the Relay, because the parent is connected now."""
         assert self.endpoint is not None
         settings = self.settings
         factory = _PeerFactory(self)
@@ -431,7 +431,7 @@ class Peer(Client):  # type: ignore[misc]
     def told(self, command: str, number: int, content: Any) -> None:
         """A message of the parent."""
         if self.to_server is None:
-            return  # the connection is gone, and the parent will have read so
+            return  # the connection is lost, which the parent will learn
         if command == "OBJ":
             self.to_server.send_obj(cmd="OBJ", dest=_TO_HUB, obj=content)
         elif command == "CLOSE":
@@ -464,7 +464,7 @@ class _PeerProtocol(ClientProtocol):  # type: ignore[misc]
         super().connectionLost(reason)
 
     def send_ack(self, stamp: Any) -> None:
-        """Nothing: the Server keeps nothing that it would be for."""
+        """Do nothing: the Server stores nothing that this could confirm."""
 
     def process_header(self) -> tuple[int, int]:
         start, end = super().process_header()

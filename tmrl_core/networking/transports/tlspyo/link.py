@@ -20,7 +20,7 @@ MAX_MESSAGE_BYTES = 65_536
 tlspyo appends to its receive buffer chunk by chunk, copying it each time: its time grows with the square of a message.
 """
 WINDOW_BYTES = 2 << 20
-"""Bytes on the way to the other side that it has not said to have read: what a slow reader costs in buffers."""
+"""Maximum number of unread bytes in transit, which bounds the buffers that a slow reader needs."""
 
 _HEAD = struct.Struct("<QB")
 _COUNT = struct.Struct("<Q")
@@ -32,7 +32,7 @@ class PieceKind(IntEnum):
     """Kind of a piece."""
 
     OPEN = 0
-    """From the Server: the link stands."""
+    """Message of the Server: the link is established."""
     DATA = 1
     """Bytes of the link, in order."""
     READ = 2
@@ -40,7 +40,7 @@ class PieceKind(IntEnum):
     END = 3
     """No more bytes come."""
     REFUSED = 4
-    """From the Server, before the link stands: why it will not."""
+    """Message of the Server: the reason for which the link is not established."""
 
 
 _KINDS = frozenset(int(kind) for kind in PieceKind)
@@ -60,8 +60,8 @@ class LinkPieces:
     """Both directions of one link.
 
     Args:
-        limit: bytes of one piece, at most: `piece_bytes`.
-        window_bytes: bytes on the way that have not been read yet, at most (and one `data` call's more).
+        limit: maximum size of one piece in bytes: `piece_bytes`.
+        window_bytes: maximum number of unread bytes in transit (plus the bytes of one `data` call).
     """
 
     def __init__(self, limit: int, window_bytes: int = WINDOW_BYTES) -> None:
@@ -81,7 +81,7 @@ class LinkPieces:
         return self._sent - self._sent_read < self._window_bytes
 
     def data(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytearray]:
-        """The full pieces that these buffers, after what is left of earlier ones, make; `rest` has what is left now."""
+        """Return the full pieces of the remainder and these buffers; `rest` holds the new remainder."""
         for buffer in buffers:
             self._sent += len(buffer)
             view = memoryview(buffer)
@@ -96,12 +96,12 @@ class LinkPieces:
                     yield piece
 
     def rest(self) -> bytearray | None:
-        """The piece that is not full yet; None: there is none. It must leave before any other piece."""
+        """Return the piece that is not full yet, which must be sent before any other; None: there is none."""
         piece, self._filling = self._filling, None
         return piece
 
     def open(self) -> bytes:
-        """The piece that says that the link stands."""
+        """Return the piece that reports that the link is established."""
         return _HEAD.pack(self._next(), PieceKind.OPEN)
 
     def end(self) -> bytes:
@@ -114,7 +114,7 @@ class LinkPieces:
         return self._read - self._read_said >= self._window_bytes // 4
 
     def read_report(self) -> bytes:
-        """The piece that says how much was read, and so makes room in the other side's window."""
+        """Return the piece that reports the read bytes, which opens the other side's window."""
         self._read_said = self._read
         return _HEAD.pack(self._next(), PieceKind.READ) + _COUNT.pack(self._read)
 

@@ -1,8 +1,8 @@
-"""The parent's side of an I/O process of the transport `tlspyo`: starting it, speaking with it, ending it.
+"""Parent's side of an I/O process of the transport `tlspyo`: start, communication and end.
 
-The process calls back on a local port, as tlspyo's do. The port is held only until it has, so that several roles on one
-machine may be configured with the same one. What connects there first must show a number that only the child was given,
-on its standard input, along with the password.
+The process connects back to a local port, as tlspyo's processes do. The port is open only until then, so that several
+roles on one machine may be configured with the same one. A client of that port must first show a number that only the
+child received, on its standard input, together with the password.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _VERSIONS = "0.3."
 
 
 def check_installed() -> None:
-    """See that tlspyo is there, without importing it.
+    """Check that tlspyo is installed, without importing it.
 
     Raises:
-        MissingExtraError: it is not.
-        ConfigError: its version is one that this transport was not made for.
+        MissingExtraError: it is not installed.
+        ConfigError: this transport does not support its version.
     """
     if importlib.util.find_spec("tlspyo") is None:
         raise MissingExtraError("tlspyo", "tlspyo", "network.transport: tlspyo")
@@ -58,14 +58,14 @@ def check_installed() -> None:
 
 
 class IoProcess:
-    """One I/O process and the connection to it. Everything happens in the event loop's thread.
+    """One I/O process and the connection to it. Not thread-safe: only the event loop's thread uses it.
 
     Args:
-        settings: what the process is to do; must hold `header_size`.
-        on_message: called for each message that it sends.
-        on_lost: called once when the connection to it is gone, whoever ended it.
-        on_room: called when it takes more again after `full` was true.
-        read_bytes: bytes read from the connection at once, at most.
+        settings: settings of the process, including `header_size`.
+        on_message: called with each message from the process.
+        on_lost: called once when the connection to the process is closed, by either side.
+        on_room: called when the process accepts data again after `full` was true.
+        read_bytes: maximum number of bytes read from the connection at a time.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class IoProcess:
         self._lost = False
 
     async def start(self, local_port: int, key: str, start_s: float) -> None:
-        """Start it and wait until it has called back.
+        """Start the process and wait until it has connected.
 
         Args:
-            local_port: where it calls back; 0: a free port.
-            key: what the configuration calls that port, for the error.
-            start_s: how long that may take, waiting for the port to be free included.
+            local_port: port that it connects to; 0: a free port.
+            key: name of that port in the configuration, for the error.
+            start_s: time limit, including the wait until the port is free.
 
         Raises:
-            NetworkError: the port stays taken, or the process does not start.
+            NetworkError: the port stays in use, or the process does not start.
         """
         loop = asyncio.get_running_loop()
         self._arrived = loop.create_future()
@@ -114,7 +114,7 @@ class IoProcess:
                 if left <= 0 or self._ended_early():
                     what = f"did not start within {start_s:g} s" if left <= 0 else "has ended while it started"
                     raise NetworkError(f"tlspyo's I/O process {what}; its messages are on this one's standard error")
-                # Looked at now and then, since nothing tells that a process has ended in every kind of event loop.
+                # Polled, because not every kind of event loop reports the end of a process.
                 await asyncio.wait([self._arrived], timeout=min(left, 0.2))
         except BaseException:
             self.kill()
@@ -124,13 +124,13 @@ class IoProcess:
 
     def _launch(self, settings: dict[str, Any]) -> None:
         try:
-            # Isolated: the child finds its modules where this process does, whatever folder it is in.
+            # Isolated: the child finds its modules where this process does, independent of its working folder.
             self._process = subprocess.Popen([sys.executable, "-I", "-c", _BOOT], stdin=subprocess.PIPE)
         except OSError as exc:
             raise NetworkError(f"cannot start tlspyo's I/O process: {exc.strerror or exc}") from exc
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already, which is found out next
-            # The pipe stays open: its end is how the child knows that this process has ended.
+            # The pipe stays open: its end tells the child that this process has ended.
             self._process.stdin.write(json.dumps(settings).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -138,7 +138,7 @@ class IoProcess:
         return self._process is None or self._process.poll() is not None
 
     def send(self, command: str, number: int, content: Any = None) -> None:
-        """Tell it something; never blocks."""
+        """Send the process a message; never block."""
         if self._transport is not None:
             body = msgspec.msgpack.encode((command, number, content))
             self._transport.writelines((b"%-*d" % (self._header_size, len(body)), body))
@@ -185,7 +185,7 @@ class IoProcess:
             self._on_room()
 
     def detach(self) -> None:
-        """The connection to the child is gone."""
+        """Handle the end of the connection to the child."""
         if not self._lost:
             self._lost = True
             self._transport = None
@@ -199,7 +199,7 @@ class _LocalEnd(asyncio.BufferedProtocol):
     def __init__(self, owner: IoProcess) -> None:
         self._owner = owner
         self._header_size: int = owner._header_size
-        # Room for the longest message, and for what is read at once beside it.
+        # Space for the longest message and for one read after it.
         self._buffer = bytearray(2 * MAX_MESSAGE_BYTES + self._header_size)
         self._view = memoryview(self._buffer)
         self._end = 0
@@ -207,7 +207,7 @@ class _LocalEnd(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -239,7 +239,7 @@ class _LocalEnd(asyncio.BufferedProtocol):
                 else:
                     raise ValueError("another process than the one that was started")
         except (ValueError, TypeError, msgspec.MsgspecError):
-            # From our own child this cannot be, and from anything else on this machine it is not wanted.
+            # The child never sends this, and data of any other process on this machine is not accepted.
             self._transport.abort()
             return
         if start:

@@ -1,4 +1,4 @@
-"""The transport `tlspyo` with what the credentials folder and the settings have for it."""
+"""Construction of the transport `tlspyo` from the credentials folder and the settings."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ def tlspyo_transport(
     admission: AdmissionSettings | None = None,
     on_refused: Callable[[str, str], None] = lambda address, reason: None,
 ) -> TlspyoTransport:
-    """The transport for a Server, or for a client.
+    """Return the transport for a Server or a client.
 
     Args:
-        server: whether it is to listen.
-        tls: whether it is encrypted.
-        credentials_dir: where `certificate.pem` is, and `key.pem` for a Server; None: where credentials are usually.
-        password: tlspyo's; None: the one in the credentials folder.
-        local_port, header_size, max_buf_len: as tlspyo has them.
+        server: True: it listens.
+        tls: True: it is encrypted.
+        credentials_dir: folder with `certificate.pem`, and `key.pem` for a Server; None: the default credentials
+            folder.
+        password: password of tlspyo; None: the one in the credentials folder.
+        local_port, header_size, max_buf_len: as in tlspyo.
         role: for the name of the setting of `local_port`.
-        hostname: the name in the certificate that a client expects; None: tlspyo's usual one.
-        admission: bounds for connections that have not shown the password; None: the defaults.
-        on_refused: called with the address and the reason for each that shows another password or is turned away.
+        hostname: name in the certificate that a client expects; None: tlspyo's default.
+        admission: limits for connections that have not shown the password; None: the defaults.
+        on_refused: called with the address and the reason for each client with a wrong password or beyond the limits.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
         CredentialsError: files are missing, or there is no password.
-        ConfigError: header or password are longer or shorter than they can be.
+        ConfigError: the length of the header or of the password is out of range.
     """
     check_installed()
     folder = credentials.find(credentials_dir)

@@ -1,10 +1,10 @@
-"""Transport `tlspyo`: for those who run tlspyo already. Its protocol and its credentials; our relay and its promises.
+"""Transport `tlspyo`, for users who run tlspyo already: its protocol and credentials with this project's relay.
 
-The Server's I/O process is tlspyo's Relay, each client's is a tlspyo endpoint (`io_process.py`). A peer joins its
-own group, `p.` and 128 random bits that are new for each link, and broadcasts to the group `hub`, which is the Server;
-the Server broadcasts to the peer's group. Inside travel numbered pieces of at most 64 kB (`link.py`).
+The Server's I/O process is tlspyo's Relay, each client's is a tlspyo endpoint (`io_process.py`). A peer joins its own
+group, `p.` and 128 random bits that are new for each link, and broadcasts to the group `hub`, which is the Server; the
+Server broadcasts to the peer's group. The broadcasts carry numbered pieces of at most 64 kB (`link.py`).
 
-What cannot hold here: whoever has the password can act in any role, and names are not proved. Untried on Windows.
+Limits: every holder of the password can act in any role, and names are not proved. Untried on Windows.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ class TlspyoTransport(Transport):
     """Links over tlspyo.
 
     Args:
-        password: tlspyo's: the same for the Server and all clients.
+        password: tlspyo's password, the same for the Server and all clients.
         certificate: `certificate.pem`, as PEM: the Server's certificate, and the only one that clients trust. None:
             plain TCP.
         key: `key.pem`, as PEM, to `serve`.
-        hostname: the name in that certificate that clients expect.
-        local_port: on which an I/O process calls its parent; 0: a free one.
+        hostname: name in that certificate that clients expect.
+        local_port: port on which an I/O process connects to its parent; 0: a free one.
         header_size: bytes of the header of tlspyo's messages; the same for the Server and all clients.
-        max_buf_len: bytes read at once from the I/O process, at most.
-        key_of_local_port: what the configuration calls `local_port`.
-        start_s: seconds within which an I/O process must have started.
-        admission: what a Server grants to those who have not shown the password; None: the defaults.
-        on_refused: called with the address and the reason for each that showed another password or was turned away.
+        max_buf_len: maximum number of bytes read at a time from the I/O process.
+        key_of_local_port: name of `local_port` in the configuration.
+        start_s: time limit for starting an I/O process.
+        admission: a Server's limits for connections that have not shown the password; None: the defaults.
+        on_refused: called with the address and the reason for each client with a wrong password or beyond the limits.
 
     Raises:
         MissingExtraError: tlspyo is not installed.
-        ConfigError: header or password are longer or shorter than they can be.
+        ConfigError: the length of the header or of the password is out of range.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class TlspyoTransport(Transport):
         return listener
 
     async def dial(self, host: str, port: int, connection: Connection, timeout_s: float) -> Driver:
-        """Start an endpoint, and wait until the Server has made its link.
+        """Start an endpoint, and wait until the Server has established its link.
 
         Raises:
-            NetworkError: nobody answers there, a port is taken, or it is no Server of this project.
+            NetworkError: no answer, a port is in use, or the other side is not a Server of this project.
             HandshakeError: the password is wrong, or the certificate is another one.
         """
         await _reach(host, port, timeout_s)  # starting a process in vain would cost a small machine seconds
@@ -156,7 +156,7 @@ class TlspyoTransport(Transport):
 
 
 async def _reach(host: str, port: int, timeout_s: float) -> None:
-    """See whether somebody listens there."""
+    """Check that a process listens there."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
     except asyncio.TimeoutError as exc:
@@ -172,7 +172,7 @@ async def _reach(host: str, port: int, timeout_s: float) -> None:
 
 
 class _LinkDriver(Driver):
-    """One link, at either end; a subclass knows how a piece gets to the I/O process."""
+    """One link, at either end; subclasses pass its pieces to the I/O process."""
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, owner: TlspyoTransport) -> None:
         super().__init__(connection, loop)
@@ -219,7 +219,7 @@ class _LinkDriver(Driver):
             connection.received(n, now)
 
     def _break(self, reason: NetworkError) -> None:
-        """The link cannot go on, and nothing can be said any more."""
+        """End the link, on which nothing can be sent any more."""
         self._broken = reason
         self.connection.closing = True
         self.connection.reason = reason
@@ -236,7 +236,7 @@ class _LinkDriver(Driver):
 
     def _pump(self) -> None:
         super()._pump()
-        self._post_rest()  # what one turn wrote leaves in as few pieces as it fits
+        self._post_rest()  # the data of one turn leaves in as few pieces as possible
 
     def _post_rest(self) -> None:
         rest = self._pieces.rest()
@@ -251,11 +251,11 @@ class _LinkDriver(Driver):
         if self._other_ended:
             self._hang_up()
         else:
-            # The other side reads the last words, then says END itself.
+            # The other side reads the last messages, then sends END itself.
             self._linger = self.loop.call_later(LINGER_S, self._hang_up)
 
     def gone(self, reason: NetworkError | None) -> None:
-        """The connection under the link is gone."""
+        """Handle the end of the connection under the link."""
         if self._linger is not None:
             self._linger.cancel()
         if not self.ended.done():
@@ -269,7 +269,7 @@ class _LinkDriver(Driver):
 
     @abstractmethod
     def _full(self) -> bool:
-        """Return whether the I/O process takes no more now."""
+        """Return whether the I/O process accepts no more data now."""
 
     @abstractmethod
     def _post(self, piece: bytes | bytearray) -> None:
@@ -319,7 +319,7 @@ class _PeerDriver(_LinkDriver):
         self._give_up(HandshakeError(f"{self._where} refuses this connection: {plain(reason)}.{advice}", about))
 
     def _give_up(self, reason: NetworkError) -> None:
-        if self._reason is None:  # what follows a reason is its consequence
+        if self._reason is None:  # later reasons are consequences of the first
             self._reason = reason
         self.abort()
 
@@ -476,11 +476,11 @@ class TlspyoListener(Listener):
 
     @property
     def full(self) -> bool:
-        """Return whether the I/O process takes no more now."""
+        """Return whether the I/O process accepts no more data now."""
         return self._process is None or self._process.full
 
     def tell(self, command: str, number: int, content: Any = None) -> None:
-        """Tell the I/O process something about a peer."""
+        """Send the I/O process a message about a peer."""
         if self._process is not None:
             self._process.send(command, number, content)
 

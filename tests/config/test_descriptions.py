@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+from tmrl_core.config.descriptions import described, described_by
+from tmrl_core.config.sections import Positive, Section, doc
+
+
+class Parts(Section, frozen=True, kw_only=True):
+    size: Annotated[Positive | None, doc("Number of parts. null: all of them, ...")] = None
+    color: Annotated[Positive, doc("color of a part")] = 1
+    other: Annotated[int, doc("not a parameter")] = 1
+
+
+@described_by(Parts)
+class Machine:
+    """A machine.
+
+    Args:
+        color: said here.
+
+    Raises:
+        ValueError: never.
+    """
+
+    def __init__(self, size: int | None, color: int) -> None:
+        self.size, self.color = size, color
+
+
+def test_parameters_get_the_descriptions_of_keys_unless_they_have_one() -> None:
+    text = Machine.__doc__ or ""
+    arguments = text[text.index("Args:") : text.index("Raises:")].split("\n        ")
+    assert [line.strip() for line in arguments[1:]] == [
+        "color: said here.",
+        "size: Number of parts. None: all of them, ...",
+    ]
+
+
+def test_the_type_of_a_field_comes_without_its_limits() -> None:
+    kind, meta = described(Parts)["color"]
+    assert (kind, meta.description) == (int, "color of a part")

@@ -1,0 +1,43 @@
+"""Docstrings of constructors, completed with the descriptions of settings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+Class = TypeVar("Class", bound=type[Any])
+
+
+def described(settings: type[Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the `Meta` of each annotated field of a section or a dataclass, by name."""
+    hints = get_type_hints(settings, include_extras=True)
+    found = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: (parts[0], parts[-1]) for name, parts in found.items()}
+
+
+def described_by(*sections: type[Any]) -> Callable[[Class], Class]:
+    """Describe the parameters of a class's constructor that have the names of keys of these sections."""
+
+    def complete(documented: Class) -> Class:
+        parameters = inspect.signature(documented).parameters
+        meanings = {name: meta.description for one in sections for name, (_, meta) in described(one).items()}
+        texts = {name: re.sub(r"\bnull\b", "None", meanings[name]) for name in parameters if name in meanings}
+        return add_descriptions(documented, texts)
+
+    return complete
+
+
+def add_descriptions(documented: Class, texts: Mapping[str, str]) -> Class:
+    """Add parameters to the end of the `Args:` of a class's docstring, except those that are there."""
+    doc = documented.__doc__
+    if doc is not None:  # with -OO there are none
+        text = ""
+        for name, meaning in texts.items():
+            if f"\n        {name}: " not in doc:
+                line = f"{name}: {meaning}" if meaning.endswith(".") else f"{name}: {meaning}."
+                text += textwrap.fill(line, 120, initial_indent="\n        ", subsequent_indent=" " * 12)
+        documented.__doc__ = doc.replace("\n\n    Raises:", f"{text}\n\n    Raises:", 1)
+    return documented

@@ -1,0 +1,191 @@
+"""An agent of the gateway whose sessions learn by themselves and advise each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+
+from tmrl_core.actor.rollout.step_checks import is_finite
+from tmrl_core.config.sections import GatewayAgentSection
+from tmrl_core.envs.shepherd import Channel, Message
+from tmrl_core.errors import SessionClosedError, TmrlError
+from tmrl_core.gateway.advice.advisors import Board
+from tmrl_core.gateway.advice.learner import Learner, SessionContext
+from tmrl_core.gateway.advice.saves import Saves
+
+logger = logging.getLogger(__name__)
+
+MakeLearner = Callable[[SessionContext], Learner]
+
+
+class AdviceAgent:
+    """A `GatewayAgent` with a learner for each session, in a thread of its own.
+
+    Args:
+        name: of the agent.
+        settings: of the agent.
+        observation_space: of the clients' observations.
+        action_space: of the clients' actions.
+        make_learner: makes the learner of a session, in the session's thread.
+        saves_folder: of the saves that all sessions share.
+        seed: of the sessions' random numbers; None: from the operating system.
+        max_bad_updates: see `SessionContext`.
+    """
+
+    mode = "advice"
+
+    def __init__(
+        self,
+        name: str,
+        settings: GatewayAgentSection,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        make_learner: MakeLearner,
+        saves_folder: Path,
+        *,
+        seed: int | None = None,
+        max_bad_updates: int = 10,
+    ) -> None:
+        self.name = name
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.board: Board[Any] = Board()
+        self._settings = settings
+        self._make_learner = make_learner
+        self._saves = Saves(saves_folder, settings.keep_saves)
+        self._seed = seed
+        self._max_bad_updates = max_bad_updates
+        self._opened = 0
+        self._open: dict[str, AdvicePlayer] = {}
+
+    @property
+    def saves_folder(self) -> Path:
+        """Folder of the agent's saves."""
+        return self._saves.folder
+
+    async def start(self) -> None:
+        """Make a learner from the newest save once, so that wrong settings fail now and not in a session.
+
+        Raises:
+            TmrlError: the settings cannot be used, or the newest save does not fit them.
+        """
+        await asyncio.to_thread(self._try)
+
+    def _try(self) -> None:
+        self._saves.remove_unfinished()
+        self._make_learner(self._context("start", Channel())).load()
+
+    def _context(self, session_id: str, channel: Channel) -> SessionContext:
+        return SessionContext(
+            session_id=session_id,
+            channel=channel,
+            board=self.board,
+            saves=self._saves,
+            settings=self._settings,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            seed=None if self._seed is None else self._seed + self._opened,
+            max_bad_updates=self._max_bad_updates,
+        )
+
+    def open(self, session_id: str) -> AdvicePlayer:
+        """Return the player of a new session. Its learner starts with the first message."""
+        self._opened += 1
+        context = self._context(session_id, Channel())
+        player = self._open[session_id] = AdvicePlayer(
+            context, self._make_learner, lambda: self._open.pop(session_id, None)
+        )
+        return player
+
+    async def close(self) -> None:
+        """End all sessions, each with a save."""
+        await asyncio.gather(*(player.close() for player in list(self._open.values())))
+
+
+class AdvicePlayer:
+    """A `Player` that hands messages to a learner's thread and awaits its actions.
+
+    Args:
+        context: of the session.
+        make_learner: makes its learner.
+        on_closed: called when the session has closed.
+    """
+
+    def __init__(self, context: SessionContext, make_learner: MakeLearner, on_closed: Callable[[], object]) -> None:
+        self._context = context
+        self._make_learner = make_learner
+        self._on_closed = on_closed
+        self._ended: Future[None] = Future()
+        self._thread: threading.Thread | None = None
+
+    async def begin(self, obs: Any, info: dict[str, Any]) -> Any:
+        """Begin an episode; return the learner's action.
+
+        Raises:
+            SessionClosedError: the session was closed, or its learner has failed.
+            TmrlError: the system has no room for another thread.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=f"learner {self._context.session_id}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                raise TmrlError(f"no learner can be started now: {exc}. Try again later.") from exc
+            self._thread = thread
+        return await self._exchange(Message(obs, info=info, opening=True))
+
+    async def step(self, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Any:
+        """Hand over the result of the action answered last; return the next one, or None at the end of an episode.
+
+        Raises:
+            SessionClosedError: the session was closed, or its learner has failed.
+        """
+        return await self._exchange(Message(obs, reward, terminated, truncated, info))
+
+    async def _exchange(self, message: Message) -> Any:
+        channel = self._context.channel
+        action = await asyncio.wrap_future(channel.post(message))
+        if action is not None and not is_finite(action):
+            channel.close("the policy of this session returned an action that is not finite. Log in again.")
+            raise SessionClosedError("the policy of this session returned an action that is not finite. Log in again.")
+        return action
+
+    async def close(self) -> None:
+        """End the session; return when its learner has saved and its thread has ended."""
+        self._context.channel.close()
+        if self._thread is not None:
+            await asyncio.wrap_future(self._ended)
+            self._thread.join()
+        self._on_closed()
+
+    def _run(self) -> None:
+        context = self._context
+        # Of this thread: learners share the cores by running beside each other.
+        torch.set_num_threads(1)
+        try:
+            learner = self._make_learner(context)
+            learner.load()
+            learner.run()
+        except SessionClosedError:
+            pass
+        except TmrlError as exc:
+            logger.error("the learner of session %s has failed: %s", context.session_id, exc)
+            context.channel.close(f"the learner of this session has failed: {exc}")
+        except Exception:  # of a learner in code of one's own: it must end its own session only
+            logger.exception("the learner of session %s has failed", context.session_id)
+            context.channel.close(
+                "the learner of this session has failed, see the gateway's log. Log in again to continue from the "
+                "latest save."
+            )
+        finally:
+            context.board.withdraw(context.session_id)
+            self._ended.set_running_or_notify_cancel()
+            self._ended.set_result(None)

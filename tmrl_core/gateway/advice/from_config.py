@@ -1,0 +1,83 @@
+"""Agents of the mode `advice`, as the configuration describes them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import msgspec
+
+from tmrl_core.config import Config, environment_maker
+from tmrl_core.config.algorithms import algorithm_of
+from tmrl_core.config.sections import GatewayAgentSection, MemorySection, WorkerSection
+from tmrl_core.envs.shepherd import client_spaces
+from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.gateway.advice.agent import AdviceAgent, MakeLearner
+from tmrl_core.gateway.advice.learner import OwnLearner
+from tmrl_core.roles.training import agent_from_config
+
+
+def advice_agent(config: Config, name: str) -> AdviceAgent:
+    """Return an agent of `gateway.agents`.
+
+    Raises:
+        ConfigError: its settings do not go together.
+        MissingExtraError: stable-baselines3 is not installed.
+    """
+    settings = config.gateway.agents[name]
+    try:
+        observation_space, action_space = _spaces(config, settings)
+        return AdviceAgent(
+            name,
+            settings,
+            observation_space,
+            action_space,
+            _learners(config, settings, action_space),
+            config.run_folder / "gateway" / name / "saves",
+            seed=config.run.seed,
+            max_bad_updates=config.trainer.max_bad_updates,
+        )
+    except ConfigError as exc:
+        raise ConfigError(f"gateway.agents.{name}: {exc}") from exc
+
+
+def _spaces(config: Config, settings: GatewayAgentSection) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    given = (settings.observation_space, settings.action_space, settings.env_id)
+    if any(value is not None for value in given):
+        return client_spaces(*given)
+    env = environment_maker(config.environment.cls, config.environment.kwargs)()
+    env.close()
+    return env.observation_space, env.action_space
+
+
+def _learners(config: Config, settings: GatewayAgentSection, action_space: gymnasium.Space[Any]) -> MakeLearner:
+    if settings.stable_baselines3 is not None:
+        try:
+            from tmrl_core.gateway.advice.stable_baselines import StableBaselinesLearner, check_stable_baselines
+        except ModuleNotFoundError as exc:
+            if exc.name != "stable_baselines3":
+                raise
+            raise MissingExtraError("stable-baselines3", "sb3", "stable_baselines3 in gateway.agents") from exc
+        check_stable_baselines(settings.stable_baselines3, action_space)
+        return partial(StableBaselinesLearner, settings=settings.stable_baselines3)
+    own = msgspec.structs.replace(
+        config,
+        actor=settings.actor or config.actor,
+        agent=settings.agent or config.agent,
+        # The sessions' own: those of the run's Trainer may be for another algorithm.
+        memory=MemorySection(),
+        worker=WorkerSection(),
+    )
+    algorithm = algorithm_of(own.agent.cls)
+    if algorithm is None or "asynchronous" not in algorithm.collection:
+        raise ConfigError(
+            f"agent.cls is {own.agent.cls}; sessions with advice learn with DQNAgent, DiscreteSacAgent, SacAgent, "
+            "REDQSACAgent, TD3Agent or DDPGAgent of tmrl_core.training. PPO learns only from rounds of its own policy, "
+            "while advised sessions act with a product of several policies."
+        )
+    # The updates of many learners share the cores, so none is worth a compilation of half a minute.
+    own = msgspec.structs.replace(
+        own, agent=msgspec.structs.replace(own.agent, kwargs={"compile": False, **own.agent.kwargs})
+    )
+    return partial(OwnLearner, make_agent=agent_from_config(own))

@@ -1,0 +1,230 @@
+"""A learner of the project's own off-policy algorithms, for one session."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from tmrl_core.actor.rollout.recorder import StepRecorder
+from tmrl_core.config.sections import GatewayAgentSection
+from tmrl_core.envs.shepherd import Channel, Message
+from tmrl_core.errors import CheckpointError, SessionClosedError
+from tmrl_core.gateway.advice.advisors import Board
+from tmrl_core.gateway.advice.policies import advised_policy
+from tmrl_core.gateway.advice.saves import Save, Saves
+from tmrl_core.samples import Buffer
+from tmrl_core.training.checkpoints.capture import Captured, capture_part
+from tmrl_core.training.checkpoints.restore import decoded, restore_part
+from tmrl_core.training.constructor_settings import constructed_settings
+from tmrl_core.training.memories.replay import ReplayMemory
+from tmrl_core.training.updates.skipped_updates import BadUpdates
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_EVERY = 100
+"""Updates between two policies with which a session advises others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionContext:
+    """The surroundings of a session's learner.
+
+    Attributes:
+        session_id: public id of the session.
+        channel: to the client.
+        board: policies of the agent's running sessions.
+        saves: of the agent.
+        settings: of the agent.
+        observation_space: of the client's observations.
+        action_space: of the client's actions.
+        seed: of the learner's own random numbers; None: from the operating system.
+        max_bad_updates: updates in a row that may be skipped, as they were not finite.
+    """
+
+    session_id: str
+    channel: Channel
+    board: Board[Any]
+    saves: Saves
+    settings: GatewayAgentSection
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    seed: int | None = None
+    max_bad_updates: int = 10
+
+
+class Learner(ABC):
+    """Acts and learns in one session, in a thread of its own.
+
+    Args:
+        context: of the session.
+
+    Attributes:
+        steps: environment steps learned from, those before the loaded save included.
+    """
+
+    algorithm: str
+    """Name of the algorithm, which alone reads its saves."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self.context = context
+        self.steps = 0
+        self._saved_at = 0
+
+    def run(self) -> None:
+        """Play until the session closes, and save then.
+
+        Raises:
+            TmrlError: the learner has failed; nothing was saved after the failure.
+        """
+        try:
+            self._play()
+        except SessionClosedError:
+            if self.steps > self._saved_at:
+                self.save()
+
+    @abstractmethod
+    def _play(self) -> None:
+        """Answer and learn from the client until the channel raises `SessionClosedError`."""
+
+    def load(self) -> None:
+        """Continue from the newest save; without one, from scratch.
+
+        Raises:
+            CheckpointError: it belongs to other settings.
+        """
+        save = self.context.saves.newest()
+        if save is None:
+            return
+        try:
+            if save.algorithm != self.algorithm:
+                raise CheckpointError(f"it is of {save.algorithm}, and the agent learns with {self.algorithm}")
+            self._restore(save.tree, save.arrays)
+        except (CheckpointError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
+            raise CheckpointError(
+                f"the newest save in {self.context.saves.folder} does not fit: {exc}. Restore the settings, or move "
+                "the saves to another folder."
+            ) from exc
+        self.steps = self._saved_at = save.steps
+
+    def save(self) -> None:
+        """Write a save. A failure is logged: the session goes on, and the next save may succeed."""
+        captured = self._capture()
+        context = self.context
+        self._saved_at = self.steps
+        try:
+            context.saves.write(
+                Save(self.algorithm, self.steps, context.session_id, {"learner": captured.tree}, captured.arrays)
+            )
+        except OSError as exc:
+            logger.error("session %s cannot be saved in %s: %s", context.session_id, context.saves.folder, exc)
+
+    def save_if_due(self) -> None:
+        """Save every `save_every_steps` steps of the session."""
+        if self.steps - self._saved_at >= self.context.settings.save_every_steps:
+            self.save()
+
+    @abstractmethod
+    def _capture(self) -> Captured:
+        """Return a copy of the learner's state."""
+
+    @abstractmethod
+    def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
+        """Continue from a state."""
+
+
+class OwnLearner(Learner):
+    """A learner with an off-policy agent of the project, a replay memory and a step recorder.
+
+    Updates follow the answer, while the client takes its step.
+
+    Args:
+        context: of the session.
+        make_agent: `(observation_space=, action_space=, device=)` makes an `OffPolicyAgent`.
+    """
+
+    def __init__(self, context: SessionContext, make_agent: Callable[..., Any]) -> None:
+        super().__init__(context)
+        settings = context.settings
+        spaces = {"observation_space": context.observation_space, "action_space": context.action_space}
+        self.agent = make_agent(**spaces, device="cpu")
+        self.algorithm = type(self.agent).type_id
+        self._constructed = constructed_settings(self.agent, "agent")
+        self._policy = advised_policy(self.agent.get_actor(), settings.temperature)
+        self._rng = np.random.default_rng(context.seed)
+        self._recorder = StepRecorder(Buffer())
+        self._memory = ReplayMemory(
+            "cpu", memory_size=settings.capacity, batch_size=settings.batch_size, seed=context.seed
+        )
+        self._bad = BadUpdates(context.max_bad_updates, None)
+        self._updates_due = 0.0
+        self._published = 0
+
+    @property
+    def updates(self) -> int:
+        """Updates of the agent, those before the loaded save included."""
+        return int(self.agent.updates_asked)
+
+    def _play(self) -> None:
+        context, learns = self.context, self.context.settings.enable_learning
+        action: Any = None
+        if learns and self.updates:
+            self._publish()
+        while True:
+            message = context.channel.receive()
+            if learns:
+                self._record(message, action)
+            if not message.ends:
+                action = self._act(message.obs)
+                context.channel.answer(action)
+            if learns and not message.opening:
+                self._learn()
+                self.save_if_due()
+
+    def _act(self, obs: Any) -> Any:
+        actor = self.agent.get_actor()
+        context = self.context
+        if not context.settings.enable_learning:
+            return actor.act_(obs, test=True)
+        advisors = context.board.advisors(context.session_id, context.settings.max_advisors)
+        return self._policy.act(obs, advisors, self._rng)
+
+    def _record(self, message: Message, action: Any) -> None:
+        # Infos are the client's business, and no learner reads them.
+        if message.opening:
+            self._recorder.begin(message.obs, {})
+            return
+        self._recorder.step(action, message.obs, message.reward, message.terminated, message.truncated, {})
+        self.steps += 1
+
+    def _learn(self) -> None:
+        for chunk in self._recorder.take()[0]:
+            self._memory.append_chunk(chunk)
+        settings = self.context.settings
+        if not len(self._memory) or len(self._memory) < settings.start_training:
+            return
+        self._updates_due += settings.updates_per_step
+        while self._updates_due >= 1.0:
+            self._updates_due -= 1.0
+            batch = self._memory.sample()
+            self._bad.note(self.updates, self.agent.train(batch), batch, self._memory)
+        if self.updates >= self._published + PUBLISH_EVERY:
+            self._publish()
+
+    def _publish(self) -> None:
+        self._published = self.updates
+        self.context.board.publish(self.context.session_id, self.updates, self._policy.snapshot())
+
+    def _capture(self) -> Captured:
+        captured = capture_part(self.agent, "agent")
+        constructed = capture_part(self._constructed, "constructed")
+        return Captured({"agent": captured.tree, "constructed": constructed.tree}, captured.arrays)
+
+    def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
+        state = tree["learner"]
+        restore_part(self.agent, "agent", state["agent"], arrays, decoded(state["constructed"], arrays))
