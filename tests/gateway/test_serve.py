@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from tests.command_line import Start, starting
@@ -259,6 +260,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield call
 
 
+def new_key(start: Start) -> str:
+    shown, _ = start("--credentials", "key", "default").communicate(timeout=100)
+    return next(line.strip() for line in shown.splitlines() if line.startswith("    "))
+
+
 def announced(process: Any) -> int:
     assert process.stdout is not None
     for line in process.stdout:
@@ -268,8 +274,7 @@ def announced(process: Any) -> int:
 
 
 def test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart(start: Start, tmp_path: Path) -> None:
-    made = start("--credentials", "key", "default")
-    key = next(line.strip() for line in made.communicate(timeout=60)[0].splitlines() if line.startswith("    "))
+    key = new_key(start)
     port = announced(start("--server", "--announce"))
     at_server = ("--set", f"server.port={port}")
     trainer = start("--trainer", *at_server)
@@ -298,3 +303,47 @@ def test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart(
     client.close()
     gateway.send_signal(signal.SIGTERM)
     assert gateway.wait(30) == 0
+
+
+def test_all_roles_of_one_machine_with_a_gateway_that_is_restarted_after_a_crash(start: Start, tmp_path: Path) -> None:
+    key = new_key(start)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    roles = start("--local", "--gateway", "--set", f"gateway.port={port}")
+
+    def login() -> Client | None:
+        try:
+            return Client(port, key)
+        except ConnectionError:
+            return None
+
+    def logged_in() -> Client:
+        made: list[Client] = []
+
+        def tried() -> bool:
+            client = login()
+            if client is not None:
+                made.append(client)
+            return bool(made)
+
+        wait_until(tried, 100)
+        return made[0]
+
+    first = logged_in()
+    while not (tmp_path / "runs" / "small" / "gateway" / "default" / "policy.tmod").exists():
+        first.episode()
+    children = psutil.Process(roles.pid).children()
+    (gateway,) = (child for child in children if "--gateway" in child.cmdline())
+    gateway.kill()
+    wait_until(lambda: not gateway.is_running() or gateway.status() == psutil.STATUS_ZOMBIE)
+    second = logged_in()
+    second.episode()
+    for client in (first, second):
+        client.close()
+    roles.send_signal(signal.SIGTERM)
+    out, _ = roles.communicate(timeout=100)
+    assert roles.returncode == 0, out
+    assert "the gateway ended with exit status -9 and is restarted" in out
+    log = (tmp_path / "runs" / "small" / "logs" / "gateway.log").read_text(encoding="utf-8")
+    assert ", 0 lost" in log
