@@ -180,7 +180,10 @@ class OwnerPages:
     async def _page(self, request: Request) -> Response:
         if not self._logged_in(request):
             return HTMLResponse(_login_page(), headers=_HEADERS)
-        agents = [(agent.name, agent.mode, await asyncio.to_thread(_saves, agent)) for agent in self._agents.values()]
+        agents = [
+            (agent, self._episodes.path(agent.name).exists(), await asyncio.to_thread(_saves, agent))
+            for agent in self._agents.values()
+        ]
         return HTMLResponse(_overview(agents, self._sessions()), headers=_HEADERS)
 
     async def _list_sessions(self, request: Request) -> Response:
@@ -282,27 +285,11 @@ def _login_page(error: str = "") -> str:
     )
 
 
-def _overview(agents: Sequence[tuple[str, str, list[dict[str, Any]]]], sessions: Sequence[SessionInfo]) -> str:
+def _overview(
+    agents: Sequence[tuple[GatewayAgent, bool, list[dict[str, Any]]]], sessions: Sequence[SessionInfo]
+) -> str:
+    """Return the page of agents (each with whether it has finished episodes, and with its saves) and sessions."""
     parts = ['<h1>Gateway</h1><form method="post" action="/owner/logout/"><button>Log out</button></form>']
-    for name, mode, saves in agents:
-        place = f"/owner/agents/{quote(name, safe='')}"
-        parts.append(
-            f"<h2>Agent {escape(name)} ({escape(mode)})</h2>"
-            f'<p><img src="{place}/curve.png" alt="learning curve of {escape(name)}"></p>'
-            f'<p><a href="{place}/episodes.csv">episodes.csv</a></p>'
-        )
-        rows = []
-        for save in saves:
-            link = f"{place}/saves/{quote(save['name'])}"
-            rows.append(
-                [
-                    f'<a href="{link}">{escape(save["name"])}</a>',
-                    f"{save['bytes'] / 1000:,.0f} kB",
-                    _time(save["saved_at"]),
-                    f'<form method="post" action="{link}/delete/"><button>Delete</button></form>',
-                ]
-            )
-        parts.append(_table(["save", "size", "saved", ""], rows) if rows else "")
     rows = [
         [
             escape(one.session_id),
@@ -315,12 +302,34 @@ def _overview(agents: Sequence[tuple[str, str, list[dict[str, Any]]]], sessions:
         ]
         for one in sessions
     ]
-    parts.append(f"<h2>{len(rows)} open sessions</h2>")
-    parts.append(_table(["session", "agent", "key", "opened", "idle", "steps", "episodes"], rows) if rows else "")
+    parts.append(f"<h2>Open sessions: {len(rows)}</h2>")
+    parts.append(_table(["session", "agent", "key", "opened", "idle", "steps", "episodes"], rows))
+    for agent, has_episodes, saves in agents:
+        place = f"/owner/agents/{quote(agent.name, safe='')}"
+        parts.append(f"<h2>Agent {escape(agent.name)} ({escape(agent.mode)})</h2>")
+        if has_episodes:
+            parts.append(f'<p><img src="{place}/curve.png" alt="learning curve"></p>')
+            parts.append(f'<p><a href="{place}/episodes.csv">episodes.csv</a></p>')
+        else:
+            parts.append("<p>No episode has ended yet.</p>")
+        rows = []
+        for save in saves:
+            link = f"{place}/saves/{quote(save['name'])}"
+            rows.append(
+                [
+                    f'<a href="{link}">{escape(save["name"])}</a>',
+                    f"{save['bytes'] / 1000:,.0f} kB",
+                    _time(save["saved_at"]),
+                    f'<form method="post" action="{link}/delete/"><button>Delete</button></form>',
+                ]
+            )
+        parts.append(_table(["save", "size", "saved", ""], rows))
     return _document("".join(parts))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
     cells = "".join(f"<th>{head}</th>" for head in heads)
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{cells}</tr>{lines}</table>"

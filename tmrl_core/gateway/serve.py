@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +26,7 @@ from tmrl_core.roles.server import raise_file_limit
 
 try:
     import uvicorn
+    from starlette.routing import BaseRoute
 
     from tmrl_core.gateway.app import make_app
     from tmrl_core.gateway.episodes import EpisodeFiles
@@ -41,6 +43,8 @@ EXPIRE_S = 1.0
 """Seconds between two checks for idle sessions and revoked API keys."""
 END_S = 5.0
 """Longest wait in seconds for requests in progress when the gateway ends."""
+KEEP_ALIVE_S = 75
+"""Seconds without a request after which a connection is closed: more than between steps that a person watches."""
 _BACKLOG = 1024
 
 
@@ -49,6 +53,7 @@ class Gateway:
 
     Args:
         config: of the run.
+        routes: further routes of the app.
 
     Raises:
         ConfigError: the settings do not go together.
@@ -61,7 +66,7 @@ class Gateway:
         sessions: the client sessions.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, routes: Sequence[BaseRoute] = ()) -> None:
         self._config = config
         section = config.gateway
         folder = credentials.find(config.network.credentials_dir)
@@ -84,10 +89,12 @@ class Gateway:
                 episodes=self._episodes,
             )
             settings = uvicorn.Config(
-                make_app(self.sessions, section, owner.routes()),
+                make_app(self.sessions, section, [*owner.routes(), *routes]),
                 http="httptools",
                 ws="websockets-sansio",
                 ws_max_size=section.max_body_bytes,
+                ws_per_message_deflate=False,  # costs more time and memory than the bytes of small messages
+                timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
