@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/doctor/test_doctor_tlspyo.py",
         "tests/envs/test_example.py::test_importing_registers_the_ids_and_nothing_else",
         "tests/envs/test_filmed.py::test_what_is_seen_between_start_and_stop_is_in_the_file",
+        "tests/examples/test_clients.py",
         "tests/examples/test_custom_environment.py",
         "tests/gateway/test_serve.py",
         "tests/examples/test_images.py::test_it_trains_and_plays_from_the_command_line",

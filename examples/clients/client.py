@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from typing import Any
 
@@ -16,19 +17,22 @@ import gymnasium
 import numpy as np
 import requests
 
-RETRIED = {409, 429, 500, 502, 503, 504}
-"""Statuses that pass: another request of the session is in progress, too many requests, the gateway is not ready."""
+RETRIED = {None, 409, 429, 500, 502, 503, 504}
+"""No answer, and statuses that pass: another request is in progress, too many requests, the gateway is not ready."""
+
+SESSION_ENDED = 401
+LOST = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 
 
-class RefusedError(Exception):
-    """The gateway's reason for not answering with an action.
+class GatewayError(Exception):
+    """The gateway has not answered with an action.
 
     Attributes:
-        status: the HTTP status.
+        status: the HTTP status; None: there was no answer at all.
     """
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(f"{reason} (status {status})")
+    def __init__(self, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
         self.status = status
 
 
@@ -43,8 +47,7 @@ class Client:
             the gateway records it once.
 
     Raises:
-        RefusedError: the gateway refuses the key, or a message.
-        requests.ConnectionError: no answer within `retry_s`.
+        GatewayError: the gateway refuses the key or a message, or there is no answer within `retry_s`.
     """
 
     def __init__(
@@ -54,8 +57,9 @@ class Client:
         self._retry_s = retry_s
         self._step = 0
         self._http = requests.Session()
-        self._http.verify = ca or True
-        self._session_key = self._post("login_user/", {"apikey": key})["session_key"]
+        self._ca = ca or True
+        self._key = key
+        self._log_in()
 
     def begin(self, obs: Any) -> Any:
         """Begin an episode with the observation of a reset."""
@@ -72,27 +76,41 @@ class Client:
             "step": self._step,
             "session_key": self._session_key,
         }
-        return self._post("env/", message)["action"]
+        try:
+            return self._post("env/", message)["action"]
+        except GatewayError as error:
+            if error.status != SESSION_ENDED:
+                raise
+        # The gateway was restarted, or the session was idle for too long: the rest of the episode is a new one.
+        self._log_in()
+        return None if terminated or truncated else self.begin(obs)
 
     def close(self) -> None:
         """End the session."""
         self._post("env/", {"obs": None, "session_key": self._session_key})
         self._http.close()
 
+    def _log_in(self) -> None:
+        self._session_key = self._post("login_user/", {"apikey": self._key})["session_key"]
+
     def _post(self, path: str, message: dict[str, Any]) -> Any:
         deadline, wait_s = time.monotonic() + self._retry_s, 0.1
         while True:
-            late = time.monotonic() > deadline
             try:
-                response = self._http.post(self._url + path, json=message, timeout=10)
-            except (requests.ConnectionError, requests.Timeout) as error:
-                if late or isinstance(error, requests.exceptions.SSLError):
-                    raise
-            else:
+                response = self._http.post(self._url + path, json=message, timeout=10, verify=self._ca)
                 if response.ok:
                     return response.json()
-                if late or response.status_code not in RETRIED:
-                    raise RefusedError(response.status_code, response.json()["error"])
+                error = GatewayError(f"refused: {response.json()['error']}", response.status_code)
+            except requests.exceptions.SSLError as problem:
+                raise GatewayError(
+                    f"{problem}. Is this the gateway's ca.pem, and the name in its certificate?"
+                ) from None
+            except LOST as problem:
+                error = GatewayError(f"no answer from {self._url}: {problem}. Does the gateway run there?")
+            if time.monotonic() > deadline or error.status not in RETRIED:
+                raise error
+            if wait_s == 0.4:
+                print(f"{error} Trying again.", file=sys.stderr)
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 5.0)
 
@@ -116,11 +134,14 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=10)
     arguments = parser.parse_args()
 
-    client = Client(os.environ["GATEWAY_KEY"], arguments.url, arguments.ca)
     env = gymnasium.make(arguments.env)
-    for episode in range(1, arguments.episodes + 1):
-        print(f"episode {episode}: return {play(client, env):g}", flush=True)
-    client.close()
+    try:
+        client = Client(os.environ["GATEWAY_KEY"], arguments.url, arguments.ca)
+        for episode in range(1, arguments.episodes + 1):
+            print(f"episode {episode}: return {play(client, env):g}", flush=True)
+        client.close()
+    except GatewayError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

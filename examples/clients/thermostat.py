@@ -18,10 +18,11 @@ import argparse
 import math
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 
-from client import Client
+from client import Client, GatewayError
 
 STEPS_PER_DAY = 96
 
@@ -79,10 +80,14 @@ def main() -> None:
     arguments = parser.parse_args()
 
     pressed = typed if arguments.buttons == "typed" else simulated
-    client, room = Client(os.environ["GATEWAY_KEY"], arguments.url, arguments.ca), Room()
-    for number in range(1, arguments.days + 1):
-        print(f"day {number}: {day(client, room, pressed, arguments.step_s):.0%} green", flush=True)
-    client.close()
+    room = Room()
+    try:
+        client = Client(os.environ["GATEWAY_KEY"], arguments.url, arguments.ca)
+        for number in range(1, arguments.days + 1):
+            print(f"day {number}: {day(client, room, pressed, arguments.step_s):.0%} green", flush=True)
+        client.close()
+    except GatewayError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
