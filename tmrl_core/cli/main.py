@@ -1,8 +1,8 @@
 """The command line: `python -m tmrl_core`, also installed as `tmrl-core`.
 
-The only place that sets up logging, reads the environment for secrets and hosts, installs signal handlers, prints, and
-chooses exit statuses: 0 in order (also when it was asked to end), 1 an error of tmrl_core's own, 2 a wrong command line
-or configuration, 130 ended at once by a second request. Unexpected exceptions keep their traceback.
+Only this module sets up logging, reads the environment for secrets and hosts, installs signal handlers, prints, and
+sets exit statuses: 0 in order (also after a requested stop), 1 an error of tmrl_core, 2 an invalid command line or
+configuration, 130 ended immediately by a second request. Unexpected exceptions keep their traceback.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone (`... | head`): not worth a traceback, nor another one while flushing.
+        # The reader of the output is gone (`... | head`): that needs no traceback, nor a second one while flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     finally:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(given: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; what is unknown is named before anything that is missing."""
+    """Parse a command line; unknown options are reported before missing ones."""
     made = parser()
     options, unknown = made.parse_known_args(given)
     if unknown:
@@ -117,7 +117,7 @@ def common_options() -> argparse.ArgumentParser:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's grammar, but for what follows `--credentials`."""
+    """Return the parser of the command line, except for the arguments after `--credentials`."""
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core",
         description="Distributed reinforcement learning over TLS: rollout workers, one server, one trainer.",
@@ -192,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
-    """Do what the parsed command line asks for; `own_process`: nothing follows but this process's end."""
+    """Run the parsed command line; `own_process`: True: the process ends afterwards."""
     if options.role == "version":
         print(f"tmrl_core {__version__}")
         return 0
@@ -210,7 +210,7 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
         config = load_config(options)
         logger.info("this run is called %s (other machines need --set run.name=%s)", config.run.name, config.run.name)
     if source := config_file(options):
-        # Said before anything that it names is imported: without `-c` it may be somebody else's file.
+        # Logged before its references are imported: without `-c` the file may be another user's.
         logger.info("configuration: %s", source.absolute())
     if config.network.transport == "local" and options.role in (
         "server",
@@ -278,7 +278,7 @@ def set_up_logging(level: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """A message is one message and only text, whatever it quotes: peers choose names and reasons."""
+    """Formatter of one-line, printable messages: peers choose names and reasons that they quote."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = shown(record.message)
@@ -308,7 +308,7 @@ def load_config(options: argparse.Namespace) -> Config:
 
 
 def config_file(options: argparse.Namespace) -> Path | None:
-    """The configuration file that these options stand for; None: the built-in defaults."""
+    """Return the configuration file of these options; None: the built-in defaults."""
     return Path(options.config).expanduser() if options.config else find_config_file()
 
 
@@ -319,7 +319,7 @@ def module_folders(path: Path | None) -> list[Path]:
 
 
 def all_overrides(options: argparse.Namespace) -> list[str]:
-    """Overrides by `--set`, and by the options that stand for a key."""
+    """Return the overrides by `--set` and by the options that stand for a key."""
     return [
         *options.overrides,
         *(["metrics.wandb=true"] if options.wandb else []),
@@ -331,7 +331,7 @@ def all_overrides(options: argparse.Namespace) -> list[str]:
 
 
 def server(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--server`: until it is asked to end."""
+    """`--server`: serve until a stop is requested."""
     from tmrl_core.cli.screens import ServerLines
     from tmrl_core.roles import from_config as roles
 
@@ -348,9 +348,9 @@ def server(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
 
 def one_thread() -> None:
-    """Let numerical libraries use one thread, unless the user has said otherwise; before any of them is imported.
+    """Limit numerical libraries to one thread, unless the user has set a number; before any of them is imported.
 
-    A policy that acts on one observation at a time has nothing to share out: a second thread only makes it slower.
+    A policy that acts on one observation at a time cannot use more: a second thread only makes it slower.
     """
     from tmrl_core.local.supervision import THREAD_VARIABLES
 
@@ -359,7 +359,7 @@ def one_thread() -> None:
 
 
 def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--worker`, `--expert`: until the trainer finishes, a limit is reached, or it is asked to end."""
+    """`--worker`, `--expert`: collect until the trainer finishes, a limit is reached, or a stop is requested."""
     from tmrl_core.roles import from_config as roles
 
     one_thread()
@@ -379,7 +379,7 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
 
 def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--trainer`: until training ends or it is asked to end; a checkpoint is written either way."""
+    """`--trainer`: train until training ends or a stop is requested; a checkpoint is written in both cases."""
     from tmrl_core.cli.screens import Screen, TrainerDisplay
     from tmrl_core.roles import from_config as roles
 
@@ -413,10 +413,10 @@ def gateway(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
 
 
 def load_torch() -> None:
-    """Import what training uses of torch, where it is installed, for as long as this process lives.
+    """Import the parts of torch that training uses, if it is installed, and keep them for the life of this process.
 
     Python would search these modules for garbage while they are imported and when the process ends: a quarter of the
-    time of one, most of that of the other.
+    time of the import, and most of the time of the end.
     """
     gc.disable()
     try:
@@ -521,7 +521,7 @@ def benchmark(config: Config, options: argparse.Namespace, shutdown: ShutdownSig
 
 
 def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--status`: what the Server sees."""
+    """`--status`: show the Server's status."""
     from tmrl_core.cli import status as cli_status
 
     return cli_status.status(config, options, shutdown)

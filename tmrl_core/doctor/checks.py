@@ -260,7 +260,7 @@ class _Examiner:
         assert self._sock is not None
         try:
             folder = credentials.find(self.config.network.credentials_dir)
-            context = credentials.client_context(folder, self.role, has_token=True)  # without one: said before
+            context = credentials.client_context(folder, self.role, has_token=True)  # the token was checked before
         except TmrlError as exc:
             raise from_text(str(exc), "Make new credentials, or a new bundle.") from exc
         try:
@@ -290,7 +290,7 @@ class _Examiner:
             self._conversation = way.SocketConversation(self._sock, self.host, self.hostname, self.timeout_s)
         token = self.token
         if self.transport is not None:
-            token = ""  # the password was tlspyo's to ask for
+            token = ""  # tlspyo has checked the password already
         elif self.tls and token is None:
             token = credentials.token_for(credentials.find(self.config.network.credentials_dir), self.role)
         before = self.wall_clock()

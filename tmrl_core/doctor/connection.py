@@ -1,7 +1,7 @@
-"""The way to the Server, a socket at a time: name, port, TLS, and a conversation that takes nobody's place.
+"""Checks of the connection to the Server, one socket at a time: name, port, TLS, and a probe that occupies no place.
 
 Plain blocking sockets with deadlines are used, not the package's own links (tlspyo excepted: `tlspyo_connection.py`).
-Each step then fails by itself and names the place.
+So each step fails separately and names the address.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REFUSED_TODO = {
 
 
 class Address(NamedTuple):
-    """One of those that a name stands for."""
+    """One of the addresses of a host name."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
@@ -114,11 +114,11 @@ class Secured(NamedTuple):
 
 
 def secure(sock: socket.socket, context: ssl.SSLContext, hostname: str, host: str, timeout_s: float) -> Secured:
-    """TLS over a connection, the Server's certificate checked as the context says.
+    """Establish TLS over a connection and check the Server's certificate.
 
     Raises:
-        FailedStepError: there is no TLS.
-        ssl.SSLCertVerificationError: there is, and the certificate is not accepted.
+        FailedStepError: TLS cannot be established.
+        ssl.SSLCertVerificationError: the certificate is not accepted.
     """
     sock.settimeout(timeout_s)
     try:
@@ -161,7 +161,7 @@ class Conversation(ABC):
     """Control messages to and from the Server.
 
     Args:
-        host: for what is said of failures.
+        host: host name for failure messages.
     """
 
     def __init__(self, host: str) -> None:
@@ -177,10 +177,10 @@ class Conversation(ABC):
 
     @abstractmethod
     def hear(self) -> Control:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            FailedStepError: none came in time, the connection broke, or what came is no message.
+            FailedStepError: no message arrived in time, the connection broke, or the data is not a message.
         """
 
     @abstractmethod
@@ -223,12 +223,12 @@ class Conversation(ABC):
 
 
 class SocketConversation(Conversation):
-    """One over a blocking socket.
+    """Control channel over a blocking socket.
 
     Args:
-        sock: connected, and secured if it is to be.
-        host, hostname: for what is said of failures.
-        timeout_s: longest wait for an answer.
+        sock: connected socket, with TLS established if it is used.
+        host, hostname: names for failure messages.
+        timeout_s: maximum wait for an answer.
     """
 
     def __init__(self, sock: socket.socket, host: str, hostname: str, timeout_s: float) -> None:
@@ -277,7 +277,7 @@ class SocketConversation(Conversation):
         return self._heard.pop(0)
 
     def _broken(self, exc: OSError) -> FailedStepError:
-        # What was said last may lie there unread: with TLS 1.3 a refused certificate shows only now.
+        # The Server's last message may be unread: with TLS 1.3 a rejected certificate appears only now.
         return from_text(
             explain(exc, host=self._host, hostname=self._hostname), "Look at the Server's log: it says why."
         )
@@ -316,9 +316,9 @@ def rate(
     most_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, int]:
-    """Bytes a second one way, and how many were measured with, in `most_s` seconds or a little more.
+    """Return the bytes per second in one direction, and the number of bytes measured, in about `most_s` seconds.
 
-    The number on their way doubles with each round trip, so that a slow link is not filled for long.
+    The number of bytes in transit doubles with each round trip, so that a slow link is not filled for long.
     """
     filler = bytes(MAX_BODY_BYTES)
     begun = clock()

@@ -23,15 +23,15 @@ _SOON_DAYS = 30
 
 
 def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
-    """Look for what the configuration names for this role; only the project's own code is imported.
+    """Check that the modules and names of the configuration exist for this role; only built-in ones are imported.
 
     Args:
-        config: the configuration, which somebody else may have written.
-        role: whose part is played.
-        folders: where modules are looked for besides `sys.path`.
+        config: the configuration, which may come from another user.
+        role: role to check.
+        folders: folders with modules besides `sys.path`.
 
     Raises:
-        FailedStepError: something is not there.
+        FailedStepError: a module or name is missing.
     """
     from tmrl_core.actor import choose_actor
     from tmrl_core.config.algorithms import policy_kwargs
@@ -71,7 +71,7 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
 
 
 class Proof(NamedTuple):
-    """With what this machine proves who it is."""
+    """Credentials of this machine."""
 
     words: str
     certificate: CertificateFacts | None
@@ -142,10 +142,10 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
 
 
 def for_tlspyo(config: Config, role: ClientRole, security: Literal["TLS"] | None) -> tuple[Transport, str]:
-    """The transport `tlspyo` of a client of this role, and with what it trusts the Server and is trusted.
+    """Return a client's transport `tlspyo` for this role, and a description of its credentials.
 
     Raises:
-        FailedStepError: something that it needs is not here.
+        FailedStepError: a required part is missing.
     """
     network, server = config.network, config.server
     settings = link_settings(

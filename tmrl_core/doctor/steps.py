@@ -10,14 +10,14 @@ State = Literal["ok", "failed", "skipped"]
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that was looked at.
+    """Result of one check.
 
     Args:
-        name: what.
-        state: skipped: it could not be looked at, since something before it failed, or it does not apply.
-        found: what was seen, in words.
-        todo: next step for the user, after a failure or although the step is ok.
-        figures: what was measured; units are in the names.
+        name: subject of the check.
+        state: skipped: not checked, because an earlier step failed or because it does not apply.
+        found: description of the observation.
+        todo: next step for the user, after a failure or as advice.
+        figures: measurements; units are in the names.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FailedStepError(Exception):
-    """A step failed: what was found and what to do. Never leaves this package."""
+    """Failure of a step: the finding and the remedy. Never leaves this package."""
 
     def __init__(self, found: str, todo: str = "") -> None:
         super().__init__(found)
@@ -37,6 +37,6 @@ class FailedStepError(Exception):
 
 
 def from_text(text: str, otherwise: str) -> FailedStepError:
-    """Of an error's message: what is wrong in its first sentence, then what to do; else that is `otherwise`."""
+    """Make a failure of an error's message: its first sentence is the finding, the rest (or `otherwise`) the remedy."""
     found, _, todo = text.partition(". ")
     return FailedStepError(found, todo or otherwise)

@@ -48,20 +48,20 @@ def run_local(
     quickstart: bool = False,
     small: bool = False,
 ) -> int:
-    """Run all roles here until training ends, or somebody asks for the end.
+    """Run all roles here until training ends or a stop is requested.
 
     Args:
         config: the configuration that `passed` gives.
-        passed: the command line that gives the children the same configuration.
+        passed: command line that gives the child processes the same configuration.
         shutdown: requests the end of the run.
-        workers: how many RolloutWorkers.
-        gateway: also run the gateway, whose clients collect samples. It ends with training.
-        single_process: threads instead of processes.
-        quickstart: a run of its own beside earlier ones of that name, on a free port, and a text about what to do next.
-        small: a few hundred updates and no target.
+        workers: number of RolloutWorkers.
+        gateway: True: also run the gateway, whose clients collect samples. It ends with training.
+        single_process: True: threads instead of processes.
+        quickstart: True: a new run beside earlier ones of that name, on a free port, and a text about the next steps.
+        small: True: a few hundred updates and no target.
 
     Returns:
-        Exit status: 0 learned (or no target was set, or somebody asked for the end), 1 not learned.
+        Exit status: 0 learned (or no target was set, or a stop was requested), 1 not learned.
 
     Raises:
         ConfigError: the ratios would starve both sides, or the transport does not connect processes.
@@ -106,7 +106,7 @@ def run_local(
 
 
 def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bool) -> int:
-    """Say what came of it; the exit status."""
+    """Report the outcome. Return the exit status."""
     outcome = view.outcome
     missing = draw_curve(config)
     say = view.say
@@ -126,7 +126,7 @@ def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bo
 
 
 def ended(config: Config) -> str:
-    """Return what the same command does after a run that was asked to end."""
+    """Return the effect of repeating the command after a run that was stopped."""
     if has_checkpoint(config.checkpoint_path):
         return "Ended on request; the same command resumes from the checkpoint."
     return "Ended on request; there is no checkpoint, so the same command starts again."
@@ -166,7 +166,7 @@ def changes_for_this_machine(config: Config, workers: int, *, single_process: bo
     return changes
 
 
-# --- what is seen -----------------------------------------------------------------------------------------------------
+# --- display ----------------------------------------------------------------------------------------------------------
 
 
 class View:
@@ -185,7 +185,7 @@ class View:
         )
         self._live = LiveProgress(self.display)
         self._reader = follow(config.metrics_path)
-        with contextlib.suppress(OSError):  # who writes it says what is wrong with it
+        with contextlib.suppress(OSError):  # the trainer, which writes the file, reports its problems
             self._reader.read()  # an earlier part of the same run is not news
 
     def __enter__(self) -> View:
@@ -208,7 +208,7 @@ class View:
             records = self._reader.read()
             self.outcome.take(records)
             self.display.update(records)
-        with contextlib.suppress(OSError):  # of a terminal that has gone; the roles end in order all the same
+        with contextlib.suppress(OSError):  # the terminal is lost; the roles still end in order
             self._live.refresh()
 
     def say(self, text: str) -> None:
@@ -218,7 +218,7 @@ class View:
 
 
 def watch(group: Group, view: View, shutdown: ShutdownSignal) -> None:
-    """Until training has ended, or somebody asks for the end."""
+    """Wait until training has ended or a stop is requested."""
     while not shutdown.wait(LOOK_S):
         view.refresh()
         if not group.look(view):

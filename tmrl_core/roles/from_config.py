@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 GYMNASIUM_ENVIRONMENTS = frozenset({"tmrl_core:GenericGymEnv", "tmrl_core.envs:GenericGymEnv"})
-"""References of what only wraps Gymnasium's environments."""
+"""References that only wrap Gymnasium's environments."""
 
 
 def ensure_credentials(config: Config) -> bool:
-    """Make credentials where there are none and the Server is on this machine; whether they were made.
+    """Create missing credentials for a Server on this machine. Return whether they were created.
 
-    For a Server elsewhere somebody has to say its name first: the roles then explain what to run.
+    A Server on another machine must be named by the user first: the roles then explain the commands to run.
     """
     network = config.network
     if network.transport == "local" or network.security is None or not is_loopback(config.server.host):
@@ -123,12 +123,12 @@ def _environment(config: Config, render_mode: str | None) -> Callable[[], Any]:
 
 
 def check_device(device: str | None, key: str) -> None:
-    """See that there is such a device; None and `cpu` always are.
+    """Check that the device exists; None and `cpu` always do.
 
-    Nothing is set up on a CUDA device: who looks here may be another process than the one that computes there.
+    It initializes nothing on a CUDA device, because another process may use it for the computation.
 
     Raises:
-        ConfigError: there is not.
+        ConfigError: the device does not exist.
         MissingExtraError: torch is not installed.
     """
     if device in (None, "cpu"):
@@ -163,7 +163,7 @@ def check_device(device: str | None, key: str) -> None:
 
 
 def saved_policy(config: Config) -> Path:
-    """The run's saved policy: the trainer's or the worker's copy, whichever is newer.
+    """Load the run's saved policy: the newer one of the trainer's and the worker's copy.
 
     Raises:
         ConfigError: there is none.
@@ -179,10 +179,10 @@ def saved_policy(config: Config) -> Path:
 
 
 def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -> None:
-    """Collect as `worker.collection` says, until the trainer finishes, a limit is reached, or `worker.stop()`.
+    """Collect in the mode `worker.collection` until the trainer finishes, a limit is reached, or `worker.stop()`.
 
     Raises:
-        TmrlError: the environment failed too often, the link failed for good, or both sides wait for each other.
+        TmrlError: the environment failed too often, the link failed permanently, or both sides wait for each other.
     """
     settings = config.worker
     nb_steps = math.inf if settings.nb_steps is None else settings.nb_steps
@@ -235,13 +235,13 @@ def run_trainer(trainer: Trainer, config: Config) -> None:
 
 
 def check_spaces(config: Config) -> None:
-    """See that the project's own algorithm, policy and memory go with the environment, where it is one of Gymnasium's.
+    """Check that a built-in algorithm, policy and memory fit the environment, if it is one of Gymnasium's.
 
-    It is made for that, and closed: one of the user's own may be a machine that is not to be started twice, so
-    that one is looked at by the trainer only, when it makes it.
+    The check creates the environment and closes it. A custom environment may be a machine that must not be started
+    twice, so only the trainer checks it, when it creates it.
 
     Raises:
-        ConfigError: they do not; with what works. Or there is no such environment.
+        ConfigError: they do not fit, with the alternatives; or the environment does not exist.
     """
     algorithm = algorithm_of(config.agent.cls)
     stacks = memory_of(config.memory.cls) == "FrameStackMemory"

@@ -20,7 +20,7 @@ MAX_CHUNK_BYTES = 1024 * 1024
 """Columns stop growing here, so that no append has to copy more than this while the environment waits."""
 MAX_CHUNK_ROWS = 65_536
 FIRST_ROWS = 256
-"""Rows that a first chunk has room for; later ones go by what the chunk before them held."""
+"""Capacity of a first chunk in rows; later chunks are sized like the one before them."""
 
 _MIN_ROWS = 16
 _MOST_WARNINGS = 20
@@ -36,13 +36,13 @@ class ChunkWriter:
     """Columns for one homogeneous run of samples.
 
     Args:
-        observation, reward, extras: fields of the first sample, which say what the columns are; nothing is written yet.
-        ragged: paths of leaves whose shapes vary; they become lists. The writer adds what it finds.
-        rows_hint: how many rows to expect.
-        left_out: warnings of entries of infos that were given. The writer adds its own.
+        observation, reward, extras: fields of the first sample, which define the columns; nothing is written yet.
+        ragged: paths of leaves whose shapes vary; they become lists. The writer adds those that it finds.
+        rows_hint: expected number of rows.
+        left_out: entries of infos that were reported as left out. The writer adds its own.
 
     Raises:
-        CodecError: a field holds something that cannot be carried.
+        CodecError: a field holds an unsupported value.
     """
 
     __slots__ = (
@@ -102,20 +102,20 @@ class ChunkWriter:
         self._resize()
 
     def begin_run(self, episode: int, first_step: int, version: Version) -> None:
-        """Say whose rows follow."""
+        """Set episode, first step and policy version of the following rows."""
         self._runs.append((self.rows, episode, first_step, version))
 
     def allow(self, rows: float) -> None:
-        """Let `append_plain` write up to so many further rows."""
+        """Let `append_plain` write at most this number of further rows."""
         self._until = min(self.capacity, self.rows + rows) if self._flat else 0
 
     def append_plain(
         self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> bool:
-        """Write one row as `append` does, if it is within an episode and all its values are arrays of these columns.
+        """Write one row as `append` does, if it is within an episode and its values are arrays that match the columns.
 
         Returns:
-            False: it is another kind of row, or no more were allowed. No row was added.
+            False: it is another kind of row, or the limit is reached. No row was added.
 
         Raises:
             CodecError: the info is no dict.
@@ -157,14 +157,14 @@ class ChunkWriter:
         """Write one row; return False, with no row added, if it does not fit this chunk.
 
         Raises:
-            CodecError: a field holds something that cannot be carried.
+            CodecError: a field holds an unsupported value.
         """
         row = self.rows
         if row == self.capacity and not self._grow():
             return False
         if not self._append_values(action, observation, reward, extras):
             return False
-        # What can raise comes before anything that is kept by row.
+        # Operations that can raise come before any change of a column.
         owned = _own_info(info, self._left_out) if info else None
         if terminated or truncated:
             terminated, truncated = bool(terminated), bool(truncated)
@@ -241,7 +241,7 @@ class ChunkWriter:
             self._reward_type: type = {"": reward.dtype.type, "float": float}.get(reward.kind, _Other)
 
     def view(self) -> Chunk:
-        """Return what is here so far; later rows do not touch it."""
+        """Return the rows so far; later rows do not change them."""
         rows = self.rows
         present = np.ones(rows, np.bool_)
         present[self._missing] = False

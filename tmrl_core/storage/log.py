@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".seg"
 SEGMENT_BYTES = 64 << 20
 FLUSHED_AT_ONCE = 4 << 20
-"""With `sync` "os", a file is flushed beside its writer whenever it has grown by so much."""
+"""Growth of a file, in bytes, after which it is flushed in the background with `sync` "os"."""
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,33 @@ class Place:
 
 
 class RecordLog:
-    """Records in order, in numbered files `000000000001.seg`, ... of one folder. Not safe for several threads.
+    """Records in order, in numbered files `000000000001.seg`, ... of one folder. Not thread-safe.
 
-    Opening an existing folder checks every byte of its last file, cuts off what a process that died left half written,
-    and looks at no more than the names of the older ones. Hold the folder's `FolderLock` as long as the log is open.
+    Opening an existing folder checks every byte of its last file and truncates an incomplete record of a process that
+    died; of older files it reads the names only. Hold the folder's `FolderLock` as long as the log is open.
 
     Nothing is written before the first `append`.
 
     Args:
-        folder: made if it is not there.
-        format_name: what kind of records these are; a folder with another kind is refused.
-        description: JSON-able, goes into the head of each new file; may be set at any time (`log.description = ...`)
-            and counts from the next file on.
-        sync: "os": a record survives the sudden end of this process when `append` returns, and that of the machine
-            once its file is full, after `flush`, or when the system has written it; "fsync": that of the machine too
-            when `append` returns, at the cost of a flush each. With "os" a file is flushed as it grows, by a thread
-            that `close` joins, so that little is left to flush when the next one is begun.
-        segment_bytes: a new file is begun when one has reached this, its head and first record not counted.
-        first_note: called when a file is begun, returns the note of its first record (without payload): all that must
-            be known when the files before it are gone, such as the offsets of all streams. None: no such record.
-        calls: how files are written.
+        folder: created if it is missing.
+        format_name: kind of the records; a folder with another kind is refused.
+        description: JSON-compatible, written into the head of each new file; may be changed at any time
+            (`log.description = ...`) and applies from the next file on.
+        sync: "os": when `append` returns, a record survives the sudden end of this process; it survives the end of the
+            machine once its file is full, after `flush`, or when the system has written it. "fsync": when `append`
+            returns, it survives the end of the machine too, at the cost of a flush each. With "os" a thread, which
+            `close` joins, flushes a file as it grows, so that little is left to flush when the next one begins.
+        segment_bytes: size after which a new file begins, head and first record not counted.
+        first_note: called when a file begins; returns the note of its first record (without payload), which holds all
+            that must be known when the earlier files are deleted, such as the offsets of all streams. None: no such
+            record.
+        calls: functions that write files.
 
     Raises:
         StorageError: the folder or its last file cannot be read, or holds another kind of records.
 
     Attributes:
-        torn_bytes: how many bytes were cut off on opening; 0 if the log had been left in order.
+        torn_bytes: number of bytes truncated on opening; 0 if the log was closed in order.
         description: see above.
         segment_bytes: see above.
     """
@@ -95,7 +96,7 @@ class RecordLog:
         self._flushed_bytes = 0
         self._flushing: threading.Thread | None = None
         self._not_flushed: StorageError | None = None
-        """Why the thread could not flush: said by the next flush that somebody waits for, as a system says it once."""
+        """Error of the background flush, which the next waiting flush raises, since a system reports it once."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._numbers = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
@@ -138,7 +139,7 @@ class RecordLog:
                 )
 
     def _set_aside(self, path: Path, size: int, why: str) -> None:
-        # A file that was only begun holds nothing; one that is damaged may still be of use to somebody.
+        # A file without records holds nothing; a damaged one may still be useful.
         aside = path.with_name(f"{path.name}.damaged")
         logger.warning("%s cannot be used (%s) and is now %s", path, why, aside.name)
         try:
@@ -148,7 +149,7 @@ class RecordLog:
         self.torn_bytes += size
         self._numbers.pop()
 
-    # --- what is there ---
+    # --- reading ---
 
     def path(self, number: int) -> Path:
         """The file of that number."""
@@ -181,13 +182,13 @@ class RecordLog:
         return reader
 
     def records(self, check_payloads: bool = True) -> Iterator[tuple[int, Record]]:
-        """The number of its file and each whole record, in the order in which they were written, lazily.
+        """Yield each complete record with the number of its file, in the order of writing, lazily.
 
-        What is appended meanwhile to a file that was begun to be read is not seen. In a file that is damaged, the
-        records up to the damage are given; a warning says how many bytes are not.
+        Records appended meanwhile to a file that is being read are not included. Of a damaged file, the records before
+        the damage are included, and a warning reports the number of lost bytes.
 
         Args:
-            check_payloads: False: hop over payloads without reading them.
+            check_payloads: False: skip payloads without reading them.
 
         Raises:
             StorageError: a file cannot be read, or its head is damaged.
@@ -264,7 +265,7 @@ class RecordLog:
         first_note = self._first_note() if self._first_note is not None else None
         path = self.path(number)
         if self._file is not None and self._sync == "os":
-            # What is behind this file is checked by no one later: it must not be lost with the machine unnoticed.
+            # Later openings do not check earlier files, so their data must reach the disk now.
             self._join_flush()
             self._file.flush()
         file = SegmentFile.create(
@@ -281,9 +282,9 @@ class RecordLog:
         return file
 
     def remove_before(self, number: int) -> int:
-        """Remove the files with lower numbers, but never the last one; returns how many.
+        """Delete the files with lower numbers, but never the last one. Return the number of deleted files.
 
-        A file that cannot be removed now (Windows, while somebody reads it) is tried again next time.
+        A file that cannot be deleted now (Windows, while it is being read) is tried again next time.
         """
         removed = 0
         for old in [n for n in self._numbers[:-1] if n < number]:

@@ -1,7 +1,7 @@
-"""The training loop in lockstep: publish version v, have exactly so much collected with it, train on that, publish v+1.
+"""Lockstep training loop: publish version v, collect an exact amount with it, train on that, publish v+1.
 
-A round of training is a round of collection, and one call of the agent's `train` with all of it. The workers rest while
-the trainer trains, and the other way round. What a worker brings of another version is discarded, counted.
+A round of training is a round of collection and one call of the agent's `train` with all its samples. The workers wait
+while the trainer trains, and the trainer waits while they collect. Samples of other versions are counted and discarded.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from tmrl_core.training.value_types import State
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""Longest wait in seconds before it looks again who is there."""
+"""Maximum wait in seconds between two checks of the connected workers."""
 
 
 @described_by(TrainerSection, LockstepSection)
 class TrainingLockstep(TrainingOffline):
-    """On-policy training: each round trains on exactly what was collected with the version that it trains.
+    """On-policy training: each round trains exactly on the samples collected with the current version.
 
-    Of the parameters of `TrainingOffline`, those about ratios, intervals and stale samples say nothing here, and there
-    is no replay memory.
+    The parameters of `TrainingOffline` about ratios, intervals and stale samples have no effect, and there is no replay
+    memory.
 
     Args:
-        env_cls: makes the environment whose spaces count; or a pair (observation space, action space).
+        env_cls: creates the environment that defines the spaces; or a pair (observation space, action space).
         memory_cls: not used.
-        training_agent_cls: `(observation_space=, action_space=, device=)` makes the agent; its `train` gets a whole
-            round, as `RoundMemory.batch` returns it, and may say in the metric `updates` how many updates it made.
+        training_agent_cls: `(observation_space=, action_space=, device=)` creates the agent; its `train` gets a whole
+            round, as `RoundMemory.batch` returns it, and may report its number of updates in the metric `updates`.
         steps: not used.
-        seed: mixed with the number of the round into the seed of each worker's first episode; None: workers go by
-            their own.
+        seed: combined with the number of the round into the seed of each worker's first episode; None: workers use
+            their own seeds.
         clock: seconds.
         kwargs: as for `TrainingOffline`.
 
@@ -116,7 +116,7 @@ class TrainingLockstep(TrainingOffline):
 
     @property
     def versions_before(self) -> int:
-        """As many as there were: each round publishes a policy of its own."""
+        """Number of published versions: each round publishes its own."""
         return int(self.delivery["counter"])
 
     def _begin(self, interface: TrainingInterface) -> None:
@@ -129,7 +129,7 @@ class TrainingLockstep(TrainingOffline):
         with interface.whole_round():
             interface.broadcast_model(self.agent.get_actor())
             self.delivery["counter"] = interface.version[1]
-            # An evaluation that is due is asked for before anything is to be collected: it is played first.
+            # Request a due evaluation before the collection: workers run it first.
             interface.report(self._progress())
             self.update_buffer(interface)
             started = time.perf_counter()
@@ -150,7 +150,7 @@ class TrainingLockstep(TrainingOffline):
         try:
             while not interface.stopping:
                 if interface.version != round_.version:
-                    # Somebody knew a higher incarnation than this trainer's: the policy has another version now.
+                    # A peer knew a higher incarnation than this trainer's: the policy has another version now.
                     self._cancel(interface, round_)
                     round_ = self._begin_round(interface.version)
                 self.update_buffer(interface)
@@ -183,13 +183,13 @@ class TrainingLockstep(TrainingOffline):
         return round_
 
     def _cancel(self, interface: TrainingInterface, round_: Round) -> None:
-        """Nothing more of this round is wanted."""
+        """Cancel the round's collection."""
         for stream in round_.assignments:
             interface.collect(None, stream)
         self._count(round_)
 
     def _count(self, round_: Round) -> None:
-        """Add up what the round has counted; once."""
+        """Add up the round's counters; once."""
         self.samples_stale += round_.late + round_.surplus
         self.redistributed += round_.redistributed
         if round_.stalled:
@@ -204,7 +204,7 @@ class TrainingLockstep(TrainingOffline):
         round_.stalled = []
 
     def _seed_of(self, stream: bytes, index: int) -> int | None:
-        """The seed of a stream's first episode for this trainer's process; afterwards it goes on as it began."""
+        """Return the seed of a stream's first episode in this process; None: its episodes continue."""
         if self.seed is None or stream in self._seeded:
             return None
         self._seeded.add(stream)

@@ -37,7 +37,7 @@ class RoundMemory(TrainingMemory):
     type_version = 1
 
     transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "_orders", "episodes", "declared"})
-    """A round that was not finished is collected anew."""
+    """An unfinished round is collected again after a restart."""
     declared: DeclaredSamples | None = None
     """Expected structure of samples; None: unknown, the first samples define it."""
 
@@ -50,7 +50,7 @@ class RoundMemory(TrainingMemory):
         """(return, length) of the training episodes that have ended in this round."""
         self._clock = clock
         self._layouts: dict[str, Layout] = {}
-        """Of what this process has taken; the first decides."""
+        """Description of the first samples of this process, which later ones must match."""
         self._orders = KeyOrders()
 
     def begin(self, round_: Round) -> None:
@@ -59,18 +59,18 @@ class RoundMemory(TrainingMemory):
         self.episodes = []
 
     def expect(self, schema: DeclaredSamples) -> None:
-        """Refuse samples that differ from what environment and policy declare."""
+        """Refuse samples that differ from the declaration of environment and policy."""
         self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
-        """Take over what the round wants of a buffer; the rest is discarded and counted there.
+        """Insert the rows of a buffer that the round wants; it counts and discards the others.
 
         Returns:
-            Chunks whose samples look different from those taken before, which are not taken, with the reason.
+            Refused chunks, which differ from earlier ones, with the reason.
 
         Raises:
-            SampleRefusedError: nothing was taken before, nobody knows how samples have to look, and these are no arrays
-                of numbers.
+            SampleRefusedError: nothing was inserted before, the format is not declared, and the samples are not numeric
+                arrays.
         """
         self.note_statistics(buffer)
         now = self._clock()
@@ -117,7 +117,7 @@ class RoundMemory(TrainingMemory):
             self._orders.note(name, tree)
 
     def __len__(self) -> int:
-        """Return how many transitions the round holds."""
+        """Return the number of transitions in the round."""
         return sum(sum(segment.follows) for segment in self.round.segments) if self.round is not None else 0
 
     def batch(self) -> tuple[Any, ...]:
@@ -190,7 +190,7 @@ class RoundMemory(TrainingMemory):
         return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(self.device or "cpu")
 
     def _tensors(self, flat: Sequence[list[tuple[str, Array]]], rows: Sequence[Array]) -> list[torch.Tensor]:
-        """One tensor per leaf, of the wanted rows of all pieces."""
+        """Return one tensor per leaf, of the wanted rows of all segments."""
         tensors = []
         for index, (_, dtype, _) in enumerate(_check_alike(flat)):
             joined = np.concatenate([columns[index][1][at] for columns, at in zip(flat, rows, strict=True)])
@@ -199,7 +199,7 @@ class RoundMemory(TrainingMemory):
 
 
 def _trees(chunk: Chunk) -> State:
-    """Return a chunk's columns by their names; without actions, those and the extras say nothing of what they are."""
+    """Return a chunk's columns by name; without actions, the columns of actions and extras have no type."""
     if not chunk.action_present.any():
         return {"observation": chunk.observation}
     extras = {f"extra {name}": tree for name, tree in chunk.extras.items()}
@@ -207,10 +207,10 @@ def _trees(chunk: Chunk) -> State:
 
 
 def _layouts(chunk: Chunk, trees: Mapping[str, object]) -> dict[str, Layout]:
-    """Return how a chunk's rows look, by the names of its columns.
+    """Return the format of a chunk's rows, by the names of its columns.
 
     Raises:
-        SampleRefusedError: what can never be trained on: no arrays of numbers.
+        SampleRefusedError: the samples can never be trained on: they are not numeric arrays.
     """
     found = {name: _layout_of(_flat_tree(tree, name)) for name, tree in trees.items()}
     reward = np.asarray(chunk.reward)

@@ -1,4 +1,4 @@
-"""A training object that learns over a link: where its streams of samples stand, and how they are acknowledged."""
+"""Link of a training object: committed offsets of its streams, and acknowledgement of samples."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class LinkedTraining:
-    """The link of a Trainer's training object.
+    """Link of a Trainer's training object.
 
     Args:
-        settings: of the link.
+        settings: settings of the link.
         config: the configuration.
         run_name: name of the run.
         on_publish: called with the training object after each published policy.
 
     Attributes:
-        interface: what the training object sees of the Server; None before the first link. It stays after `close`.
+        interface: the training object's interface to the Server; None before the first link. It stays after `close`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LinkedTraining:
         self._stopping = False
 
     def open(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
-        """Dial the Server, and go on where the training object stands; returns without waiting for the link."""
+        """Connect to the Server and resume at the training object's offsets. Return without waiting for the link."""
         from tmrl_core.training.loops.evaluation import Evaluator
         from tmrl_core.training.remote.delivery_log import DeliveryLog
         from tmrl_core.training.remote.interface import RemoteInterface
@@ -73,7 +73,7 @@ class LinkedTraining:
             signature=_spaces_of(training.agent),
             on_publish=lambda actor: self._on_publish(training),
         )
-        # A run that goes on is no new one: what is recorded before its first round has the numbers it had.
+        # In a resumed run, records before the first round continue with the earlier counters.
         interface.progress = Progress(samples=training.total_samples, updates=training.total_updates)
         if wanted:
             evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
@@ -121,13 +121,13 @@ class LinkedTraining:
             training.own.elapsed_s = recorder.elapsed_s
 
     def commit(self, training: TrainingLoop) -> None:
-        """Acknowledge what was taken, as far as the memory's disk takes it; what it does not stays with its workers."""
+        """Acknowledge inserted samples that the memory's disk has stored; the others stay with their workers."""
         if self.interface is not None:
             training.commit(self.interface)
 
 
 def _spaces_of(agent: object) -> dict[str, str]:
-    """Return the spaces as text, if the agent says them."""
+    """Return the spaces as text, if the agent declares them."""
     if not isinstance(agent, TrainingAgent):
         return {}
     return {"observation_space": repr(agent.observation_space), "action_space": repr(agent.action_space)}

@@ -10,12 +10,12 @@ from tmrl_core.training.contracts import TrainingLoop, TrainingMemory
 
 
 class DeliveryLog:
-    """Has a memory on disk write its samples together with where their streams stand, and the run's counters.
+    """Makes a memory on disk write samples together with the offsets of their streams and the run's counters.
 
     Args:
-        training: its counters are written down.
-        memory: on disk.
-        link: where the samples came from.
+        training: training object with the counters.
+        memory: memory on disk.
+        link: link that the samples came from.
     """
 
     def __init__(self, training: TrainingLoop, memory: TrainingMemory, link: TrainerLink) -> None:

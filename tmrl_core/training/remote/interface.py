@@ -47,26 +47,26 @@ from tmrl_core.training.value_types import Metrics, Policy, State
 logger = logging.getLogger(__name__)
 
 SLICE_S = 0.2
-"""Longest wait between two looks at whether to stop."""
+"""Maximum wait in seconds between two checks for a stop."""
 NETWORK_RECORD_S = 2.0
 """Seconds between two records of the network."""
 STARVED_S = 12.0
-"""Seconds for which the trainer and every worker must say that they wait before they are taken for starved.
+"""Seconds for which the trainer and every worker must report that they wait before this counts as starvation.
 
-Longer than a silent link lives, so that what a worker said that cannot be reached now is not taken for its last word.
+It is longer than the timeout of a silent link, so that an outdated report of an unreachable worker does not count.
 """
 _SILENT_S = 10.0
 """The life of a silent link for which that is enough."""
 AWAY_S = 30.0
-"""Seconds for which a worker whose link has gone is waited for: it may come back, with what is lacking."""
+"""Seconds to wait for a disconnected worker: it may return with the missing samples."""
 TURN_S = 60.0
-"""Seconds after which training goes on without turns, as the worker that takes them has not said that it waits."""
+"""Seconds after which synchronous training continues although the worker has not reported that it waits."""
 REFUSALS_SAID = 100
 """Maximum number of different refusals in the log."""
 JOINS_AT_ONCE = 1_000
 JOINS_PER_S = 1.0
-"""How fast records of workers that join may follow each other once so many have come at once: who comes and goes
-without end fills no disk. Records of the network count all of them."""
+"""Maximum rate of records of joining workers, after a burst: workers that join and leave endlessly cannot fill a disk.
+Records of the network count all of them."""
 WORKERS_CHARTED = 32
 """Workers whose rates are recorded one by one."""
 POLICY = "policy"
@@ -74,16 +74,16 @@ POLICY = "policy"
 
 
 class RemoteInterface(TrainingInterface):
-    """Interface of a Trainer's loop to the Server and the workers behind it.
+    """Interface of a Trainer's loop to the Server and the workers.
 
     Args:
-        link: to the Server.
+        link: link to the Server.
         evaluator: None: no evaluations.
-        recorder: takes the run's records; None: there are none.
-        max_message_bytes: the largest message that is decoded.
-        target_return: training ends when an evaluation's mean is at least this.
-        time_limit_s: training ends after so many seconds.
-        signature: spaces as text, by "observation_space" and "action_space"; workers that differ are named.
+        recorder: receives the run's records; None: no records.
+        max_message_bytes: maximum size of a decoded message.
+        target_return: training ends when the mean return of an evaluation reaches it.
+        time_limit_s: training ends after this time.
+        signature: spaces as text, by "observation_space" and "action_space"; workers with other spaces are logged.
         on_publish: called with each published policy.
         clock: seconds.
     """
@@ -107,15 +107,15 @@ class RemoteInterface(TrainingInterface):
         self.progress = Progress()
         self.reached_target = False
         self._to_confirm: EvaluationResult | None = None
-        """The evaluation that reached the target while training went on."""
+        """Evaluation that reached the target during training."""
         self.keep: Callable[[list[Received]], None] | None = None
-        """Called with messages before they are acknowledged; raises StorageError where they cannot be kept."""
+        """Called with messages before they are acknowledged; raises StorageError if they cannot be stored."""
         self.on_episode: Callable[[EpisodeRecord], None] | None = None
         """Called with the record of each episode."""
         self.on_rest: Callable[[], None] | None = None
         """Called where a checkpoint may be taken."""
         self.on_admitted: Callable[[], None] | None = None
-        """Called once, when the Server has let this trainer in."""
+        """Called once, when the Server has admitted this trainer."""
         self.ending = False
         """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
         self._max_message_bytes = max_message_bytes
@@ -147,12 +147,12 @@ class RemoteInterface(TrainingInterface):
         self._workers: dict[bytes, str] = {}
         self._joins = TokenBucket(JOINS_PER_S, JOINS_AT_ONCE)
         self._announced: set[bytes] = set()
-        """Streams of which the records say that they have joined."""
+        """Streams whose joining was recorded."""
         self._phase = ""
         self._next_record = self._started
         self._starved_since: float | None = None
         self._here: set[bytes] = set()
-        # Since when each stream has been gone; those of a checkpoint were here before this process.
+        # Time since which each stream is disconnected; streams of a checkpoint are older than this process.
         self._away: dict[bytes, float] = dict.fromkeys(link.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
@@ -211,7 +211,7 @@ class RemoteInterface(TrainingInterface):
             )
 
     def _is_new(self, worker: str, text: str) -> bool:
-        """Tell whether to log this about a worker: once, since a differing environment would fill the log otherwise."""
+        """Return True if this should be logged about a worker: once, or a different environment would fill the log."""
         said = (worker, text)
         if said in self._refusals_said or len(self._refusals_said) >= REFUSALS_SAID:
             return False
@@ -272,11 +272,11 @@ class RemoteInterface(TrainingInterface):
         if away or not (self.progress.lack and waits and all(text for _, text in waits)):
             self._starved_since = None
             return
-        # A policy that is on its way may still set a worker free, so it has to last.
+        # A policy in transit may still release a worker, so the state has to last.
         self._starved_since = now if self._starved_since is None else self._starved_since
         if now - self._starved_since < STARVED_S + max(0.0, self.link.settings.silent_s - _SILENT_S):
             return
-        # Workers take a trainer that goes without this word for one that was killed, and wait for the next.
+        # Without this message, workers assume that the trainer was killed, and wait for the next.
         self.report(msgspec.structs.replace(self.progress, gave_up=True))
         workers = "; ".join(f"{name}: {text}" for name, text in waits[:3])
         raise StarvedError(
@@ -308,16 +308,16 @@ class RemoteInterface(TrainingInterface):
         return self.link.version
 
     def give_turn(self) -> None:
-        """Ask for an evaluation that is due, as it is played before anything is collected; then give the turn."""
+        """Request a due evaluation, which runs before further collection; then give the turn."""
         self._tick()
         self._turn = self.version
         self._turn_since = self._clock()
         self.report(self.progress)
 
     def has_turn(self) -> bool:
-        """Return True when the worker that takes turns says that it waits, with the latest version.
+        """Return True when the synchronous worker reports that it waits, with the latest version.
 
-        Turns make runs of one worker repeatable. Further workers, which may be strange ones, hold up nobody by theirs.
+        Turns make runs with one worker repeatable. Turns of further workers, which may be misconfigured, delay nobody.
         """
         live = [member.stream for member in self.link.members if member.live]
         if not self._takes_turns or len(live) != 1:
@@ -328,7 +328,7 @@ class RemoteInterface(TrainingInterface):
         if self._turner != live[0]:
             return True
         if self._turn != self.version:
-            self.give_turn()  # it was numbered anew
+            self.give_turn()  # the version has changed
         if text.startswith(turn_text(self._turn)):
             return True
         if self._clock() - self._turn_since < TURN_S:
@@ -342,7 +342,7 @@ class RemoteInterface(TrainingInterface):
         return True
 
     def report(self, progress: Progress) -> None:
-        """Tell the workers how far training is."""
+        """Send the trainer's progress to the workers."""
         progress = self.progress = msgspec.structs.replace(progress, turn=self._turn)
         self.link.report(progress)
         if self.ending:
@@ -353,12 +353,12 @@ class RemoteInterface(TrainingInterface):
             self._enter("collecting")
 
     def ask(self, evaluation: Evaluation, stream: bytes) -> None:
-        """Tell a worker to play an evaluation."""
+        """Send a worker the request for an evaluation."""
         self._evaluations[stream] = evaluation
         self._direct(stream)
 
     def collect(self, what: Collect | None, stream: bytes) -> None:
-        """Tell a worker what to collect."""
+        """Send a worker a collection request."""
         if what is None:
             self._shares.pop(stream, None)
         else:
@@ -366,7 +366,7 @@ class RemoteInterface(TrainingInterface):
         self._direct(stream)
 
     def _direct(self, stream: bytes) -> None:
-        """A directive is a last value: it holds all that is wanted of this worker."""
+        """Send the directive of a worker, which is a last value and thus holds all requests."""
         self._revision += 1
         directive = Directive(self._revision, self._evaluations.get(stream), collect=self._shares.get(stream))
         self.link.direct(directive, stream)
@@ -380,7 +380,7 @@ class RemoteInterface(TrainingInterface):
         return [member for member in self.link.members if member.live and member.stream not in self._unfit]
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
-        """Tell whether the worker reports it; a worker does so once all of its samples are acknowledged."""
+        """Return True if the worker reports that it has finished; it does so once all its samples are acknowledged."""
         return self.link.waits_of(stream) == what.done
 
     @contextlib.contextmanager
@@ -393,7 +393,7 @@ class RemoteInterface(TrainingInterface):
             self._in_round = False
 
     def finish(self) -> None:
-        """Tell all workers that the run is over."""
+        """Tell all workers that the run has ended."""
         self._revision += 1
         self.link.direct(Directive(revision=self._revision, finish=True))
 
@@ -404,7 +404,7 @@ class RemoteInterface(TrainingInterface):
             self.evaluator.start(self.progress.updates, self.version, self._streams())
 
     def confirm_target(self) -> bool:
-        """Return whether a second evaluation has reached the target; if not, training may go on."""
+        """Return whether a second evaluation has reached the target; if not, training may continue."""
         latest = self.evaluator.latest if self.evaluator is not None else None
         second = None if latest is self._to_confirm else latest
         target = self._target_return
@@ -423,7 +423,7 @@ class RemoteInterface(TrainingInterface):
 
     @property
     def stopping(self) -> bool:
-        """True: training was asked to end, has reached its target, or its time is over."""
+        """True: a stop was requested, the target is reached, or the time limit has passed."""
         if self.ending:
             return False
         return self._stop or self.time_is_over or (self.reached_target and not self._in_round)
@@ -435,7 +435,7 @@ class RemoteInterface(TrainingInterface):
 
     @property
     def time_is_over(self) -> bool:
-        """Tell whether the time limit has passed."""
+        """Return whether the time limit has passed."""
         return self._time_limit_s is not None and self._clock() - self._started >= self._time_limit_s
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ class RemoteInterface(TrainingInterface):
         if self._latest:
             values = {**_means(self._latest), **values}
         if self.recorder is not None:
-            # What was reported last may be some updates older.
+            # The last report may be some updates older.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
     def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
@@ -529,7 +529,7 @@ class RemoteInterface(TrainingInterface):
         return f"mean return {return_text(result.mean, target)}, target {return_text(target)}"
 
     def _streams(self) -> list[bytes]:
-        """Of the workers that are there; last those whose environment or policy may be another one."""
+        """Return the streams of connected workers, those with other environments or policies last."""
         live = self._live()
         live.sort(key=lambda member: (member.stream in self._strange, member.since_s))
         return [member.stream for member in live]
@@ -588,7 +588,7 @@ class RemoteInterface(TrainingInterface):
         signature = _signature_of(member)
         spaces = [(signature.get(name), expected) for name, expected in self._signature.items()]
         if any(isinstance(found, str) and found != expected for found, expected in spaces):
-            return  # said already; it is the cause where the policy differs too
+            return  # reported already; it also explains a different policy
         found = difference(signature.get("policy"), self._policy)
         if found:
             reason = f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs"
@@ -624,7 +624,7 @@ class RemoteInterface(TrainingInterface):
         return f"{len(texts)} of {len(waits)}: {texts[0]}" if texts else ""
 
     def _worker_rates(self) -> dict[str, float]:
-        """Return the steps a second of each worker since the record before, of as many as a chart can show."""
+        """Return the steps per second of each worker since the last record, for as many as a chart can show."""
         now = self._clock()
         span_s = max(now - self._collected_since, 1e-9)
         rates = {
@@ -643,7 +643,7 @@ def _means(episodes: Collection[EpisodeRecord]) -> dict[str, float]:
 
 
 def _signature_of(member: Member) -> State:
-    """Return what a worker says of its environment and policy; it may be anything."""
+    """Return a worker's description of its environment and policy, which may hold any values."""
     try:
         signature = decode_value(member.signature, max_bytes=1 << 20) if member.signature else {}
     except CodecError:

@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 FINAL_EVALUATION_S = 120.0
 """Longest wait in seconds for the evaluation of the final policy."""
 DRAIN_S = 10.0
-"""Longest wait in seconds for workers that were told to finish."""
+"""Maximum wait in seconds for workers to finish."""
 SERVER_S = 60.0
-"""Longest wait in seconds for a Server that is away when the run ends, so that workers hear of it."""
+"""Maximum wait in seconds for an unavailable Server at the end of the run, which has to inform the workers."""
 RETURN_S = 3.0
 """Seconds in which workers find a Server that has come back: as long as they wait between two tries."""
 QUIET_S = 2.0
@@ -31,8 +31,8 @@ class Farewell:
     """Closing exchange with the workers at the end of training.
 
     Args:
-        training: what was trained; it takes what still arrives.
-        interface: to the Server.
+        training: training object, which inserts samples that still arrive.
+        interface: interface to the Server.
     """
 
     def __init__(self, training: TrainingLoop, interface: RemoteInterface) -> None:
@@ -40,7 +40,7 @@ class Farewell:
         self._interface = interface
 
     def evaluate(self) -> None:
-        """Publish the policy as it is now, and evaluate it while training rests."""
+        """Publish the current policy and evaluate it while training is paused."""
         interface = self._interface
         interface.ending = True
         try:
@@ -64,16 +64,16 @@ class Farewell:
             interface.ending = False
 
     def send_home(self, just_come: bool = False) -> None:
-        """Tell the workers that the run is over, and take what they still send.
+        """Tell the workers that the run has ended, and insert the samples that they still send.
 
         Args:
-            just_come: this trainer may not have heard of all workers yet.
+            just_come: True: this trainer has only just connected and may not know all workers.
         """
         interface = self._interface
         interface.ending = True
         interface.finish()
         came_back = self._await_server() or just_come
-        # Workers that have heard of it send what is left, and go; one that stays silent is not waited for.
+        # Informed workers send their remaining samples and disconnect; silent ones are not waited for.
         now = time.monotonic()
         deadline, quiet = now + DRAIN_S, now + (RETURN_S if came_back else QUIET_S)
         while (interface.link.members or came_back) and time.monotonic() < min(deadline, quiet):
@@ -83,10 +83,10 @@ class Farewell:
         self._take_samples()
 
     def _await_server(self) -> bool:
-        """Wait for a Server that has gone, as workers would wait for ever if they did not hear of the end.
+        """Wait for a lost Server, because workers that are not informed of the end would wait forever.
 
         Returns:
-            Whether it came back. It keeps what it is told for workers that are not there yet.
+            True if it has returned. It stores the message for workers that connect later.
         """
         link = self._interface.link
         if link.connected or not link.was_connected:
@@ -95,7 +95,7 @@ class Farewell:
             "the Server is away: waiting up to %g s for it, so that workers hear that the run is over", SERVER_S
         )
         deadline = time.monotonic() + SERVER_S
-        with contextlib.suppress(NetworkError):  # it refuses this trainer now: nobody can be told
+        with contextlib.suppress(NetworkError):  # the Server refuses this trainer now, so no worker can be informed
             while not self._interface.asked_to_stop and time.monotonic() < deadline:
                 if link.wait_connected(0.1):
                     return True
@@ -103,5 +103,5 @@ class Farewell:
         return False
 
     def _take_samples(self) -> None:
-        """Take what has arrived."""
+        """Insert the samples that have arrived."""
         self._training.update_buffer(self._interface)
