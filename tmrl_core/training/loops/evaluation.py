@@ -1,7 +1,6 @@
-"""Evaluations: deterministic episodes of fixed seeds, played by one worker with a policy of at least some version.
+"""Evaluations: deterministic episodes of fixed seeds, run by one worker with a policy of at least some version.
 
-An `Evaluator` opens nothing and waits for nothing: it is told of episode records and of the workers that are there, and
-says through `ask` what is wanted of whom.
+An `Evaluator` is sans-I/O: it receives episode records and the connected workers, and sends requests through `ask`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tmrl_core.samples import EpisodeRecord
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[Evaluation, bytes], None]
-"""Tells the worker of a stream to play an evaluation."""
+"""Sends the worker of a stream the request for an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,13 @@ class EvaluationResult:
     """A finished evaluation.
 
     Args:
-        id: its number.
-        version: the policy had at least this version.
-        updates: gradient steps when it was asked for.
+        id: number of the evaluation.
+        version: minimum version of the policy.
+        updates: gradient steps at the time of the request.
         returns: undiscounted return of each episode, in the order of the seeds.
         lengths: steps of each episode.
-        worker: who played it.
-        metrics: of each episode.
+        worker: name of the worker.
+        metrics: metrics of each episode.
     """
 
     id: int
@@ -75,18 +74,18 @@ class _Open:
 
 
 class Evaluator:
-    """Asks workers for evaluations, one at a time, and gathers what they play.
+    """Requests evaluations from workers, one at a time, and collects the results.
 
-    The worker is chosen once and stays; when it leaves, or plays no episode for a long time (an expert never does), the
-    evaluation is asked of another one, from its beginning, so that one evaluation is played by one worker.
+    The worker is chosen once and stays. If it disconnects, or runs no episode for a long time (an expert never does),
+    the complete evaluation is requested from another one, so that one worker runs all its episodes.
 
     Args:
-        episodes: in one evaluation.
+        episodes: episodes in one evaluation.
         first_seed: seeds are first_seed, first_seed + 1, ...
-        every_updates: an evaluation every so many updates; 0: only those that `start` begins.
-        ask: tells a worker.
-        patience_s: seconds without an episode after which another worker is asked; doubles each time, since episodes
-            may simply be long.
+        every_updates: interval in updates; 0: only `start` begins evaluations.
+        ask: sends a worker a request.
+        patience_s: seconds without an episode after which another worker is requested; doubles each time, since
+            episodes may be long.
         clock: seconds.
     """
 
@@ -113,7 +112,7 @@ class Evaluator:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether an evaluation is running, or waiting for a worker that can run it."""
+        """Return whether an evaluation is running, or waiting for a worker that can run it."""
         return self._open is not None
 
     @property
@@ -122,12 +121,12 @@ class Evaluator:
         return self.results[-1] if self.results else None
 
     def start(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
-        """Begin an evaluation now; one that is open is given up.
+        """Begin an evaluation now; an open one is cancelled.
 
         Args:
             updates: gradient steps so far.
-            version: the policy to play is at least this one.
-            members: streams of the workers that are there, in a stable order.
+            version: minimum version of the policy.
+            members: streams of the connected workers, in a stable order.
         """
         self._open = _Open(Evaluation(self.next_id, self.seeds, version), updates, b"", {})
         self._assign(members)
@@ -155,8 +154,8 @@ class Evaluator:
         if self._worker is None:
             current.stream = b""
             return
-        # A number of its own, so that episodes of an attempt that was given up are not taken for this one's; and one
-        # that no earlier process of this run has used, since workers remember what they have played.
+        # A new number, so that episodes of a cancelled attempt do not count for this one. No earlier process of this
+        # run has used it, since workers remember the evaluations that they have run.
         self.next_id = max(self.next_id, 1000 * current.evaluation.version[0] + 1)
         current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
         current.stream, current.records = self._worker, {}

@@ -1,15 +1,16 @@
-"""Threads that torch computes with, chosen by measuring real updates on this machine as it is now.
+"""Number of torch's threads, chosen by measuring real updates on this machine.
 
 Theory of operation
 -------------------
-Threads of one update wait for each other some hundred times. On free cores that costs little; beside another busy
-process each wait may take a time slice, and an update a hundred times as long. So no number is right for long.
+Threads of one update synchronize some hundred times. On free cores that costs little; beside another busy process each
+synchronization may take a time slice, and an update a hundred times as long. So no number is right for long.
 
-`ThreadTuner` keeps one number and now and then challenges it with its half or its double: both make updates in turn,
-in short slices, until one is clearly faster. A larger number has to earn its place. The next contest comes once the
-time that the last one lost is `SHARE` of all, and later each time that nothing changes. Updates that take markedly
-longer or shorter than when the number was chosen bring it forward; with several threads and at least twice as long, it
-begins at once. Before more threads are tried on updates, a probe of some milliseconds sees whether they have cores now.
+`ThreadTuner` keeps one number and sometimes compares it with its half or its double: both compute updates in turn, in
+short slices, until one is clearly faster. A larger number must be faster by a margin. The next comparison begins once
+the time that the last one lost is `SHARE` of the total, and later each time that nothing changes. Updates that take
+markedly longer or shorter than when the number was chosen advance it; with several threads and at least twice the time,
+it begins immediately. Before updates try more threads, a probe of some milliseconds checks that cores are free for
+them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ START_S = 0.3
 SLICE_S = 0.1
 WINDOW_S = 0.5
 CHANGED = 1.3
-"""Updates that take so many times as long, or as short, have changed."""
+"""Factor by which the time of updates must change, in either direction, to count as changed."""
 MARGINS = (1.5, 1.3, 1.2, 1.15, 1.12, 1.1, 1.08)
-"""By how much one side must be faster to win after so many slices of each; one slice more decides in any case."""
+"""Factor by which one side must be faster to win after this number of slices each; one more slice decides."""
 GAIN, KEPT_GAIN = 1.03, 1.01
-"""By how much more threads must be faster than fewer to be taken, and to be kept."""
+"""Factor by which more threads must be faster than fewer to be chosen, and to be kept."""
 SHARE = 0.01
 """Share of the time that contests may lose."""
 MIN_WAIT_S = 5.0
@@ -59,12 +60,12 @@ class _Slice:
 
 
 class _Contest:
-    """The number of threads in use against another, slice by slice.
+    """Comparison of the current number of threads with another, slice by slice.
 
     Args:
-        kept: the number in use.
-        challenger: the other one.
-        recent: what the number in use has done just before; its first slice.
+        kept: current number.
+        challenger: the other number.
+        recent: latest times of the current number; its first slice.
     """
 
     def __init__(self, kept: int, challenger: int, recent: _Slice) -> None:
@@ -112,16 +113,16 @@ class _Contest:
 
 
 class ThreadTuner:
-    """Follows how long updates take, and sets the number of threads for the next ones. Sans-I/O.
+    """Measures updates, and sets the number of threads for the next ones. Sans-I/O.
 
     Args:
-        most: threads at most.
-        set_threads: has torch compute with so many.
-        have_cores: whether so many threads have cores to run on now.
+        most: maximum number of threads.
+        set_threads: sets torch's number of threads.
+        have_cores: returns whether cores are free for that number of threads.
         clock: seconds.
 
     Attributes:
-        threads: the number that is kept; during a contest updates may be made with another.
+        threads: the number that is kept; during a comparison updates may use another.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class ThreadTuner:
         self._rested_s = 0.0
         self._wait_s = START_S
         self._least_s = 0.0
-        """Seconds of updates before the next contest, which make up for what the last one has lost."""
+        """Seconds of updates before the next comparison, in proportion to the time that the last one lost."""
         self._upwards = True
 
     def begin(self) -> None:
@@ -151,7 +152,7 @@ class ThreadTuner:
         self._set(self._contest.current if self._contest else self.threads)
 
     def note(self, updates: int, seconds: float) -> None:
-        """Take in how long updates took; may set another number of threads for the next ones."""
+        """Record the time of updates; may set another number of threads for the next ones."""
         if self.most < 2 or updates < 1:
             return
         if self._contest is not None:
@@ -177,7 +178,7 @@ class ThreadTuner:
             self._upwards = not slower
             self._wait_s = 0.0
         if self.threads > 1 and mean_s > 2.0 * self._usual_s:
-            self._least_s = 0.0  # to go on so may cost far more than a contest
+            self._least_s = 0.0  # to continue like this may cost far more than a comparison
         self._usual_s = mean_s
 
     def _begin_contest(self) -> None:
@@ -223,11 +224,11 @@ def _half(threads: int) -> int:
 
 
 class Threads:
-    """Torch's number of threads within a `with` block; afterwards it is as it was before.
+    """Torch's number of threads within a `with` block; restored afterwards.
 
     Args:
-        fixed: the number; None: measured, at most as many as torch is set to, and as this process has cores.
-        device: where updates are made; on any but a CPU nothing is set.
+        fixed: the number; None: measured, at most torch's setting and the number of this process's cores.
+        device: device of the updates; on any but a CPU nothing is set.
     """
 
     def __init__(self, fixed: int | None, device: Device) -> None:
@@ -255,16 +256,16 @@ class Threads:
             self._torch.set_num_threads(self._before)
 
     def note(self, updates: int, seconds: float) -> None:
-        """Take in how long updates took."""
+        """Record the time of updates."""
         if self._tuner is not None:
             self._tuner.note(updates, seconds)
 
 
 def have_cores(threads: int) -> bool:
-    """Compute the same with one thread and with so many, some milliseconds each; True where these are faster now."""
+    """Run a computation with one and with `threads` threads, some milliseconds each; True: several are faster."""
     import torch
 
-    # Of torch's own threads: whether a library for products of matrices uses them depends on the platform.
+    # With torch's own threads: whether a library for matrix products uses them depends on the platform.
     values = torch.ones(PROBE_VALUES * threads)
 
     def seconds(count: int, most_s: float) -> float:

@@ -6,15 +6,15 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.contracts import TrainingMemory
 
 AT_ONCE_S = 0.05
-"""About as long in seconds as updates that are made at once may take: meanwhile nothing is looked at."""
+"""Approximate maximum time in seconds of a batch of updates, during which the loop checks nothing else."""
 MAX_AT_ONCE = 16
 
 
 class UpdatesAtOnce:
-    """Follows how long updates take.
+    """Chooses the number of updates in one call by their measured time.
 
     Args:
-        agent: those that do not define `train_steps` gain nothing by it, and are asked for one.
+        agent: agents without `train_steps` gain nothing from batches, and compute one update at a time.
     """
 
     def __init__(self, agent: TrainingAgent) -> None:

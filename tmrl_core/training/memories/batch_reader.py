@@ -30,7 +30,7 @@ MAX_BLOCK_BYTES = 1 << 20
 CUDA_PREFETCH = 2
 """Default number of prefetched blocks for a CUDA device."""
 LAG_ROWS = 32
-"""Transitions of each block whose policy versions are read, to measure how far behind they are."""
+"""Number of transitions of each block whose policy versions are read, to measure the policy lag."""
 
 
 class Block:
@@ -161,7 +161,7 @@ class BatchReader:
         return block.batches[block.position - 1]
 
     def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: unknown by now."""
+        """Return the absolute indices of the transitions of a batch that was just sampled; None: not known any more."""
         block = self._block
         for position, known in enumerate(block.batches if block is not None else ()):
             if known is batch:
@@ -171,7 +171,7 @@ class BatchReader:
         return None
 
     def discard_block(self) -> None:
-        """Sample anew with the next batch."""
+        """Discard prepared batches; the next batch is sampled again."""
         self._block = None
         self._block_batches = 1
 
@@ -334,7 +334,7 @@ class BatchReader:
     def state_dict(self) -> State:
         """Return the state of the generator and of the current block."""
         self.stop()
-        # Batches that depend on updates cannot be sampled again: what they were sampled from has changed.
+        # Batches that depend on updates cannot be sampled again: the priorities have changed.
         block = self._block if self.sampler.repeatable else None
         return {
             "generator": block.generator_state if block else self._generator.bit_generator.state,
@@ -348,8 +348,8 @@ class BatchReader:
         """Undo `state_dict`.
 
         Args:
-            state: what it returned.
-            complete: the rows are those that the state was saved with. Otherwise the next block is sampled anew.
+            state: the result of `state_dict`.
+            complete: True: the rows are those that the state was saved with. Otherwise the next block is sampled again.
 
         Raises:
             ValueError: the state is invalid.
@@ -370,7 +370,7 @@ class BatchReader:
         self._block_batches = max(1, min(int(state["next_block"]), most))
 
     def _left_over(self) -> dict[str, Array] | None:
-        """Return the sampler's extras of batches that were not handed out and cannot be sampled again."""
+        """Return the sampler's extras of batches that were not taken and cannot be sampled again."""
         block = self._block
         if self.sampler.repeatable or block is None or block.position == len(block.batches):
             return None
@@ -402,9 +402,9 @@ def _is_cuda(device: torch.device | str | None) -> bool:
 
 
 def _to(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """`values` on a device, without waiting for it where that is a GPU.
+    """Copy `values` to a device, without waiting for a GPU.
 
-    The copy comes before what uses it, since all threads here use the device's default stream.
+    The copy precedes its uses, since all threads here use the device's default stream.
     """
     if device == "cpu":
         return values

@@ -1,10 +1,10 @@
-"""Frames in the files of a memory on disk, in the records that hold the rows which need them.
+"""Frames in the files of a memory on disk, in the records of the rows that need them.
 
     record:  rows, one after another | frames of the first leaf that is a stack | frames of the second | ...
 
-A frame fills its bytes up to a multiple of 8. A record's note says under "frames" which it holds (`put`: of each leaf
-the number of the first, and how many), and below which numbers its rows need none (`needs`: number of rows, then a
-number for each leaf). A file stays as long as the memory would hold one of its frames, or of its rows, in RAM.
+A frame is padded to a multiple of 8 bytes. Under "frames", a record's note has the frames that it holds (`put`: number
+of the first one and count, for each leaf), and numbers below which its rows need no frame (`needs`: number of rows,
+then a number for each leaf). A file is kept as long as the memory would hold one of its frames or rows in RAM.
 """
 
 from __future__ import annotations
@@ -78,10 +78,9 @@ class DiskFrames(Frames):
         self._staged.append(staged)
 
     def take(self, numbers: Array) -> Array:
-        """Out of the files, and of what is staged.
+        """Read from the files and from staged frames.
 
-        Rows of a damaged file, which are read until it is checked, may name frames that never were: the nearest is
-        taken.
+        Unchecked rows of a damaged file may refer to frames that do not exist: the nearest frame is read.
         """
         numbers = numbers.clip(self._first, max(self._first, self.written - 1))
         if self._staged and len(numbers) and numbers.max() >= self.stop:
@@ -99,18 +98,19 @@ class DiskFrames(Frames):
         return raw.view(self.dtype).reshape(len(numbers), *self.shape)
 
     def load(self, written: int, frames: Array) -> None:
-        """Stage them; there are none yet."""
+        """Stage frames; there are none yet."""
         self.lost_before(written - len(frames))
         self.put(frames)
 
-    # --- for who writes and reads the files ---------------------------------------------------------------------------
+    # --- used by the files' writer and reader
+    # -----------------------------------------------------------------------------
 
     def payload(self) -> list[memoryview]:
         """Return the uncommitted frames."""
         return [staged.data for staged in self._staged]
 
     def lies(self, number: int, offset: int, count: int) -> int:
-        """The next `count` frames lie in file `number` at an offset; returns where what follows them begins."""
+        """Register the next `count` frames at an offset of file `number`. Return the offset after them."""
         if count:
             units = self.stop * (self.frame_bytes // UNIT)
             self._table.add(self.stop, address(number, offset) - units)
@@ -118,7 +118,7 @@ class DiskFrames(Frames):
         return offset + count * self.frame_bytes
 
     def discard(self) -> None:
-        """Forget what is staged."""
+        """Discard the staged frames."""
         self._staged = []
 
     def forget_before(self, number: int) -> None:
@@ -137,8 +137,8 @@ class FramesNote:
     """Frame part of a record's metadata.
 
     Attributes:
-        put: of each leaf the number of the first frame in the record, and how many.
-        needs: of each run of its rows how many they are, and of each leaf a number below which they need no frame.
+        put: for each leaf, the number of the first frame in the record, and the count.
+        needs: for each run of its rows, their number, and for each leaf a number below which they need no frame.
     """
 
     def __init__(self, put: Sequence[Sequence[int]] = (), needs: Sequence[Sequence[int]] = ()) -> None:
@@ -162,12 +162,12 @@ class FramesNote:
         """Undo `plain`.
 
         Args:
-            value: what the note says.
-            leaves: how many there are.
-            rows: in the record.
+            value: value in the note.
+            leaves: number of leaves.
+            rows: number of rows in the record.
 
         Raises:
-            StorageError: it cannot be.
+            StorageError: the value is invalid.
         """
         try:
             put, needs = list(value["put"]), list(value["needs"])

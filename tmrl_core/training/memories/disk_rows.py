@@ -1,25 +1,25 @@
-"""Rows of a replay memory on disk: append-only files, sampled where they lie.
+"""Rows of a replay memory on disk: append-only files, sampled in place.
 
 Theory of operation
 -------------------
-What is put is staged in RAM; `commit` writes it as one record, whose note says how far the streams of samples are with
-it. A record is on the disk whole or not at all, so samples and offsets never disagree, and what has been acknowledged
-is in the file. `sync` "os" hands it to the operating system (it survives the end of this process), "fsync" flushes it
-(it survives the machine).
+New rows are staged in RAM. `commit` writes them as one record, with the committed offsets of the sample streams in its
+note. A record is on the disk completely or not at all, so samples and offsets always agree, and acknowledged samples
+are in the file. With `sync` "os" the operating system has the record (it survives the end of this process); "fsync"
+flushes it (it survives the end of the machine).
 
-Files are mapped, and a batch is one gather out of the mappings: the operating system's page cache decides what is in
-RAM. What this process holds itself is a table with 16 bytes a record, which says where the rows of each begin, and the
-state of the streams. Each file begins with all of that state, so that the files before it may go: they do when all of
-their rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
+Files are mapped into memory, and a batch is one gather from the mappings: the operating system's page cache decides
+what is in RAM. This process itself holds a table with 16 bytes for each record, with the index of its first row, and
+the state of the streams. Each file begins with the complete state, so that earlier files may be deleted, once all their
+rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
 eighths of it.
 
-Frames of stacked observations may lie in the same records, behind the rows (disk_frames.py), so that rows and what they
-refer to never disagree either. The folder then holds up to one sixty-fourth more than the memory in RAM would.
+Frames of stacked observations may be in the same records, after the rows (disk_frames.py), so that rows and their
+frames always agree too. The folder then holds up to one sixty-fourth more than the memory in RAM would.
 
-Opening reads every byte of the last file, the only one in which a record may be cut short, and of the older ones the
-records' headers and notes, which have a checksum of their own. Rows of an older file are trusted as the disk returns
-them until the commits that follow have checked them, a piece with each. Where an older file is damaged or missing, the
-rows up to the damage are let go: the memory then holds fewer, and says so.
+Opening reads every byte of the last file, the only one that may end in an incomplete record, and of the older ones the
+records' headers and notes, which have checksums of their own. Rows of an older file are used unchecked until later
+commits have checked them, a part with each commit. If an older file is damaged or missing, the rows up to the damage
+are discarded: the memory then holds fewer rows, and logs it.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ MAX_SEGMENT_BYTES = 256 << 20
 CHECKED_AT_ONCE = 256 << 10
 """Bytes of older files that are checked with a commit."""
 FILES = 8
-"""The capacity takes so many files..."""
+"""Number of files for the capacity..."""
 FILES_OF_FRAMES = 64
-"""...or so many smaller ones: what a file holds beyond the capacity counts for more where rows are frames."""
+"""...or of smaller ones if rows have frames, because the part of a file beyond the capacity is larger then."""
 
 
 class DiskRows(Rows):
     """Rows in the files of one folder, which this process locks.
 
     Args:
-        capacity: how many rows are kept.
-        folder: made if it is not there; what it holds is taken over.
-        sync: what a commit survives: "os" the end of this process, "fsync" that of the machine.
-        calls: how files are written.
+        capacity: number of rows.
+        folder: created if it is missing; existing rows are loaded.
+        sync: durability of a commit: "os": survives the end of this process; "fsync": that of the machine too.
+        calls: functions that write files.
         tail_rows: see `tmrl_core.training.memories.frames.frames_held`.
 
     Raises:
@@ -73,14 +73,14 @@ class DiskRows(Rows):
 
     Attributes:
         folder: see above.
-        states: where streams of samples stand with what is committed.
-        lost_rows: rows of the capacity that opening did not find again, through damage.
-        torn_bytes: bytes of records that were cut short, which opening cut off.
-        stacks: which parts of observations are stacks of frames; None: none are.
-        frames: of each of those parts where its frames lie.
-        staged_needs: of the staged rows, in runs: how many rows, and for each of those parts a number below which they
+        states: state of the sample streams as of the last commit.
+        lost_rows: rows of the capacity that opening did not find because of damage.
+        torn_bytes: bytes of incomplete records, which opening has truncated.
+        stacks: parts of observations that are stacks of frames; None: none are.
+        frames: for each of those parts, its frames.
+        staged_needs: for runs of staged rows: number of rows, and for each of those parts a number below which they
             need no frame.
-        found_needs: the same of what opening has found: first row of a run, number of rows, the numbers.
+        found_needs: the same for the rows found at opening: first row of a run, number of rows, the numbers.
     """
 
     durable: ClassVar[bool] = True
@@ -163,7 +163,7 @@ class DiskRows(Rows):
                     f"{reader.path} has a record of {len(record.payload)} bytes, not the {expected} of {rows} rows"
                 )
             if first_row != self.readable:
-                # What came before is missing here: rows are one run, the newest.
+                # Earlier rows are missing here: rows are one run, the newest.
                 self._table.clear()
                 self.oldest = self.readable = first_row
             for held, (first, _) in zip(self.frames, frames.put, strict=True):
@@ -188,7 +188,7 @@ class DiskRows(Rows):
             )
 
     def _check_older(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Read the older files, a piece at a time, and let go of the rows up to what is damaged."""
+        """Check the older files, a part at a time, and discard the rows up to any damage."""
         checked = 0
         for number in numbers:
             if number not in self._files.segments:
@@ -204,7 +204,7 @@ class DiskRows(Rows):
                         yield
                 damaged = next(scan(reader.view, start, False), None)
                 if damaged is None:
-                    break  # found on opening, if it was there
+                    break  # opening would have found a damage before
                 first_row, rows, rest = parse_rows_note(damaged.note)
                 if self.frames:
                     put = FramesNote.parse(decoded(rest).get("frames"), len(self.frames), rows).put
@@ -248,7 +248,7 @@ class DiskRows(Rows):
                 DiskFrames(self.capacity, stacks.stack, leaf, self._files, self._tail_rows)
                 for leaf in stacks.stacks.values()
             ]
-            for segment in self._files.segments.values():  # from before it was known what frames are
+            for segment in self._files.segments.values():  # written before frames were supported
                 segment.frame_stops = [0] * len(self.frames)
         elif stacks != self.stacks:
             raise ValueError("its frames are not those of the others")
@@ -275,7 +275,7 @@ class DiskRows(Rows):
         return self._row_bytes // UNIT
 
     def allocate(self, layout: RowLayout) -> None:
-        """The next file will say so in its head."""
+        """Write it into the head of the next file."""
         self.layout = layout
         self._format = _format_of(layout)
         self.describe()
@@ -354,10 +354,10 @@ class DiskRows(Rows):
         """They can be read after the next `commit`."""
 
     def commit(self, changes: Changes) -> None:
-        """Write the staged rows and what has changed beside them, as one record.
+        """Write the staged rows and the changed state as one record.
 
         Raises:
-            StorageFullError: there is no room. Nothing was written; the rows are still staged.
+            StorageFullError: the disk is full. Nothing was written; the rows stay staged.
             StorageError: it cannot be written for another reason; likewise.
         """
         rows = self._staged_rows
@@ -383,12 +383,12 @@ class DiskRows(Rows):
                 logger.warning("older files of the replay memory cannot be checked: %s", exc)
 
     def adopt(self, layout: RowLayout, written: int, rows: Sequence[Array]) -> None:
-        """Stage the rows of a memory that was in RAM; this one is empty.
+        """Stage the rows of a memory in RAM; this one is empty.
 
         Args:
-            layout: where columns stand.
-            written: index after the last of them.
-            rows: of each dtype group and of the versions, oldest first.
+            layout: layout of the columns.
+            written: index after the last row.
+            rows: rows of each dtype group and of the versions, oldest first.
         """
         self.allocate(layout)
         self.oldest = self.readable = written - len(rows[0])
@@ -406,7 +406,7 @@ class DiskRows(Rows):
     def _drop_old(self) -> None:
         limit = self.readable - self.capacity
         if self.frames:
-            limit = max(limit, self.oldest)  # rows may have gone with their frames
+            limit = max(limit, self.oldest)  # rows may have been deleted with their frames
         if limit <= 0:
             return
         segments = self._files.segments
@@ -477,7 +477,7 @@ class DiskRows(Rows):
         return np.concatenate(parts)
 
     def verify(self) -> list[str]:
-        """Read every byte of every file; what is damaged, in words.
+        """Read every byte of every file. Return a description of each damage.
 
         Raises:
             StorageError: a file cannot be read.
@@ -511,7 +511,7 @@ class DiskRows(Rows):
         self._log.flush()
 
     def close(self) -> None:
-        """Let go of the files and of the folder's lock; what is staged is forgotten. A second call does nothing."""
+        """Release the files and the folder's lock, and discard staged rows. Further calls do nothing."""
         self._staged = []
         self._log.close()
         self._lock.close()

@@ -15,11 +15,11 @@ from tmrl_core.training.memories.rows import Rows
 class FrameStackMemory(ReplayMemory):
     """`ReplayMemory` whose observations, or parts of them, are stacks of frames [frame_stack, *shape], the newest last.
 
-    Batches are those that a `ReplayMemory` gives. Where episodes are shorter than about 64 steps, it holds fewer than
+    Its batches are those of `ReplayMemory`. If episodes are shorter than about 64 steps, it holds fewer than
     `memory_size` transitions, since each reset stores frames of its own.
 
-    On disk, frames lie in the records of the transitions, and as many are kept as in RAM: the same seed samples the
-    same transitions from both.
+    On disk, frames are in the records of the transitions. It keeps as many as in RAM: the same seed samples the same
+    transitions from both.
 
     Args:
         *args: positional arguments of `ReplayMemory`.

@@ -70,7 +70,7 @@ def _at_once(capacity: int, stack: int) -> int:
 
 
 def _reach(capacity: int, stack: int, tail_rows: int) -> int:
-    # What is stored again of a stream that was silent for long can be referred to at once.
+    # Frames stored again for a stream that was silent for long may be referred to immediately.
     return max((tail_rows + 1) * stack, capacity // 64)
 
 
@@ -90,9 +90,9 @@ class Frames(ABC):
     """Storage of the newest frames of one leaf.
 
     Args:
-        size: how many are held.
-        shape: of a frame.
-        dtype: of a frame.
+        size: number of frames.
+        shape: shape of a frame.
+        dtype: dtype of a frame.
     """
 
     def __init__(self, size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -108,7 +108,7 @@ class Frames(ABC):
     @property
     @abstractmethod
     def oldest(self) -> int:
-        """Number of the oldest frame that is there."""
+        """Number of the oldest stored frame."""
 
     @abstractmethod
     def put(self, frames: Array) -> None:
@@ -116,7 +116,7 @@ class Frames(ABC):
 
     @abstractmethod
     def take(self, numbers: Array) -> Array:
-        """The frames of these numbers [n], which are there: [n, *shape]."""
+        """Return the stored frames of these numbers [n]: [n, *shape]."""
 
     @abstractmethod
     def load(self, written: int, frames: Array) -> None:
@@ -124,24 +124,24 @@ class Frames(ABC):
 
 
 class RamFrames(Frames):
-    """A ring.
+    """Ring buffer of frames.
 
     Args:
-        capacity: transitions that the memory holds.
+        capacity: transitions of the memory.
         stack: frames in an observation.
-        shape: of a frame.
-        dtype: of a frame.
+        shape: shape of a frame.
+        dtype: dtype of a frame.
         tail_rows: see `frames_held`.
 
     Raises:
-        ConfigError: there is no room for so many.
+        ConfigError: there is not enough memory.
     """
 
     def __init__(self, capacity: int, stack: int, shape: tuple[int, ...], dtype: np.dtype, tail_rows: int = 1) -> None:
         super().__init__(frames_held(capacity, stack, tail_rows), shape, dtype)
         try:
             self.ring: Array = np.empty((self.size, *shape), dtype)
-        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond the address space
             needed = self.size * int(np.prod(shape)) * dtype.itemsize / 1e9
             raise ConfigError(
                 f"memory.capacity: {capacity} transitions need {needed:.1f} GB of frames, which this machine does not "
@@ -175,21 +175,21 @@ class RamFrames(Frames):
 
 
 class FrameStore:
-    """The frames of the observations of one leaf.
+    """Frames of the observations of one leaf.
 
     Args:
-        capacity: transitions that the memory holds.
+        capacity: transitions of the memory.
         stack: frames in an observation (k).
-        frames: where they lie.
+        frames: storage of the frames.
         tail_rows: see `frames_held`.
 
     Raises:
-        ConfigError: there is no room for so many.
+        ConfigError: there is not enough memory.
 
     Attributes:
         held: see `frames`.
-        at_once: observations that may be stored in one call.
-        reach: a new transition refers to no frame older than so many before the newest.
+        at_once: maximum number of observations in one call of `store`.
+        reach: a new transition refers to at most this many frames before the newest.
     """
 
     def __init__(self, capacity: int, stack: int, frames: Frames, tail_rows: int = 1) -> None:
@@ -213,7 +213,7 @@ class FrameStore:
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest frame that is there."""
+        """Number of the oldest stored frame."""
         return self.held.oldest
 
     def frames(self, numbers: Array) -> Array:
@@ -221,11 +221,11 @@ class FrameStore:
         return self.held.take(numbers.reshape(-1)).reshape(*numbers.shape, *self.held.shape)
 
     def usable(self, numbers: Array) -> bool:
-        """Tell whether new rows may refer to these frames again."""
+        """Return whether new rows may refer to these frames again."""
         return bool(numbers.min() >= self.written - self.reach)
 
     def store(self, observations: Array, before: Array | None) -> Array:
-        """Store what is new in observations that follow each other.
+        """Store the new frames of consecutive observations.
 
         Args:
             observations: [rows, k, *shape], at most `at_once` rows.
@@ -282,7 +282,7 @@ class FrameStore:
         self._needs[np.arange(max(start, stop - capacity), stop) % capacity] = floor
 
     def first_row(self, first: int, stop: int) -> int:
-        """The first of the transitions [first, stop) from which on all frames are there."""
+        """Return the first of the transitions [first, stop) whose frames, and those of all later ones, are stored."""
         capacity, oldest = len(self._needs), self.oldest
         # They never fall, so the first that is high enough is found by halves.
         while first < stop:
@@ -299,7 +299,7 @@ class FrameStore:
         return needs
 
     def state_dict(self) -> State:
-        """For a checkpoint: a copy of all frames that are there."""
+        """Return a copy of all stored frames, for a checkpoint."""
         numbers = np.arange(self.oldest, self.written)
         return {"written": self.written, "frames": self.frames(numbers), "needs": self._needs.copy()}
 

@@ -32,7 +32,7 @@ FLOAT32 = np.dtype(np.float32)
 FLAG_DTYPE = FLOAT32
 """Flags and rewards are float32 in a batch, so they are stored as that."""
 NARROW = 4
-"""Columns of at most so many elements are copied element by element: NumPy's loop over so short rows is slow."""
+"""Maximum row length, in elements, for copies element by element: NumPy's loop over such short rows is slow."""
 
 
 def stored_dtype(dtype: np.dtype, downcast_float64: bool) -> np.dtype:
@@ -46,7 +46,7 @@ def stored_dtype(dtype: np.dtype, downcast_float64: bool) -> np.dtype:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array among an observation's or an action's: where it stands and what one row of it is."""
+    """One array of an observation or an action: its position, and the layout of one row."""
 
     path: str
     dtype: np.dtype
@@ -220,7 +220,7 @@ class RowLayout:
         made = cls(observation, action, extras, None, sample_extras)
         own = {extra_order(name): spec for name, spec in sample_extras.items()}
         for name, spec in {"observation": observation, "action": action, **own}.items():
-            # Memories of before say nothing of it: the first sample that is added will.
+            # States of earlier releases lack it: the first added sample decides.
             if name in description.get("orders", {}):
                 made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
         return made
@@ -245,7 +245,7 @@ def spec_of(description: State) -> TreeSpec:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: it described none.
     """
-    # A table, not `np.dtype(name)`: that would parse whatever stands in the file.
+    # A table, not `np.dtype(name)`, which would parse any text in the file.
     leaves = tuple(
         Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
         for path, dtype, shape in description["leaves"]

@@ -1,7 +1,7 @@
-"""Elements of one size out of the files of a log, which are mapped into memory.
+"""Elements of one size in the memory-mapped files of a log.
 
-An element is a row, or a frame: as many bytes beside each other as its kind has, at a multiple of 8 in its file. Where
-the elements of each record begin is said by a `RowTable`.
+An element is a row or a frame: consecutive bytes at a multiple of 8 in its file. A `RowTable` has the position of the
+elements of each record.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Segment:
 
     Attributes:
         stop: index after its last row.
-        frame_stops: of each kind of frames the number after its last one.
-        end: where its last record ends, in bytes.
-        reader: what has it mapped; None: nothing has.
+        frame_stops: for each kind of frames, the number after its last one.
+        end: offset of the end of its last record, in bytes.
+        reader: its memory mapping; None: not mapped.
     """
 
     def __init__(self, first_row: int) -> None:

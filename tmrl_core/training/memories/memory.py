@@ -1,4 +1,4 @@
-"""Memories written row by row: what to derive from when samples are no plain arrays, or are rebuilt when sampled.
+"""Memories written row by row: base classes for samples that are not plain arrays, or that are rebuilt when sampled.
 
 `ReplayMemory` (replay.py) is the fast one. The classes here keep the interface that scripts derive from: a list `data`
 of columns, `append_buffer`, `get_transition` and `collate`.
@@ -25,7 +25,7 @@ from tmrl_core.training.memories.trees import flatten
 from tmrl_core.training.value_types import Batch, Device, Tree
 
 MAX_STREAMS = 4096
-"""Streams whose last row is kept; the longest silent one is forgotten first (its open episode then has a gap)."""
+"""Maximum number of streams whose last row is kept; the longest silent one is dropped first."""
 
 MOST = 1 << 62
 """Sizes stay within int64, and sums of two of them."""
@@ -37,10 +37,10 @@ Transition: TypeAlias = tuple[Tree, Tree, Tree, Tree, Tree, Tree, dict[Any, Any]
 
 
 def whole_number(value: float, name: str) -> int:
-    """`value` as an int; sizes may be floats such as 1e6.
+    """Return `value` as an int; sizes may be floats such as 1e6.
 
     Raises:
-        ConfigError: it is no number, not whole, not positive, or beyond what arrays can be indexed by.
+        ConfigError: it is not a whole positive number, or too large for an index.
     """
     given: Any = value
     numeric = isinstance(given, numbers.Real) and not isinstance(given, bool)
@@ -98,15 +98,15 @@ def collate_to_torch(values: Sequence[Tree], device: Device) -> Tree:
 
 
 def compare_with_original(original: Sequence[Tree], rebuilt: Sequence[Tree], downcast_float64: bool = True) -> None:
-    """Compare a rebuilt transition with what the worker saw: whole arrays, not only their sums.
+    """Compare a rebuilt transition with the worker's original, all values of it.
 
     Args:
-        original: (prev_obs, act, obs, rew, terminated, truncated), as the worker sends it along.
+        original: (prev_obs, act, obs, rew, terminated, truncated), as sent by the worker.
         rebuilt: (prev_obs, act, rew, obs, terminated, truncated).
         downcast_float64: compare float64 values as float32.
 
     Raises:
-        ValueError: they differ; the message names where.
+        ValueError: they differ; the message names the place.
     """
     prev_obs, act, obs, rew, terminated, truncated = original
     names = ("prev_obs", "act", "rew", "obs", "terminated", "truncated")
@@ -126,7 +126,7 @@ def compare_with_original(original: Sequence[Tree], rebuilt: Sequence[Tree], dow
 
 
 def _as_tuples(value: Tree) -> Tree:
-    """`value` with its lists as tuples: what travelled inside an info may have become a list."""
+    """Return `value` with its lists as tuples: tuples inside an info may arrive as lists."""
     if isinstance(value, dict):
         return {key: _as_tuples(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -135,20 +135,20 @@ def _as_tuples(value: Tree) -> Tree:
 
 
 class Memory(TrainingMemory):
-    """A replay memory that hands out one transition at a time.
+    """A replay memory that returns one transition at a time.
 
-    Iterating yields `nb_steps` batches. Derived classes hold what they like in `data`, and implement `append_buffer`,
+    Iterating yields `nb_steps` batches. Derived classes define the content of `data`, and implement `append_buffer`,
     `__len__`, `get_transition` and `collate`.
 
     Args:
-        device: where batches go.
+        device: device of the batches.
         nb_steps: batches per iteration.
         sample_preprocessor: called with the six values of each sampled transition (flags as they are); it returns them
             changed, in that order.
-        memory_size: samples held; may be a float such as 1e6.
+        memory_size: number of samples; may be a float such as 1e6.
         batch_size: transitions in a batch.
         dataset_path: for derived classes that read a data set.
-        crc_debug: compare each transition with the original that the worker sent along.
+        crc_debug: compare each transition with the worker's original, which is sent along.
 
     Raises:
         ConfigError: a size is not positive or not whole.
@@ -209,7 +209,7 @@ class Memory(TrainingMemory):
         return self.collate([self[item] for item in self.sample_indices()], self.device)
 
     def append(self, buffer: Buffer) -> Refusals:
-        """Note the statistics and append; return what was refused, with the reasons.
+        """Add the statistics and append the buffer; return refused chunks with the reasons.
 
         A whole buffer is refused when `append_buffer` raises SampleRefusedError.
         """
@@ -252,7 +252,7 @@ class TorchMemory(Memory):
 
 
 class GenericTorchMemory(TorchMemory):
-    """A `TorchMemory` for any environment: samples are kept as they came, whatever they hold.
+    """A `TorchMemory` for any environment: samples are stored as they arrive, of any type.
 
     `data` holds six lists of one value per sample: actions, observations, rewards, terminated, truncated, infos.
     """

@@ -1,10 +1,9 @@
 """Transitions over n steps: the discounted sum of n rewards, and the observation after them.
 
-A transition from row s goes to row e = s + n, or to the last row of its run if that comes sooner and the run is over:
-at an episode's end, and where a message is missing. Its reward is sum(gamma^k * reward[s + 1 + k] for k < e - s), and
-its value's discount gamma^(e - s) is the extra `discount`. Where the run's end is a truncation, or a gap, the value of
-the last observation stands for what came after (`terminated` is 0). The last starts of a run that goes on wait in the
-tail.
+A transition leads from row s to row e = s + n, or to the last row of its run if the run ends before that: at the end of
+an episode, or before a missing message. Its reward is sum(gamma^k * reward[s + 1 + k] for k < e - s), and the discount
+of its value, gamma^(e - s), is the extra `discount`. If the run ends with a truncation or a gap, the value of the last
+observation replaces the later rewards (`terminated` is 0). The last starts of an unfinished run wait in the tail.
 
 Source: Sutton & Barto, Reinforcement Learning, 2nd ed., eq. 7.1.
 """
@@ -32,17 +31,17 @@ def join_n_steps(
     most: int | None = None,
     extras: ChunkExtras = NO_EXTRAS,
 ) -> tuple[TransitionColumns | None, Tail | None]:
-    """Make the transitions that a chunk completes, and the stream's tail after it.
+    """Build the transitions that a chunk completes, and the stream's tail after it.
 
     Args:
         chunk: new rows of the stream.
         follows: [rows] bool; see `rows_that_follow`.
-        tail: the stream's, of the same observations (and actions), whether the first row follows it or not.
-        specs: of the chunk's observation and action; the latter is None where no row has one.
+        tail: tail of the stream, with the same observations (and actions); the first row need not follow it.
+        specs: specifications of the chunk's observation and action; None for the action if no row has one.
         n_step: steps in a transition.
         gamma: discount of a step.
-        most: number of transitions, the newest, that are made at most.
-        extras: of the chunk's samples. A transition has those of its first action.
+        most: maximum number of transitions; the newest are built.
+        extras: extras of the chunk's samples. A transition has those of its first action.
     """
     observation = [leaf for _, leaf in flatten(chunk.observation)]
     action_spec = specs[1]

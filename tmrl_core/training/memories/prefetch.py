@@ -20,8 +20,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 BESIDE = threading.Lock()
-"""Held by a thread of any `Prefetch` while it prepares. Whoever holds it knows that none of them has a device do
-anything: while a CUDA graph is recorded, no other thread may (docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA
+"""Lock that a thread of any `Prefetch` holds while it prepares a block. While another thread holds it, none of them
+uses a device, as required while a CUDA graph is captured (docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA
 graphs")."""
 
 
@@ -61,17 +61,17 @@ class Prefetch(Generic[T]):
         return taken
 
     def stop(self) -> list[T]:
-        """Wait until nothing is being prepared; returns what was prepared and not taken, the oldest first.
+        """Wait until nothing is being prepared; return the prepared blocks that were not taken, the oldest first.
 
-        Afterwards nothing happens beside the caller until it takes the next block.
+        Afterwards the thread is idle until the caller takes the next block.
         """
         queue, self._queue = self._queue, deque()
         begun = [future for future in queue if not future.cancel()]
-        # One that failed has prepared nothing; whoever asks for it again will see the error.
+        # A failed one has prepared nothing; the next request for it raises the error.
         return [future.result() for future in begun if future.exception() is None]
 
     def close(self) -> None:
-        """End the thread; it begins anew with the next `take`."""
+        """End the thread; the next `take` starts it again."""
         self.stop()
         if self._executor is not None:
             self._executor.shutdown()

@@ -81,7 +81,7 @@ class Priorities:
         self.highest = 1.0
         try:
             self._tree = sum_tree(capacity) if tree is None else tree
-        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond the address space
             raise ConfigError(
                 f"memory.capacity: the priorities of {capacity} transitions need {capacity * 8 / 1e9:.1f} GB, which "
                 "this machine does not give. Choose a smaller capacity, or memory.sampling: uniform."
@@ -148,10 +148,10 @@ class Priorities:
         return {"stop": self._stop, "values": self.of(indices), "batches": self.batches, "highest": self.highest}
 
     def load_state_dict(self, state: State, stop: int | None = None) -> None:
-        """Undo `state_dict`; transitions that are newer keep what they have.
+        """Undo `state_dict`; newer transitions keep their priorities.
 
         Args:
-            state: what `state_dict` returned.
+            state: the result of `state_dict`.
             stop: transitions from this one on are not in the memory; None: all are.
 
         Raises:

@@ -177,7 +177,7 @@ class ReplayMemory(TrainingMemory):
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def expect(self, schema: DeclaredSamples) -> None:
-        """Refuse samples that differ from what environment and policy declare."""
+        """Refuse samples that differ from the declaration of environment and policy."""
         self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
@@ -318,7 +318,7 @@ class ReplayMemory(TrainingMemory):
         return self._reader.sample()
 
     def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: unknown by now."""
+        """Return the absolute indices of the transitions of a batch that was just sampled; None: not known any more."""
         return self._reader.indices_of(batch)
 
     @property
@@ -381,7 +381,7 @@ class ReplayMemory(TrainingMemory):
     def row_arrays(self) -> list[Array]:
         """In RAM, the rings: one array [memory_size, width] per dtype, then the policy versions [memory_size, 2].
 
-        On disk there are none: what a checkpoint needs is there already.
+        On disk there are none: checkpoints need no copy.
         """
         return self._ram.arrays if self._ram is not None else []
 
@@ -405,7 +405,7 @@ class ReplayMemory(TrainingMemory):
 
     @property
     def recorded(self) -> tuple[dict[bytes, tuple[int, int]], State] | None:
-        """Marks and values of what is on the disk, as `commit` was given them; None: nothing, or this is in RAM."""
+        """Offsets and values on the disk, as passed to `commit`; None: there are none, or this memory is in RAM."""
         if self._disk is None or not self._disk.states.values:
             return None
         states = self._disk.states
@@ -440,10 +440,10 @@ class ReplayMemory(TrainingMemory):
             )
 
     def flush(self) -> None:
-        """Have what is on disk survive the machine, whatever `sync` is.
+        """Flush the disk, so that its data survives the end of the machine, for any `sync`.
 
         Raises:
-            StorageError: it may not.
+            StorageError: it cannot be flushed.
         """
         if self._disk is not None:
             self._disk.flush()
@@ -457,7 +457,7 @@ class ReplayMemory(TrainingMemory):
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def lease_rows(self, start: int) -> RowLease:
-        """In RAM, keep the rows from absolute index `start` (or the oldest) until the lease is released."""
+        """In RAM, retain the rows from absolute index `start` (or the oldest) until the lease is released."""
         assert self._ram is not None
         return self._ram.lease(start)
 
@@ -477,15 +477,15 @@ class ReplayMemory(TrainingMemory):
         }
 
     def load_state_dict(self, state: State, rows: Sequence[Array] = ()) -> None:
-        """Take over `state_dict()` and the rows that belong to it.
+        """Load `state_dict()` and its rows.
 
         Args:
-            state: what `state_dict` returned.
-            rows: per array of `row_arrays`, the newest `min(written, memory_size)` rows, oldest first; or fewer, where
+            state: the result of `state_dict`.
+            rows: for each array of `row_arrays`, the newest `min(written, memory_size)` rows, oldest first; fewer if
                 older ones were lost.
 
         Raises:
-            ValueError: the rows do not fit the state, or the state another memory size.
+            ValueError: the rows do not fit the state, or the state has another memory size.
         """
         self._builder.check_state(state)
         if state["memory_size"] != self.memory_size:
@@ -518,7 +518,7 @@ class ReplayMemory(TrainingMemory):
         return same
 
     def _load_disk(self, state: State, rows: Sequence[Array]) -> bool:
-        """Load a state; tell whether the rows are those it was saved with. Rows on the disk take precedence."""
+        """Load a state. Return True if the rows are those that it was saved with. Rows on the disk take precedence."""
         disk = self._disk
         assert disk is not None
         written = int(state["written"])
