@@ -75,6 +75,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/test_strangers.py",
         "tests/networking/transports/test_selection.py",
         "tests/networking/transports/test_tls.py",
+        "tests/networking/transports/test_unix_sockets.py",
         "tests/roles/test_server.py",
         "tests/roles/test_worker.py::test_a_worker_talks_tls_with_the_credentials_it_is_given",
         "tests/test_wrong_input.py",

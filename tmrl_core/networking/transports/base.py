@@ -25,7 +25,7 @@ _LATE_S = 0.25
 
 
 class Transport(ABC):
-    """Transport of bytes. Implementations pass `tests/networking/transports/test_conformance.py`."""
+    """Transport of bytes. Implementations pass `tmrl_core.testing.transports.TransportSuite`."""
 
     def renewed_token(self) -> str | None:
         """Check a client's credentials for changes before it dials. Return the new token; None: unchanged."""
