@@ -165,6 +165,22 @@ def test_an_episode_that_is_open_at_the_gateways_end_is_kept_as_truncated(run: R
     assert [bool(training.memory.get_transition(index)[5]) for index in range(3)] == [False, False, True]
 
 
+def test_agents_of_both_modes_serve_beside_each_other(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    advice = {"mode": "advice", "observation_space": [[4], None, None], "action_space": 2, "start_training": 1000}
+    section = msgspec.convert({"port": 0, "agents": {"default": {}, "alone": advice}}, GatewaySection)
+    run = Run(msgspec.structs.replace(config, gateway=section))
+    try:
+        together = Client(run.gateway.port, run.key)
+        alone = Client(run.gateway.port, make_key(tmp_path / "keys", "alone")[1])
+        for client in (together, alone):
+            client.episode()
+            client.close()
+        wait_until(lambda: run.training.total_samples == len(together.transitions) + 1)
+    finally:
+        run.close()
+
+
 def test_localhost_is_reached_by_both_address_families(run: Run) -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
         if host == "::1" and not socket.has_ipv6:

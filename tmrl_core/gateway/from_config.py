@@ -12,7 +12,7 @@ from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config import CFG, Config, environment_maker, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
 from tmrl_core.config.sections import GatewayAgentSection
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.central import CentralAgent
 from tmrl_core.gateway.contracts import GatewayAgent
 from tmrl_core.networking.links import WorkerLink
@@ -53,7 +53,13 @@ def make_agents(config: Config) -> list[GatewayAgent]:
 
 
 def _advice(config: Config, name: str) -> GatewayAgent:
-    raise ConfigError(f"gateway.agents.{name}: mode advice is not available yet")
+    try:
+        from tmrl_core.gateway.advice.from_config import advice_agent
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        raise MissingExtraError("torch", "trainer", f"gateway.agents.{name}: mode advice") from exc
+    return advice_agent(config, name)
 
 
 def check_central(config: Config) -> None:
