@@ -1,0 +1,128 @@
+"""How much the advice of a trained session gives a newcomer's first episodes of CartPole.
+
+    python benchmarks/gateway_advice.py
+
+For each seed, a session of an agent with `mode: advice` learns CartPole with DQN and stays open. Then newcomers play
+their first 20 episodes, on the same starts, each in an agent of its own with the same settings: from scratch without
+advice, from scratch with the advice of the trained session, and the same two from the trained session's save. The
+clients run in the process of the agents and exchange messages over the channel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from wire_bytes import versions
+
+from tmrl_core.config import from_values
+from tmrl_core.gateway.advice.agent import AdviceAgent, AdvicePlayer
+from tmrl_core.gateway.advice.from_config import advice_agent
+
+REACH = 1.5
+AGENT = {
+    "cls": "tmrl_core.training:DQNAgent",
+    "kwargs": {"hidden_sizes": [64, 64], "lr": 1e-3, "epsilon_updates": 2000, "target_interval": 200},
+}
+
+
+def make_agent(folder: Path, seed: int, **settings: Any) -> AdviceAgent:
+    """An agent with the settings of all sessions here, and its saves in `folder`."""
+    values = {
+        "mode": "advice",
+        "env_id": "CartPole-v1",
+        "actor": {"cls": "tmrl_core.actor:QValueMLPActor"},
+        "agent": AGENT,
+        **settings,
+    }
+    config = from_values({"run": {"folder": str(folder), "seed": seed}, "gateway": {"agents": {"cartpole": values}}})
+    return advice_agent(config, "cartpole")
+
+
+async def play(
+    player: AdvicePlayer, seed: int, steps: float = float("inf"), episodes: float = float("inf")
+) -> list[float]:
+    """Play whole episodes until a number of steps or episodes is reached; return their returns."""
+    env = gymnasium.make("CartPole-v1")
+    returns: list[float] = []
+    taken = 0
+    while taken < steps and len(returns) < episodes:
+        obs, info = env.reset(seed=seed * 1000 + len(returns))
+        total = 0.0
+        action = await player.begin(obs, info)
+        while action is not None:
+            obs, reward, terminated, truncated, info = env.step(action)
+            taken += 1
+            total += float(reward)
+            action = await player.step(obs, float(reward), terminated, truncated, info)
+        returns.append(total)
+    env.close()
+    return returns
+
+
+async def newcomer(folder: Path, trained: AdviceAgent, seed: int, episodes: int, advised: bool) -> float:
+    """Mean return of a new session's first episodes."""
+    torch.manual_seed(seed)
+    agent = make_agent(folder, seed + 1000)
+    if advised:
+        agent.board = trained.board
+    player = agent.open(f"newcomer {advised}")
+    returns = await play(player, seed + 500, episodes=episodes)
+    # It would advise the next one.
+    await player.close()
+    return statistics.mean(returns)
+
+
+async def run(folder: Path, seed: int, steps: int, episodes: int) -> dict[str, float]:
+    """The mean returns of one seed, by kind of session."""
+    torch.manual_seed(seed)
+    trained = make_agent(folder / "trained", seed)
+    await trained.start()
+    player = trained.open("trained")
+    returns = await play(player, seed, steps=steps)
+    found = {"trained": statistics.mean(returns[-20:])}
+    for kind, place in (("scratch", folder / "empty"), ("save", folder / "trained")):
+        for advised in (False, True):
+            mean = await newcomer(
+                place / str(advised) if kind == "scratch" else place, trained, seed, episodes, advised
+            )
+            found[f"{kind}, {'advised' if advised else 'alone'}"] = mean
+            if kind == "save":
+                for path in trained.saves_folder.glob("*newcomer*"):
+                    path.unlink()
+    await trained.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of the trained session")
+    parser.add_argument("--episodes", type=int, default=20, help="first episodes of the newcomer")
+    options = parser.parse_args()
+    print(versions(), f"torch {torch.__version__}\n", flush=True)
+    rows: list[float] = []
+    for seed in range(options.seeds):
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            found = asyncio.run(run(Path(folder), seed, options.steps, options.episodes))
+        if not rows:
+            print(f"| seed | {' | '.join(found)} | ratio from scratch | seconds |")
+            print("| --- " * (len(found) + 3) + "|")
+        ratio = found["scratch, advised"] / found["scratch, alone"]
+        rows.append(ratio)
+        means = " | ".join(f"{mean:.1f}" for mean in found.values())
+        print(f"| {seed} | {means} | {ratio:.1f} | {time.perf_counter() - began:.0f} |", flush=True)
+    print(f"\nfrom scratch, advised / alone at least {REACH}: {sum(r >= REACH for r in rows)} of {len(rows)} seeds")
+    print(f"lowest ratio: {min(rows):.1f}")
+
+
+if __name__ == "__main__":
+    main()
