@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from tests.gateway.players import RecordingAgent
 from tmrl_core.config.sections import GatewaySection
-from tmrl_core.errors import ConfigError, TmrlError
+from tmrl_core.errors import ConfigError, SessionClosedError, TmrlError
 from tmrl_core.gateway.contracts import FinishedEpisode
 from tmrl_core.gateway.messages import EndMessage, RequestError, StepMessage
 from tmrl_core.gateway.sessions import MAKE_ROOM_S, WRONG_LOGINS_AT_ONCE, Sessions
@@ -143,6 +143,16 @@ def test_errors_have_a_status(tmp_path: Path) -> None:
     player.fails = TmrlError("the policy is not there yet")
     refused(503, "not there yet", gateway.step, key)
     assert gateway.step(key) == 1
+
+
+def test_a_session_ends_with_its_learner(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    key = gateway.login()
+    (player,) = gateway.agent.players.values()
+    player.fails = SessionClosedError("the learner of this session has failed. Log in again")
+    refused(401, "learner of this session has failed", gateway.step, key)
+    assert (len(gateway.sessions), gateway.closed) == (0, 1)
+    refused(401, "log in again", gateway.step, key)
 
 
 def test_idle_sessions_expire(tmp_path: Path) -> None:

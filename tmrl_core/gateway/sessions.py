@@ -19,7 +19,7 @@ from typing import Any
 
 from tmrl_core.config.sections import GatewaySection
 from tmrl_core.envs.json_spaces import action_writer, observation_reader
-from tmrl_core.errors import ObservationError, TmrlError
+from tmrl_core.errors import ObservationError, SessionClosedError, TmrlError
 from tmrl_core.gateway.contracts import EpisodeSink, FinishedEpisode, GatewayAgent, SessionInfo
 from tmrl_core.gateway.messages import EndMessage, RequestError, StepMessage
 from tmrl_core.gateway.session import Session
@@ -219,6 +219,9 @@ class Sessions:
         except TmrlError as error:
             if key not in self._clients:
                 raise RequestError(401, "the session ended during this request: log in again") from error
+            if isinstance(error, SessionClosedError):
+                await self._end(client)
+                raise RequestError(401, str(error)) from error
             raise RequestError(503, str(error)) from error
 
     def infos(self, now: float) -> list[SessionInfo]:

@@ -97,7 +97,9 @@ def test_a_newcomer_continues_from_the_newest_save_of_any_session(make_agent: Ma
 
     async def run() -> None:
         clients = [Client(agent.open(f"s{number}"), number) for number in range(2)]
-        await asyncio.gather(clients[0].play(10), clients[1].play(22))
+        for client in clients:
+            await client.play(1)  # both begin before there is a save
+        await asyncio.gather(clients[0].play(9), clients[1].play(21))
         for client in clients:
             await client.player.close()
         await Client(agent.open("s2")).play(1)

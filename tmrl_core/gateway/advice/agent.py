@@ -23,6 +23,8 @@ from tmrl_core.gateway.advice.saves import Saves
 
 logger = logging.getLogger(__name__)
 
+AGAIN = "Log in again to continue from the latest save."
+
 MakeLearner = Callable[[SessionContext], Learner]
 
 
@@ -154,8 +156,9 @@ class AdvicePlayer:
         channel = self._context.channel
         action = await asyncio.wrap_future(channel.post(message))
         if action is not None and not is_finite(action):
-            channel.close("the policy of this session returned an action that is not finite. Log in again.")
-            raise SessionClosedError("the policy of this session returned an action that is not finite. Log in again.")
+            reason = f"the policy of this session returned an action that is not finite. {AGAIN}"
+            channel.close(reason)
+            raise SessionClosedError(reason)
         return action
 
     async def close(self) -> None:
@@ -178,13 +181,10 @@ class AdvicePlayer:
             pass
         except TmrlError as exc:
             logger.error("the learner of session %s has failed: %s", context.session_id, exc)
-            context.channel.close(f"the learner of this session has failed: {exc}")
+            context.channel.close(f"the learner of this session has failed: {exc}. {AGAIN}")
         except Exception:  # of a learner in code of one's own: it must end its own session only
             logger.exception("the learner of session %s has failed", context.session_id)
-            context.channel.close(
-                "the learner of this session has failed, see the gateway's log. Log in again to continue from the "
-                "latest save."
-            )
+            context.channel.close(f"the learner of this session has failed, see the gateway's log. {AGAIN}")
         finally:
             context.board.withdraw(context.session_id)
             self._ended.set_running_or_notify_cancel()
