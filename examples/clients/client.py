@@ -103,7 +103,8 @@ class Client:
                 error = GatewayError(f"refused: {response.json()['error']}", response.status_code)
             except requests.exceptions.SSLError as problem:
                 raise GatewayError(
-                    f"{problem}. Is this the gateway's ca.pem, and the name in its certificate?"
+                    f"{problem}. Give the gateway's ca.pem with --ca and a name of its certificate in the URL; on a "
+                    "loopback address the gateway speaks plain http."
                 ) from None
             except LOST as problem:
                 error = GatewayError(f"no answer from {self._url}: {problem}. Does the gateway run there?")
@@ -133,10 +134,11 @@ def main() -> None:
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--episodes", type=int, default=10)
     arguments = parser.parse_args()
+    key = os.environ.get("GATEWAY_KEY") or sys.exit("set GATEWAY_KEY to an API key")
 
     env = gymnasium.make(arguments.env)
     try:
-        client = Client(os.environ["GATEWAY_KEY"], arguments.url, arguments.ca)
+        client = Client(key, arguments.url, arguments.ca)
         for episode in range(1, arguments.episodes + 1):
             print(f"episode {episode}: return {play(client, env):g}", flush=True)
         client.close()

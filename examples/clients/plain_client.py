@@ -14,8 +14,9 @@ import requests
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000/"
 EPISODES = int(sys.argv[2]) if len(sys.argv) > 2 else 10
+KEY = os.environ.get("GATEWAY_KEY") or sys.exit("set GATEWAY_KEY to an API key")
 
-answer = requests.post(URL + "shepherd/login_user/", json={"apikey": os.environ["GATEWAY_KEY"]}).json()
+answer = requests.post(URL + "shepherd/login_user/", json={"apikey": KEY}).json()
 if "ok" not in answer:
     sys.exit(f"login refused: {answer['error']}")
 session_key = answer["session_key"]

@@ -78,11 +78,12 @@ def main() -> None:
     parser.add_argument("--buttons", choices=("simulated", "typed"), default="simulated")
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds between two steps")
     arguments = parser.parse_args()
+    key = os.environ.get("GATEWAY_KEY") or sys.exit("set GATEWAY_KEY to an API key")
 
     pressed = typed if arguments.buttons == "typed" else simulated
     room = Room()
     try:
-        client = Client(os.environ["GATEWAY_KEY"], arguments.url, arguments.ca)
+        client = Client(key, arguments.url, arguments.ca)
         for number in range(1, arguments.days + 1):
             print(f"day {number}: {day(client, room, pressed, arguments.step_s):.0%} green", flush=True)
         client.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -840,3 +841,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def gateway_url(section: GatewaySection, port: int) -> str:
+    """Return the address of a gateway that listens on this port, for people."""
+    if is_loopback(section.host):
+        return f"http://localhost:{port}/"
+    anywhere = section.host in ("0.0.0.0", "::")
+    host = socket.gethostname() if anywhere else f"[{section.host}]" if ":" in section.host else section.host
+    return f"https://{host}:{port}/"

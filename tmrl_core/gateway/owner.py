@@ -80,6 +80,7 @@ class OwnerPages:
     def routes(self) -> list[BaseRoute]:
         """Return the routes for the app."""
         return [
+            Route("/owner", lambda request: RedirectResponse("/owner/")),
             Mount(
                 "/owner",
                 routes=[
@@ -94,7 +95,7 @@ class OwnerPages:
                     Route("/agents/{agent}/saves/{name}", self._private(self._save), methods=["GET", "DELETE"]),
                     Route("/agents/{agent}/saves/{name}/delete/", self._private(self._save), methods=["POST"]),
                 ],
-            )
+            ),
         ]
 
     # --- admission ---

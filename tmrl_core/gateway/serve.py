@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tmrl_core.config import Config, is_loopback
+from tmrl_core.config.sections import gateway_url
 from tmrl_core.errors import CredentialsError, MissingExtraError, NetworkError, TmrlError
 from tmrl_core.gateway.from_config import make_agents
 from tmrl_core.networking.security import credentials
@@ -109,8 +110,7 @@ class Gateway:
             for one in self._sockets:
                 one.close()
             raise
-        scheme = "http" if context is None else "https"
-        self.url = f"{scheme}://{'localhost' if context is None else section.host}:{self.port}/"
+        self.url = gateway_url(section, self.port)
         self._thread = threading.Thread(target=self._run, name="tmrl-gateway", daemon=True)
         self._thread.start()
         self._ready.wait()

@@ -16,6 +16,7 @@ from typing import Any
 
 from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
 from tmrl_core.config.run_folder import check_run_folder, free_run_name
+from tmrl_core.config.sections import gateway_url
 from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
 from tmrl_core.local.supervision import LOOK_S, Group, Processes, Threads
@@ -97,12 +98,24 @@ def run_local(
     with view:
         try:
             group.start(view)
+            if gateway:
+                view.say(gateway_text(config))
             watch(group, view, shutdown)
         finally:
             group.end(view)
     if group.failed is not None:
         raise group.failed
     return tell(config, view, shutdown, quickstart=quickstart)
+
+
+def gateway_text(config: Config) -> str:
+    """Return where the gateway is and how its clients get a key."""
+    section = config.gateway
+    place = f"at {gateway_url(section, section.port)}" if section.port else "on a free port, which its log names"
+    return (
+        f"Gateway {place}, log in {config.run_folder / 'logs' / 'gateway.log'}. API keys for clients: "
+        f"python -m tmrl_core --credentials key {next(iter(section.agents), 'default')}"
+    )
 
 
 def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bool) -> int:
