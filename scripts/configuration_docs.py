@@ -170,7 +170,7 @@ def choosing_page() -> str:
         for agent in agents:
             found = next((one for one in dataclasses.fields(agent.settings) if one.name == name), None)
             cells.append("" if found is None else json.dumps(found.default).strip('"'))
-            text = text or ("" if found is None else str(described(agent.settings)[name][1].description))
+            text = text or ("" if found is None else described(agent.settings)[name][1])
         both = f"; set `actor.kwargs.{name}`, which both get" if name in of_policies else ""
         table.append([f"`{name}`", *cells, text.replace("None", "null") + both])
     lines = [f"| {' | '.join(row)} |" for row in table]

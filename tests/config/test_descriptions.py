@@ -37,5 +37,4 @@ def test_parameters_get_the_descriptions_of_keys_unless_they_have_one() -> None:
 
 
 def test_the_type_of_a_field_comes_without_its_limits() -> None:
-    kind, meta = described(Parts)["color"]
-    assert (kind, meta.description) == (int, "color of a part")
+    assert described(Parts)["color"] == (int, "color of a part")

@@ -8,14 +8,19 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from msgspec import Meta
+
 Class = TypeVar("Class", bound=type[Any])
 
 
-def described(settings: type[Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the type and the `Meta` of each annotated field of a section or a dataclass, by name."""
+def described(settings: type[Any]) -> dict[str, tuple[Any, str]]:
+    """Return the type and the description of each annotated field of a section or of settings, by name."""
     hints = get_type_hints(settings, include_extras=True)
     found = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
-    return {name: (parts[0], parts[-1]) for name, parts in found.items()}
+    return {
+        name: (kind, str(about[-1].description if isinstance(about[-1], Meta) else about[-1]))
+        for name, (kind, *about) in found.items()
+    }
 
 
 def described_by(*sections: type[Any]) -> Callable[[Class], Class]:
@@ -23,7 +28,7 @@ def described_by(*sections: type[Any]) -> Callable[[Class], Class]:
 
     def complete(documented: Class) -> Class:
         parameters = inspect.signature(documented).parameters
-        meanings = {name: meta.description for one in sections for name, (_, meta) in described(one).items()}
+        meanings = {name: text for one in sections for name, (_, text) in described(one).items()}
         texts = {name: re.sub(r"\bnull\b", "None", meanings[name]) for name in parameters if name in meanings}
         return add_descriptions(documented, texts)
 

@@ -35,6 +35,6 @@ def takes(settings: type[Any]) -> Callable[[Agent], Agent]:
             parameters.append(Parameter(one.name, kind, default=one.default, annotation=annotation))
         init.__signature__ = inspect.Signature([*own, *parameters], return_annotation="None")
         init.__annotations__ |= {name: hint for name, (hint, _) in known.items()}
-        return add_descriptions(agent, {one.name: known[one.name][1].description for one in fields})
+        return add_descriptions(agent, {one.name: known[one.name][1] for one in fields})
 
     return describe
