@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
@@ -103,6 +104,26 @@ def test_episodes_of_a_client_are_recorded_as_it_played_them() -> None:
     assert ends(link) == [("terminated", 3, 3.0, "train"), ("truncated", 2, 2.0, "train")]
     assert {record.worker for record in link.records} == {"gateway/ab12"}
     assert [segment.episode for chunk in link.chunks for segment in chunk.segments] == [0, 1]
+
+
+@pytest.mark.parametrize("with_info", [(), (5, 6, 30)])
+@pytest.mark.parametrize("limit", [math.inf, 21])
+def test_steps_that_are_held_arrive_in_order(with_info: tuple[int, ...], limit: float) -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        await player.begin(obs(0), {})
+        for step in range(1, 41):
+            await player.step(obs(step), float(step), False, False, {"n": step} if step in with_info else {})
+        await player.close()
+
+    link = play(scenario, max_samples_per_episode=limit)
+    found = [(float(seen[0]), reward, truncated, info) for _, seen, reward, _, truncated, info in link.samples]
+    expected = [
+        (float(step), float(step), step in (limit, 40), {"n": step} if step in with_info else {}) for step in range(41)
+    ]
+    if limit == 21:
+        expected.insert(22, (21.0, 0.0, False, {}))  # the reset of the next episode
+    assert found == expected
 
 
 def test_sessions_have_episodes_with_ids_of_their_own() -> None:

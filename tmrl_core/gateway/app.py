@@ -23,7 +23,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request, cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tmrl_core.config.sections import GatewaySection, is_loopback
@@ -38,6 +38,7 @@ COOKIE = "tmrl_session"
 """Cookie with the session key of the last login. It ends a session whose client does not send its key."""
 
 _STEPS = "/shepherd/env/"
+_SOCKET = "/shepherd/ws/"
 
 Clock = Callable[[], float]
 
@@ -60,14 +61,16 @@ def make_app(
         routes=[
             Route(_STEPS, steps, methods=["POST"]),
             Route("/shepherd/login_user/", _Logins(sessions, settings.max_body_bytes, clock), methods=["POST"]),
-            WebSocketRoute("/shepherd/ws/", WebSocketEndpoint(sessions, settings, clock)),
             Route("/shepherd/openapi.json", lambda request: JSONResponse(document)),
             Route("/shepherd/", lambda request: HTMLResponse(page)),
             *routes,
         ],
         middleware=[
             Middleware(
-                _Entrance, names=frozenset(name.lower() for name in (settings.host, *settings.hosts)), steps=steps
+                _Entrance,
+                names=frozenset(name.lower() for name in (settings.host, *settings.hosts)),
+                steps=steps,
+                socket=WebSocketEndpoint(sessions, settings, clock),
             ),
             Middleware(
                 _Origins,
@@ -151,10 +154,11 @@ async def _respond(send: Send, value: dict[str, Any], *headers: tuple[bytes, byt
 class _Entrance:
     """Refuse requests over plain HTTP to names that are not this machine's; answer steps on the shortest path."""
 
-    def __init__(self, app: ASGIApp, names: frozenset[str], steps: _Steps) -> None:
+    def __init__(self, app: ASGIApp, names: frozenset[str], steps: ASGIApp, socket: ASGIApp) -> None:
         self._app = app
         self._names = names
         self._steps = steps
+        self._socket = socket
         self._allowed = lru_cache(1024)(self._check)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,15 +168,19 @@ class _Entrance:
                 await _answer(scope, receive, send, 421, "this gateway has another name; set gateway.hosts")
                 return
             origin = origin or name == b"origin"
-        if origin or scope.get("path") != _STEPS or scope.get("method") != "POST":
+        # Steps go without the layers of Starlette, which take longer than the session.
+        path = scope.get("path")
+        if path == _SOCKET and scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        elif path == _STEPS and scope.get("method") == "POST" and not origin:
+            try:
+                await self._steps(scope, receive, send)
+            except RequestError as error:
+                await _refused(error)(scope, receive, send)
+            except ClientDisconnect:
+                pass
+        else:
             await self._app(scope, receive, send)
-            return
-        try:  # without the layers of Starlette, which take longer than the step
-            await self._steps(scope, receive, send)
-        except RequestError as error:
-            await _refused(error)(scope, receive, send)
-        except ClientDisconnect:
-            pass
 
     def _check(self, host: bytes) -> bool:
         try:

@@ -41,6 +41,8 @@ MAX_INFO_BYTES = 16_384
 """Maximum size, as JSON, of an info that is stored."""
 _INFO_FACTOR = 10
 """Bytes that an info of small Python objects occupies for each byte of its JSON."""
+_HELD_STEPS = 16
+_HELD_BYTES = 16_384
 _ROW_BYTES = 64
 """Bytes of a row besides its observation and info."""
 _RECORD_BYTES = 1000
@@ -48,7 +50,7 @@ _RECORD_BYTES = 1000
 
 
 class _Held(NamedTuple):
-    """The latest step. It is recorded when the next message has arrived, so that a session's end can truncate it."""
+    """A step that is not recorded yet. The latest one waits for the next message: a session's end truncates it."""
 
     action: Any
     obs: Any
@@ -155,6 +157,8 @@ class CentralAgent:
         self.send_every = send_every
         self.obs_preprocessor = obs_preprocessor
         self.row_bytes = _space_bytes(observation_space) + _ROW_BYTES
+        self.held_steps = max(1, min(send_every, _HELD_STEPS, _HELD_BYTES // self.row_bytes))
+        """Steps without an info that a session holds before it records them."""
         self.evaluations = Evaluations()
         self.samples_dropped = 0
         self.policy_failures = 0
@@ -322,7 +326,7 @@ class CentralPlayer:
         self._action: Any = None
         self._extras: dict[str, Any] | None = None
         self._version: Version = (0, 0)
-        self._held: _Held | None = None
+        self._held: list[_Held] = []
         # Of the open episode.
         self._records = False
         self._part: Assignment | None = None
@@ -339,23 +343,26 @@ class CentralPlayer:
     async def step(self, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Any:
         """Record the result of the pending action; return the next action, or None if a flag is set."""
         obs = self._prepared(obs)
-        self._record_held()
         if terminated or truncated:
+            self._record_held()
             if self._records:
                 self._record(self._result(obs, reward, info), terminated, truncated)
                 self._finish()
             return None
-        episode = self.recorder.episode
-        if self._records and episode is not None and episode.steps + 1 >= episode.limit:
+        episode, held = self.recorder.episode, self._held
+        if self._records and episode is not None and episode.steps + len(held) + 1 >= episode.limit:
             # The client does not know of this end: its observation is also the reset of the next episode.
             action, extras, (records, part) = self._decide_anew(obs)
+            self._record_held()
             self._record(self._result(obs, reward, info), False, True)
             self._finish()
             self._open(obs, {}, records, part)
             return self._answer(action, extras)
         action, extras = self._decide(obs)
         if self._records:
-            self._held = self._result(obs, reward, info)
+            if info or len(held) >= self._agent.held_steps:
+                self._record_held()
+            held.append(self._result(obs, reward, info))
         return self._answer(action, extras)
 
     async def close(self) -> None:
@@ -434,11 +441,11 @@ class CentralPlayer:
         return info
 
     def _record_held(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._record(held, False, False)
-            if len(self.recorder.buffer) >= self._agent.send_every:
-                self._agent.note_due(self)
+        """Record all steps that are held. One after another takes a third of the time that each would take alone."""
+        while self._held:
+            self._record(self._held.pop(0), False, False)
+        if len(self.recorder.buffer) >= self._agent.send_every:
+            self._agent.note_due(self)
 
     def _record(self, step: _Held, terminated: bool, truncated: bool) -> None:
         recorder = self.recorder
@@ -474,12 +481,13 @@ class CentralPlayer:
         Args:
             aborted: the client has begun another one. False: the session ends, and the last step is truncated.
         """
-        held, self._held = self._held, None
+        last = self._held.pop() if self._held else None
+        self._record_held()
         if not self._records:
             return
         recorder = self.recorder
-        if held is not None and held.collect:
-            self._record(held, False, not aborted)
+        if last is not None and last.collect:
+            self._record(last, False, not aborted)
         if self._part is not None:
             self._agent.evaluations.give_back(self._part)
         # An episode without a step, or of an evaluation, leaves no record.
