@@ -307,6 +307,22 @@ def test_it_goes_on_answering_when_the_trainer_has_finished() -> None:
     assert not link.records
 
 
+def test_it_records_again_when_another_trainer_goes_on() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        player = agent.open("ab12")
+        link.publish(0.5, incarnation=1)
+        await until(lambda: agent.policy.version[0] == 1)
+        link.directive = Directive(1, finish=True)  # it stays until the next trainer has a directive of its own
+        await episode(player, 2)
+        link.publish(0.5, incarnation=2)
+        await until(lambda: agent.policy.version[0] == 2)
+        await episode(player, 2)
+
+    link = play(scenario)
+    assert len(link) == 3
+    assert {segment.incarnation for chunk in link.chunks for segment in chunk.segments} == {2}
+
+
 def test_without_learning_it_acts_deterministically_and_records_nothing() -> None:
     async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
         player = agent.open("ab12")

@@ -24,6 +24,7 @@ from tmrl_core.config.sections import (
     ActorSection,
     AgentSection,
     EnvironmentSection,
+    EvaluationSection,
     GatewaySection,
     MemorySection,
     NetworkSection,
@@ -35,6 +36,7 @@ from tmrl_core.config.sections import (
 from tmrl_core.errors import ConfigError, CredentialsError, NetworkError
 from tmrl_core.gateway.from_config import check_central, make_agents
 from tmrl_core.gateway.serve import Gateway, https_context, listening_sockets
+from tmrl_core.metrics import read_records
 from tmrl_core.networking import Server, Trainer
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.api_keys import make_key
@@ -163,6 +165,35 @@ def test_an_episode_that_is_open_at_the_gateways_end_is_kept_as_truncated(run: R
     training = run.training
     wait_until(lambda: training.total_samples == 4)
     assert [bool(training.memory.get_transition(index)[5]) for index in range(3)] == [False, False, True]
+
+
+def test_the_trainers_evaluations_and_end_reach_the_clients(tmp_path: Path) -> None:
+    evaluation = EvaluationSection(episodes=2, every_updates=20)
+    few: dict[str, Any] = {"epochs": 1, "rounds": 2, "steps": 20, "start_training": 30, "update_model_interval": 10}
+    run = Run(make_config(tmp_path, evaluation=evaluation, **few))
+    client = Client(run.gateway.port, run.key)
+    try:
+        while run.thread.is_alive():
+            client.episode()
+        records = list(read_records(tmp_path / "tests" / "metrics.jsonl"))
+        evaluations = [record.values for record in records if record.kind == "evaluation"]
+        assert evaluations
+        assert all(row["eval/episodes"] == 2 and "/" in str(row["worker"]) for row in evaluations)
+        played = {record.values["worker"] for record in records if record.kind == "episode"}
+        assert played == {evaluations[0]["worker"]}
+
+        client.episode()  # answered, though nobody learns
+        more = msgspec.structs.replace(run.config.trainer, epochs=1000)
+        run.trainer = Trainer(config=msgspec.structs.replace(run.config, trainer=more))
+        run.thread = threading.Thread(target=run.trainer.run)
+        run.thread.start()
+        wait_until(lambda: run.training is not None)
+        before = run.training.total_samples
+        while run.training.total_samples < before + 100:
+            client.episode()
+    finally:
+        client.close()
+        run.close()
 
 
 def test_agents_of_both_modes_serve_beside_each_other(tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ class CentralAgent:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure = ""
+        self._finished_incarnation: int | None = None
+        """Incarnation of the trainer that has ended the run."""
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -197,9 +199,18 @@ class CentralAgent:
 
     def assign(self) -> tuple[bool, Assignment | None]:
         """Return True if the next episode is recorded, and the evaluation that it belongs to."""
-        if not self.learning or self.link.finished:
+        if not self.learning or self._trainer_has_finished():
             return False, None
         return True, self.evaluations.take(self._uplink.evaluation, self.policy.version, time.monotonic())
+
+    def _trainer_has_finished(self) -> bool:
+        """Return True until a trainer with another incarnation publishes a policy. The directive itself stays."""
+        if not self.link.finished:
+            self._finished_incarnation = None
+            return False
+        if self._finished_incarnation is None:
+            self._finished_incarnation = self.policy.version[0]
+        return self._finished_incarnation == self.policy.version[0]
 
     def note_policy_failure(self, failure: TmrlError) -> None:
         """Count an action that was not finite, and log the first."""
