@@ -90,7 +90,7 @@ class Trial:
     def _take(self) -> None:
         while not self.ended.is_set():
             if self.trainer.wait(0.1):
-                self.trainer.commit(self.trainer.receive())
+                self.trainer.acknowledge(self.trainer.receive())
 
     def wait(self, condition: Callable[[], bool], seconds: float = GIVE_UP_S) -> bool:
         deadline = time.monotonic() + seconds

@@ -97,7 +97,7 @@ def sink_process(folder: str, port: int, pipe: Pipe) -> None:
         received = link.receive()
         chunks = [decode_message(one.payload, max_bytes=64 << 20).chunk for one in received]
         rows += sum(chunk.rows for chunk in chunks if chunk is not None)
-        link.commit(received)
+        link.acknowledge(received)
     pipe.recv()
     pipe.send(rows)
     link.close()

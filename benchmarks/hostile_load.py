@@ -77,7 +77,7 @@ def trainer(keys: str, port: int, pipe: Pipe) -> None:
             chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
             assert chunk is not None
             committed.update(np.asarray(chunk.observation)[:, 0].tolist())
-        link.commit(received)
+        link.acknowledge(received)
         if pipe.poll():
             if pipe.recv() == "end":
                 break

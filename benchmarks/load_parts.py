@@ -170,7 +170,7 @@ class _Taker:
             for one in received:
                 name = self.link.worker_name(one.stream)
                 self.samples[name] = self.samples.get(name, 0) + one.samples
-            self.link.commit(received)
+            self.link.acknowledge(received)
             self._ended.wait(0.005)
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ def sink(keys: str, port: int, stop: threading.Event, ready: threading.Event) ->
         for one in received:
             chunk = decode_message(one.payload, max_bytes=64 << 20).chunk
             rows += chunk.rows if chunk is not None else 0
-        link.commit(received)
+        link.acknowledge(received)
         elapsed = time.monotonic() - begin
         link.report(Progress(samples=rows, updates=int(elapsed * SAMPLES_PER_S / 2), start_training=1))
         if elapsed > published:

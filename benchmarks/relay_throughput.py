@@ -196,7 +196,7 @@ def our_sink(keys: str, port: int, payload: int, total: int, pipe: Pipe) -> None
             for stamp in observation[:, 0]:
                 assert stamp == rows % STAMPS
                 rows += 1
-        link.commit(received)
+        link.acknowledge(received)
     wall_s = time.perf_counter() - start
     link.close()
     pipe.send((wall_s, time.process_time() - used))

@@ -105,7 +105,7 @@ def our_trainer(transport: str, keys: str, port: int, pipe: Pipe) -> None:
                 assert chunk is not None
                 rows += chunk.rows
                 delays.append(now - float(np.asarray(chunk.action)[0, 0]))
-            link.commit(received)
+            link.acknowledge(received)
         pipe.send((time.monotonic() - first, delays))
     link.close()
 

@@ -69,7 +69,7 @@ def sink_process(keys: str, port: int, pipe: Pipe) -> None:
             assert isinstance(chunk.observation, np.ndarray)
             assert np.allclose(np.hypot(chunk.observation[:, 0], chunk.observation[:, 1]), 1.0, atol=1e-4)
             rows += chunk.rows
-        link.commit(received)
+        link.acknowledge(received)
     pipe.recv()
     counts = link.counts
     pipe.send((rows, counts.gap_samples, counts.duplicate_messages))

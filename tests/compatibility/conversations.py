@@ -228,7 +228,7 @@ class Trainer:
     def take(self, refuse: int | None = None) -> list[tuple[int, int, bytes]]:
         taken = self.state.take()
         for one in taken:
-            self.state.commit(one, "it is of another environment" if one.number == refuse else None)
+            self.state.acknowledge(one, "it is of another environment" if one.number == refuse else None)
         return [(one.number, one.samples, bytes(one.payload[:5])) for one in taken]
 
     def publish(self, size: int) -> None:

@@ -245,7 +245,7 @@ class World:
         for _ in range(20):
             self.settle()
             for received in state.take():
-                state.commit(received)
+                state.acknowledge(received)
                 if received.stream == self.sender.stream and received.number == number:
                     assert bytes(received.payload) == b"on we go" * 10
             if not self.sender.held_messages:
@@ -382,7 +382,7 @@ class Conversations(Target):
             if scenario == _TO_TRAINER and (at // part) & 1:
                 for received in trainer.take():
                     assert len(received.payload) <= 128 * KB or client.closing
-                    trainer.commit(received)
+                    trainer.acknowledge(received)
         self._check_reason(client)
         heard(client)
         client.tick(2.0)

@@ -111,7 +111,7 @@ class Place:
                 chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
                 assert chunk is not None
                 self.numbers += np.asarray(chunk.observation)[:, 0].astype(int).tolist()
-            link.commit(received)
+            link.acknowledge(received)
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ class Place:
                 chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
                 assert chunk is not None
                 numbers += np.asarray(chunk.observation)[:, 0].tolist()
-            self.trainer.commit(received)
+            self.trainer.acknowledge(received)
         assert numbers == expected
         until(lambda: self.worker.counts.samples_acked == self.rows)
         assert self.worker.counts.reconnects == 0
@@ -697,7 +697,7 @@ def test_the_largest_numbers_that_streams_can_claim_spoil_no_sum(place: Place, k
         wild = head(largest, position=largest, samples=0xFFFF_FFFF) + b"x"
         wolf.frame(Kind.DATA, FIRST | LAST, wild, epoch=resume.epoch, channel=i)
     until(lambda: place.trainer.counts.messages_received == 6)
-    place.trainer.commit(place.trainer.receive())
+    place.trainer.acknowledge(place.trainer.receive())
     assert place.trainer.counts.gap_samples == place.trainer.counts.gap_messages == MAX_COUNT
     with ObserverLink(place.settings, run="run", timeout_s=DEADLINE_S) as link:
         status = link.look()

@@ -53,7 +53,7 @@ class Sink:
     def take(self) -> None:
         received = self.link.receive()
         self.messages += [decode_message(one.payload, max_bytes=MAX) for one in received]
-        self.link.commit(received)
+        self.link.acknowledge(received)
 
     def take_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(200):

@@ -48,7 +48,7 @@ def section_of(kind: inspect.Type) -> type[msgspec.Struct] | None:
     return kind.cls if isinstance(kind, inspect.StructType) else None
 
 
-def check_keys(values: Mapping[str, Any], source: str) -> None:
+def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
     """Refuse keys that the configuration does not have, all of them in one message.
 
     Raises:

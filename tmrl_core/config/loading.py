@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.documents import format_yaml, parse_yaml, read_document
-from tmrl_core.config.error_messages import check_keys, explain, field_type, inner_types, type_info
+from tmrl_core.config.error_messages import explain, field_type, inner_types, refuse_unknown_keys, type_info
 from tmrl_core.config.sections import Config, EnvironmentSection
 from tmrl_core.errors import ConfigError
 
@@ -167,7 +167,7 @@ def load(
         label = f"--set {path_text}"
         one: dict[str, Any] = {}
         put(one, path_text, value, label)
-        check_keys(one, label)
+        refuse_unknown_keys(one, label)
         put(values, path_text, value, label)
         convert(values, label)
     config = convert(values, source)
@@ -205,7 +205,7 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
     Raises:
         ConfigError: unknown key, wrong type, value out of its limits.
     """
-    check_keys(values, source)
+    refuse_unknown_keys(values, source)
     try:
         return msgspec.convert(whole_numbers(own_kwargs(values), type_info(Config)), Config)
     except msgspec.ValidationError as exc:

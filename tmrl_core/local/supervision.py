@@ -153,7 +153,7 @@ class Child:
                 self.process.stdin.write(STOP + b"\n")
                 self.process.stdin.close()
 
-    def ask_for_checkpoint(self) -> None:
+    def request_checkpoint(self) -> None:
         """Ask the process for a checkpoint, if it is running."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -318,7 +318,7 @@ class Processes(Group):
 
     def checkpoint(self) -> None:
         """Ask the trainer's process for a checkpoint."""
-        self.trainer.ask_for_checkpoint()
+        self.trainer.request_checkpoint()
 
     def kill(self) -> None:
         """Kill all processes."""

@@ -294,7 +294,7 @@ class Trainer:
             CheckpointError: it cannot be written.
         """
         self._linked.note_delivery(training, recorder)
-        self._checkpoints.write_apart(training.own, path)
+        self._checkpoints.write_separately(training.own, path)
 
     def open_recorder(
         self, training: TrainingLoop, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
@@ -409,9 +409,9 @@ class Trainer:
                 if interface.reached_target and not self._confirmed(training, interface):
                     continue
                 if not interface.stopping:
-                    self._checkpoint(training, recorder)
+                    self._write_checkpoint(training, recorder)
             why = self._why(interface)
-            if interface.asked_to_stop:
+            if interface.stop_requested:
                 self._linked.commit(training)
             else:
                 if not interface.reached_target:
@@ -437,7 +437,7 @@ class Trainer:
         told = False
         while True:
             try:
-                problem = self._checkpoint(training, recorder, wait=True)
+                problem = self._write_checkpoint(training, recorder, wait=True)
             except (OSError, StorageError) as exc:
                 problem = str(exc)
             weights = self._write_weights(training, now=True)
@@ -445,7 +445,7 @@ class Trainer:
                 problem = f"{problem}; {self._model.path}: {weights}" if problem else f"{self._model.path}: {weights}"
             if not problem:
                 return
-            if interface.asked_to_stop or time.monotonic() >= deadline:
+            if interface.stop_requested or time.monotonic() >= deadline:
                 raise StorageError(
                     f"the end of this run cannot be written to {self._config.run_folder}: {problem}. What was written "
                     "before is unchanged. Free disk space or fix the problem, and start the trainer again: it resumes "
@@ -463,11 +463,11 @@ class Trainer:
             time.sleep(ROOM_RETRY_S)
 
     def _why(self, interface: RemoteInterface) -> str:
-        if interface.asked_to_stop:
+        if interface.stop_requested:
             return "stopped on request"
         if interface.reached_target:
             return "two evaluations have reached the target"
-        return "the time limit is reached" if interface.time_is_over else "all epochs are done"
+        return "the time limit is reached" if interface.time_limit_reached else "all epochs are done"
 
     def _confirmed(self, training: TrainingLoop, interface: RemoteInterface) -> bool:
         """Evaluate the policy as it is now; the one that has reached the target is some updates older."""
@@ -483,7 +483,7 @@ class Trainer:
             closing.callback(self._linked.close)
             deadline = time.monotonic() + FINISHED_S
             try:
-                while not interface.asked_to_stop and time.monotonic() < deadline:
+                while not interface.stop_requested and time.monotonic() < deadline:
                     if interface.link.wait_connected(0.1):
                         logger.info("workers that wait for this run are notified of its end")
                         Farewell(training, interface).send_home(just_come=True)
@@ -493,13 +493,13 @@ class Trainer:
             except NetworkError as exc:
                 logger.warning("workers that wait for this trainer are not notified of the run's end: %s", exc)
             if training.total_samples != samples:
-                self._checkpoint(training, recorder, wait=True)
+                self._write_checkpoint(training, recorder, wait=True)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _rest(self, training: TrainingLoop, recorder: Recorder) -> None:
         if self._checkpoints.due(training.own):
-            self._checkpoint(training, recorder)
+            self._write_checkpoint(training, recorder)
 
     def _write_weights(self, training: TrainingLoop, now: bool = False) -> str:
         """Write the current weights, as `ModelFile.write`, once a Server has let this trainer in.
@@ -509,7 +509,7 @@ class Trainer:
         interface = self.interface
         return self._model.write(training, now) if interface is not None and interface.link.was_connected else ""
 
-    def _checkpoint(self, training: TrainingLoop, recorder: Recorder, wait: bool = False) -> str:
+    def _write_checkpoint(self, training: TrainingLoop, recorder: Recorder, wait: bool = False) -> str:
         """Write a checkpoint; why it could not be written, as far as that is known already."""
         if self.checkpoint_path is None:
             return ""

@@ -72,7 +72,7 @@ class TransportSuite:
                 def collect() -> bool:
                     for received in trainer.take():
                         got.append(received.payload.tobytes())
-                        trainer.commit(received)
+                        trainer.acknowledge(received)
                     trainer_driver.wake()
                     return len(got) == len(bodies) * 3 and sender.samples_acked == len(got)
 
@@ -249,7 +249,7 @@ class TransportSuite:
                 def drain() -> bool:
                     nonlocal taken
                     for received in trainer.take():
-                        trainer.commit(received)
+                        trainer.acknowledge(received)
                         taken += 1
                     trainer_driver.wake()
                     return taken == 100

@@ -119,7 +119,7 @@ def collect(trainer: TrainerLink, rows: int) -> list[float]:
             chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
             assert chunk is not None
             numbers += np.asarray(chunk.observation)[:, 0].tolist()
-        trainer.commit(received)
+        trainer.acknowledge(received)
     return numbers
 
 
@@ -193,7 +193,7 @@ def test_joined_messages_stay_within_the_limits_and_apart_where_layouts_differ(p
             if chunk is not None:
                 sizes.append(chunk.rows)
                 widths.append(np.asarray(chunk.observation).shape[1])
-        trainer.commit(received)
+        trainer.acknowledge(received)
     assert widths.count(2) == 1
     assert [rows for rows, width in zip(sizes, widths, strict=True) if width == 2] == [1]
 

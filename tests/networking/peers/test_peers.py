@@ -149,8 +149,8 @@ def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_t
     state = client.trainer
     taken = state.take()
     assert len(taken) == 3
-    state.commit(taken[0])
-    state.commit(taken[1], "shape (3,) where (4,) is held")
+    state.acknowledge(taken[0])
+    state.acknowledge(taken[1], "shape (3,) where (4,) is held")
     place.kill((client, server))  # before it has told anybody
     assert state.refusals == {sender.stream: ((1, "shape (3,) where (4,) is held"),)}
     restored = TrainerState(
@@ -159,7 +159,7 @@ def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_t
     place.connect(TrainerConnection(restored, silent_s=10, heartbeat_s=3))
     assert (sender.samples_acked, sender.samples_refused) == (10, 10)
     for one in restored.take():
-        restored.commit(one)
+        restored.acknowledge(one)
     place.pairs[-1][0].wake()
     place.run()
     assert (sender.samples_acked, sender.samples_refused) == (20, 10)
@@ -198,7 +198,7 @@ def test_streams_that_ended_are_forgotten_before_those_that_may_come_back(place:
     trainer, _ = place.trainer()
     state = trainer.trainer
     (taken,) = state.take()
-    state.commit(taken)
+    state.acknowledge(taken)
     place.kill(place.worker_pair)
     place.run()
     link = place.relay.connection()

@@ -207,7 +207,7 @@ def test_a_message_dropped_after_it_was_sent_counts_as_what_it_turns_out_to_be()
         assert sender.offer([bytes(40)], 1)
         assert (sender.samples_dropped, sender.samples_unresolved) == (0, 1)
         if arrived:
-            sender.ack(Ack(0, 1))
+            sender.on_ack(Ack(0, 1))
         else:
             sender.resume(channel=0, epoch=2, next_number=0, credit=LIMIT)
         assert (sender.samples_acked, sender.samples_dropped, sender.samples_unresolved) == (arrived, not arrived, 0)
@@ -217,7 +217,7 @@ def test_refused_messages_are_counted_apart() -> None:
     sender = sender_of(10, 10, 10)
     sender.resume(channel=0, epoch=1, next_number=0, credit=LIMIT)
     numbers_sent(sender)
-    sender.ack(Ack(0, 3, ((1, "no room"),)))
+    sender.on_ack(Ack(0, 3, ((1, "no room"),)))
     assert (sender.samples_acked, sender.samples_refused, sender.held_messages) == (2, 1, 0)
     assert list(sender.refusals) == [(1, "no room")]
 
@@ -227,7 +227,7 @@ def test_a_resume_or_an_acknowledgement_of_what_was_never_made_is_the_peers_faul
     with pytest.raises(RemoteProtocolError, match="asks for message 3 of a stream that has made 2"):
         sender.resume(channel=0, epoch=1, next_number=3, credit=LIMIT)
     with pytest.raises(RemoteProtocolError, match="message 2 was acknowledged; this stream has made 2"):
-        sender.ack(Ack(0, 3))
+        sender.on_ack(Ack(0, 3))
     assert sender.held_messages == 2
 
 
@@ -251,11 +251,11 @@ def test_a_repetition_does_not_surface_and_has_the_acknowledgement_repeated() ->
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0))
     receiver.commit(0)
-    assert receiver.ack(7) == Ack(7, 1)
-    assert receiver.ack(7) is None
+    assert receiver.next_ack(7) == Ack(7, 1)
+    assert receiver.next_ack(7) is None
     assert give(receiver, frames_of(0)) == (None, False)
     assert receiver.duplicates == 1
-    assert receiver.ack(7) == Ack(7, 1)
+    assert receiver.next_ack(7) == Ack(7, 1)
 
 
 def test_a_refusal_that_came_while_its_message_was_sent_again_is_repeated_with_the_acknowledgement() -> None:
@@ -268,15 +268,15 @@ def test_a_refusal_that_came_while_its_message_was_sent_again_is_repeated_with_t
     assert first is not None
     receiver.frame(parse(first), LIMIT)
     receiver.commit(0, "no")
-    heard = receiver.ack(0)
+    heard = receiver.next_ack(0)
     assert heard is not None
-    sender.ack(heard)
+    sender.on_ack(heard)
     last = sender.next_frame()
     assert last is not None
     receiver.frame(parse(last), LIMIT)
-    again = receiver.ack(0)
+    again = receiver.next_ack(0)
     assert again is not None
-    sender.ack(again)
+    sender.on_ack(again)
     assert (sender.samples_refused, sender.samples_acked, sender.held_messages) == (1, 0, 0)
 
 
@@ -308,20 +308,20 @@ def test_what_is_acknowledged_is_committed_not_received() -> None:
     receiver = StreamReceiver(STREAM)
     for number in range(3):
         give(receiver, frames_of(number, samples=2, position=2 * number))
-    assert receiver.ack(1) is None
+    assert receiver.next_ack(1) is None
     assert receiver.offset == CommittedOffset(0, 0)
     receiver.commit(1)
     assert receiver.offset == CommittedOffset(2, 4)
-    assert receiver.ack(1) == Ack(1, 2)
+    assert receiver.next_ack(1) == Ack(1, 2)
 
 
 def test_an_acknowledgement_that_may_have_been_lost_with_a_link_is_repeated_on_the_next() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0))
     receiver.commit(0)
-    assert receiver.ack(1) == Ack(1, 1)
+    assert receiver.next_ack(1) == Ack(1, 1)
     assert receiver.attach() == 1
-    assert receiver.ack(2) == Ack(2, 1)
+    assert receiver.next_ack(2) == Ack(2, 1)
 
 
 def test_the_mark_after_a_commit_is_known_before_it() -> None:
@@ -381,12 +381,12 @@ def test_refusals_are_told_again_after_a_new_link_those_told_and_those_not() -> 
     for number in range(300):
         give(receiver, frames_of(number))
     receiver.commit(0, refused="told before")
-    assert receiver.ack(1) == Ack(1, 1, ((0, "told before"),))
+    assert receiver.next_ack(1) == Ack(1, 1, ((0, "told before"),))
     for number in range(1, 300):
         receiver.commit(number, refused=f"while the link was down {number}")
     receiver.attach()
     told: dict[int, str] = {}
-    while (ack := receiver.ack(2)) is not None:
+    while (ack := receiver.next_ack(2)) is not None:
         told.update(ack.refused)
     assert sorted(told) == list(range(300))
 
@@ -400,11 +400,11 @@ def test_many_long_refusals_are_told_in_acknowledgements_that_fit_a_frame_and_co
     for number in range(400):
         receiver.commit(number, refused="\U0001f916" * 1_000 if number % 2 else None)
     before = 0
-    while (ack := receiver.ack(0)) is not None:
+    while (ack := receiver.next_ack(0)) is not None:
         control_frame(ack)
         assert ack.next > before
         before = ack.next
-        sender.ack(ack)
+        sender.on_ack(ack)
     assert (sender.samples_acked, sender.samples_refused, sender.held_messages) == (200, 200, 0)
 
 
@@ -646,14 +646,14 @@ class Delivery(RuleBasedStateMachine):
         self.offsets.append(self.receiver.offset)
 
     def acknowledge(self) -> None:
-        ack = self.receiver.ack(3)
+        ack = self.receiver.next_ack(3)
         if ack is not None:
             assert ack.next <= self.offsets[-1].next_number, "only what is committed"
             self.acks.append(ack)
 
     def deliver_acknowledgement(self) -> None:
         ack = self.acks.popleft()
-        self.sender.ack(ack)
+        self.sender.on_ack(ack)
         for number in range(ack.next):
             message = self.messages[number]
             if message.fate in ("queued", "sent", "unresolved"):

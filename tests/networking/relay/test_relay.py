@@ -149,7 +149,7 @@ class Trainer:
         """Append and commit what has arrived."""
         for received in self.state.take():
             self.memory.append(received.payload.tobytes())
-            self.state.commit(received)
+            self.state.acknowledge(received)
 
     def publish(self, text: str) -> tuple[int, int]:
         return self.state.publish(PolicyUpdate((0, 0), {"policy": Blob("text", text.encode())}))
@@ -362,8 +362,8 @@ def test_a_refused_message_is_acknowledged_counted_and_its_reason_told(network: 
     worker.make(100)
     network.settle()
     first, second = trainer.state.take()
-    trainer.state.commit(first, refused="shape (3,) where (4,) is held")
-    trainer.state.commit(second)
+    trainer.state.acknowledge(first, refused="shape (3,) where (4,) is held")
+    trainer.state.acknowledge(second)
     network.settle()
     assert (worker.sender.samples_refused, worker.sender.samples_acked) == (1, 1)
     assert list(worker.sender.refusals) == [(0, "shape (3,) where (4,) is held")]

@@ -337,7 +337,7 @@ def test_a_trainer_killed_before_it_committed_gets_the_spooled_samples_again(net
     assert len(trainer.state.inbox) == 5
     first = trainer.state.inbox.popleft()
     trainer.memory.append(first.payload.tobytes())
-    trainer.state.commit(first)
+    trainer.state.acknowledge(first)
     network.settle()
     assert spooled(network, worker) == 4
     trainer.kill()
@@ -357,7 +357,7 @@ def test_a_trainer_that_goes_back_behind_what_was_acknowledged_counts_a_gap_and_
     trainer.connect()
     network.settle()
     for received in trainer.state.take()[:2]:
-        trainer.state.commit(received)
+        trainer.state.acknowledge(received)
     network.settle()
     assert spooled(network, worker) == 3
     trainer.before = None  # an older checkpoint, from before the stream was heard of

@@ -332,10 +332,10 @@ def test_who_has_used_up_the_files_of_a_server_is_revoked_once_there_is_one(
             access.refresh()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is None
+    assert access.check_certificate(Identity("192.0.2.7:1", "worker", "robot7", serial)) is None
     for _ in range(11):
         access.refresh()
-    assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
+    assert access.check_certificate(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
 
 
 def test_a_new_authority_begins_with_an_empty_list(
@@ -352,7 +352,7 @@ def test_a_new_authority_begins_with_an_empty_list(
     credentials.bundle(folder, "worker", "robot7", tmp_path)
     serial = renewal.revoke(folder, "robot7")[0].serial
     access.refresh()
-    assert access.revoked(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
+    assert access.check_certificate(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
 
 
 def test_what_a_replaced_authority_signed_is_put_out(place: Place) -> None:

@@ -235,7 +235,7 @@ class Trainer(Client):
             return
         for received in self._taken:
             refused = self.memory.append(received)
-            self.state.commit(received, refused)
+            self.state.acknowledge(received, refused)
             self.memory.rows(received.stream).offset = self.state.receivers[received.stream].offset
         self._taken = self.state.take()
         for received in self._taken:

@@ -70,19 +70,19 @@ def no_resume() -> Iterator[None]:
 def acknowledge_before_commit() -> Iterator[None]:
     """A trainer acknowledges what the training thread has taken, before the memory has it."""
 
-    take, commit = TrainerState.take, TrainerState.commit
+    take, acknowledge = TrainerState.take, TrainerState.acknowledge
 
     def take_and_acknowledge(self: TrainerState) -> list[Received]:
         taken = take(self)
         for received in taken:
-            commit(self, received)
+            acknowledge(self, received)
         return taken
 
     def nothing(self: TrainerState, received: Received, refused: str | None = None) -> None:
         if refused is not None:
-            commit(self, received, refused)
+            acknowledge(self, received, refused)
 
-    with patch.object(TrainerState, "take", take_and_acknowledge), patch.object(TrainerState, "commit", nothing):
+    with patch.object(TrainerState, "take", take_and_acknowledge), patch.object(TrainerState, "acknowledge", nothing):
         yield
 
 

@@ -32,7 +32,7 @@ def test_every_promise_is_kept(block: int, full: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", [2029759])
-def test_what_was_mended_stays_mended(seed: int) -> None:
+def test_found_bugs_stay_fixed(seed: int) -> None:
     """2029759: credit for messages that were dropped stayed with workers that had nothing to send any more."""
     assert not simulate(seed).failure
 

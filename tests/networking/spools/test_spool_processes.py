@@ -175,7 +175,7 @@ def collect(trainer: TrainerLink, rows: int) -> dict[bytes, list[int]]:
             chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
             if chunk is not None:
                 numbers.setdefault(one.stream, []).extend(np.asarray(chunk.observation)[:, 0].astype(int).tolist())
-        trainer.commit(received)
+        trainer.acknowledge(received)
     return numbers
 
 

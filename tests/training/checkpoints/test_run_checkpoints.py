@@ -79,7 +79,7 @@ def test_formats_of_ones_own_are_written_and_read(tmp_path: Path) -> None:
 
     given = RunCheckpoints(tmp_path / "given", Config(), make, dump, load)
     given.write(training, on_written=lambda: said.append("written"))
-    given.write_apart(training, tmp_path / "apart")
+    given.write_separately(training, tmp_path / "apart")
     assert [given.make_or_load()[0].epoch, given.read(tmp_path / "apart").epoch] == [5, 5]
     assert said == ["written"] * 2
 

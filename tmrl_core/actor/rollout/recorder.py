@@ -217,7 +217,7 @@ class StepRecorder:
         if not test:
             episode.test = False
         if terminated or truncated:
-            self._finish(episode, "terminated" if terminated else "truncated")
+            self._end_episode(episode, "terminated" if terminated else "truncated")
         return truncated
 
     def end(self, record: bool = True) -> None:
@@ -230,7 +230,7 @@ class StepRecorder:
         if episode is None or not episode.open:
             return
         if record and episode.collect:
-            self._finish(episode, "aborted")
+            self._end_episode(episode, "aborted")
         episode.open = False
 
     def set_version(self, version: Version) -> None:
@@ -286,7 +286,7 @@ class StepRecorder:
         step = 0 if previous is None else 1 + (self.episode.steps if self.episode is not None else 0)
         return {**info, "crc_sample": original, "crc_sample_ts": (self._compared, step)}
 
-    def _finish(self, episode: Episode, end: Literal["terminated", "truncated", "aborted"]) -> None:
+    def _end_episode(self, episode: Episode, end: Literal["terminated", "truncated", "aborted"]) -> None:
         episode.open = False
         self.buffer.end_episode(
             EpisodeRecord(

@@ -97,15 +97,15 @@ class TrainerLink(Link):
         """
         return self._wait(lambda: bool(self._trainer.inbox), timeout_s)
 
-    def commit(self, received: Iterable[Received]) -> None:
-        """The memory holds these for good: acknowledge them."""
+    def acknowledge(self, received: Iterable[Received]) -> None:
+        """Acknowledge messages that the memory has committed."""
         for one in received:
-            self._trainer.commit(one)
+            self._trainer.acknowledge(one)
         self._poke()
 
     def refuse(self, received: Received, reason: str) -> None:
         """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
-        self._trainer.commit(received, refused=reason)
+        self._trainer.acknowledge(received, refused=reason)
         self._poke()
 
     def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:

@@ -178,7 +178,7 @@ class TrainerState(ClientState):
             self.inbox_held = 0
         return taken
 
-    def commit(self, received: Received, refused: str | None = None) -> None:
+    def acknowledge(self, received: Received, refused: str | None = None) -> None:
         """Acknowledge one message that was taken.
 
         Raises:
@@ -372,7 +372,7 @@ class TrainerConnection(Connection):
                 streams, state.to_acknowledge = state.to_acknowledge, {}
                 for stream in streams:
                     channel = self._stream_channels.get(stream)
-                    while channel is not None and (ack := state.receivers[stream].ack(channel)) is not None:
+                    while channel is not None and (ack := state.receivers[stream].next_ack(channel)) is not None:
                         self._control.append(control_frame(ack))
         limit = self._data_bytes - self._partial_bytes - state.inbox_held + self._inbox_bytes
         largest = message_bytes(SAMPLES_HEAD, self._max_message_bytes)

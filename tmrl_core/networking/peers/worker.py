@@ -242,7 +242,7 @@ class WorkerConnection(Connection):
                     state.hand_over_refusal = plain(message.refusal)
                 state.on_change()
             case Ack():
-                self._sender(message.channel).ack(message)
+                self._sender(message.channel).on_ack(message)
                 state.on_change()
             case Credit():
                 self._sender(message.channel).credit(epoch=message.epoch, limit=message.limit)

@@ -278,7 +278,7 @@ class StreamSender:
         """Return whether a trainer takes this stream's messages now."""
         return self._active
 
-    def ack(self, ack: Ack) -> None:
+    def on_ack(self, ack: Ack) -> None:
         """Release every message below `ack.next`: it is committed or refused.
 
         Raises:
@@ -533,7 +533,7 @@ class StreamReceiver:
             offset = CommittedOffset(last + 1, position)
         return offset
 
-    def ack(self, channel: int) -> Ack | None:
+    def next_ack(self, channel: int) -> Ack | None:
         """Return the next acknowledgement, as far as one frame holds it; None: nothing new."""
         upto = self.offset.next_number
         if upto <= self._acked:

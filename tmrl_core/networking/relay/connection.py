@@ -149,7 +149,7 @@ class RelayConnection(Connection):
             case Resume():
                 relay.resume(message)
             case Ack():
-                relay.ack(message)
+                relay.forward_ack(message)
             case Credit():
                 relay.flow.trainer_credit(message)
             case Direct():
@@ -198,7 +198,7 @@ class RelayConnection(Connection):
         if policy.whole:
             self.put("have", Have(*policy.version))
         if not policy.abandoned:
-            self.relay.tell_of_policy()
+            self.relay.notify_policy()
 
     def _next_frame(self) -> bytes | bytearray | memoryview | None:
         if self.state == "trainer":

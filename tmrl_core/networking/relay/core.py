@@ -437,7 +437,7 @@ class Relay:
             if len(self._lasting) > _MAX_RUNS:
                 self._lasting.popitem(last=False)
         self.policies.abandon()
-        self.tell_of_policy()  # workers that were receiving it may lack the previous one
+        self.notify_policy()  # workers that were receiving it may lack the previous one
         self.trainer = None
         self._by_trainer_channel.clear()
         self._report = None
@@ -485,7 +485,7 @@ class Relay:
 
     # --- what the trainer says ---
 
-    def ack(self, message: Ack) -> None:
+    def forward_ack(self, message: Ack) -> None:
         """Forward the trainer's acknowledgement of a stream's messages."""
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None:
@@ -517,7 +517,7 @@ class Relay:
         run = self.trainer.run if self.trainer is not None else None
         return [worker for worker in self.workers.values() if worker.run == run]
 
-    def tell_of_policy(self) -> None:
+    def notify_policy(self) -> None:
         """Wake the links of the trainer's workers: frames of a policy have arrived, or its rest will not come."""
         for worker in self._workers_of_run():
             worker.wake()

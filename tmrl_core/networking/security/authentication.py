@@ -190,14 +190,14 @@ class ServerAccess:
 
     def rejection_of(self, connection: Connection) -> tuple[str, str] | None:
         """Return (refusal code, reason) if an admitted peer would be rejected now, else None."""
-        if (revoked := self.revoked(connection.identity)) is not None:
-            return revoked
+        if (rejection := self.check_certificate(connection.identity)) is not None:
+            return rejection
         login = self._tokens.get(connection)
         if login is not None and not any(self.verifier.holds(role, login[1]) for role in login[0]):
             return "token", f"its token is no longer valid. {_NEW_TOKEN}"
         return None
 
-    def revoked(self, identity: Identity) -> tuple[str, str] | None:
+    def check_certificate(self, identity: Identity) -> tuple[str, str] | None:
         """Return code and reason of the rejection of a revoked certificate or a replaced CA; None: no rejection."""
         if identity.serial is None:
             return None
@@ -222,7 +222,7 @@ class ServerAccess:
 
         def authenticate_peer(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
             identity = connection.identity
-            verdict = self.revoked(identity) or by_credentials(hello, connection)
+            verdict = self.check_certificate(identity) or by_credentials(hello, connection)
             if verdict is None and (identity.role is None or (hello.role == "observer" and identity.role != "trainer")):
                 roles = ("observer", "trainer") if hello.role == "observer" else (hello.role,)
                 self._tokens[connection] = (roles, token_hash(hello.token))

@@ -434,7 +434,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         identity = Identity(self._address, role, name, serial, issuer)
         if self._pending is not None and role is not None:
             access = self._owner.access
-            self._pending.certified = not isinstance(access, ServerAccess) or access.revoked(identity) is None
+            self._pending.certified = not isinstance(access, ServerAccess) or access.check_certificate(identity) is None
         self.connection.connected(identity, self.loop.time())
         if not self.ready.done():
             self.ready.set_result(None)

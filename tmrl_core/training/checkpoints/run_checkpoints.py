@@ -151,7 +151,7 @@ class RunCheckpoints:
             and self._written != _progress_of(training)
         )
 
-    def write_apart(self, training: LoopLike, path: Path) -> None:
+    def write_separately(self, training: LoopLike, path: Path) -> None:
         """Write a self-contained checkpoint to another path.
 
         Raises:

@@ -234,7 +234,7 @@ class RemoteInterface(TrainingInterface):
                 self._strange.add(received.stream)
             else:
                 self._strange.discard(received.stream)
-                self.link.commit([received])
+                self.link.acknowledge([received])
         del self._outstanding[: len(done)]
 
     def wait(self, timeout_s: float) -> bool:
@@ -426,15 +426,15 @@ class RemoteInterface(TrainingInterface):
         """True: a stop was requested, the target is reached, or the time limit has passed."""
         if self.ending:
             return False
-        return self._stop or self.time_is_over or (self.reached_target and not self._in_round)
+        return self._stop or self.time_limit_reached or (self.reached_target and not self._in_round)
 
     @property
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         """True after `stop`."""
         return self._stop
 
     @property
-    def time_is_over(self) -> bool:
+    def time_limit_reached(self) -> bool:
         """Return whether the time limit has passed."""
         return self._time_limit_s is not None and self._clock() - self._started >= self._time_limit_s
 

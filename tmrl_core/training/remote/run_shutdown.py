@@ -54,7 +54,7 @@ class Farewell:
             interface.evaluate_now()
             deadline = time.monotonic() + FINAL_EVALUATION_S
             while evaluator.is_open and interface.link.members and time.monotonic() < deadline:
-                if interface.asked_to_stop:
+                if interface.stop_requested:
                     return
                 self._take_samples()
                 interface.link.wait(0.1)
@@ -96,7 +96,7 @@ class Farewell:
         )
         deadline = time.monotonic() + SERVER_S
         with contextlib.suppress(NetworkError):  # the Server refuses this trainer now, so no worker can be informed
-            while not self._interface.asked_to_stop and time.monotonic() < deadline:
+            while not self._interface.stop_requested and time.monotonic() < deadline:
                 if link.wait_connected(0.1):
                     return True
         logger.warning("workers that still wait for this trainer have to be stopped by hand: the Server is away")

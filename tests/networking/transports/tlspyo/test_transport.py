@@ -134,7 +134,7 @@ def collect(trainer: TrainerLink, numbers: list[float], rows: int) -> None:
             chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
             assert chunk is not None
             numbers += np.asarray(chunk.observation)[:, 0].tolist()
-        trainer.commit(received)
+        trainer.acknowledge(received)
 
 
 def test_roles_with_the_credentials_that_the_command_makes_talk(place: Place) -> None:
