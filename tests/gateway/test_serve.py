@@ -249,6 +249,13 @@ def test_other_machines_reach_it_over_https(tmp_path: Path) -> None:
         connection.request("POST", "/shepherd/login_user/", json.dumps({"apikey": run.key}))
         assert "ok" in json.loads(connection.getresponse().read())
         connection.close()
+
+        def certificate() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", run.gateway.port), timeout=20)
+
+        before = certificate()
+        credentials.create(tmp_path / "keys")  # as --credentials renew does
+        wait_until(lambda: certificate() != before)
     finally:
         run.close()
 

@@ -73,6 +73,8 @@ class Gateway:
         folder = credentials.find(config.network.credentials_dir)
         self._keys = ApiKeys(folder)
         context = None if is_loopback(section.host) else https_context(folder)
+        self._certificate = folder / "server.pem"
+        self._certificate_stamp = _stamp(self._certificate)
         self._sockets = listening_sockets(section.host, section.port)
         self.port = int(self._sockets[0].getsockname()[1])
         self._ended = threading.Event()
@@ -169,6 +171,17 @@ class Gateway:
         while True:
             await asyncio.sleep(EXPIRE_S)
             await self.sessions.expire(time.monotonic())
+            self._renew()
+
+    def _renew(self) -> None:
+        """Use a certificate that `--credentials renew` has made, for new connections."""
+        context, stamp = self._uvicorn.config.ssl, _stamp(self._certificate)
+        if context is None or stamp in (None, self._certificate_stamp):
+            return
+        # Key and certificate are two files: if they do not match yet, the next attempt finds both.
+        with contextlib.suppress(ssl.SSLError, OSError):
+            context.load_cert_chain(self._certificate, self._certificate.with_suffix(".key"))
+            self._certificate_stamp = stamp
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the gateway has ended; return False after the timeout.
@@ -211,6 +224,13 @@ def https_context(folder: Path) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_NONE  # clients have API keys; a browser would ask its user for a certificate
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def _stamp(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
