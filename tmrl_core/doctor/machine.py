@@ -12,7 +12,7 @@ from tmrl_core.config import CFG, Config, is_own, locate, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
 from tmrl_core.networking.security import credentials, tlspyo_files
-from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
+from tmrl_core.networking.security.certificates import CertificateFacts, is_issued, read_facts
 from tmrl_core.networking.security.handshakes import BUNDLE, identity_of
 from tmrl_core.networking.security.secret_files import need, read_file
 from tmrl_core.networking.security.tls_contexts import ClientRole, read_bundle
@@ -134,7 +134,7 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
             f"{facts.not_after:%Y-%m-%d %H:%M} UTC; this machine's clock says {now:%Y-%m-%d %H:%M}",
             f"{renew} If the clock is wrong, set it.",
         )
-    if not _issued(own, ca):
+    if not is_issued(own, ca):
         raise FailedStepError(f"the certificate of {role} {name!r} is not of the CA in {folder}", renew)
     left = (facts.not_after - now).days
     soon = f": renew it soon (`{BUNDLE} {role} --name {name}`)" if left < _SOON_DAYS else ""
@@ -187,16 +187,3 @@ def _certificates(folder: Path, role: ClientRole) -> tuple[str, str | None]:
         return content.ca, content.certificate
     own = sorted(folder.glob(f"{role}-*.pem"))
     return need(folder / "ca.pem"), read_file(own[0]) if len(own) == 1 else None
-
-
-def _issued(certificate: str, authority: str) -> bool:
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        x509.load_pem_x509_certificate(certificate.encode()).verify_directly_issued_by(
-            x509.load_pem_x509_certificate(authority.encode())
-        )
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True

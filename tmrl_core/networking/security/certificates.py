@@ -15,7 +15,7 @@ import ipaddress
 import re
 import secrets
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
@@ -127,57 +127,50 @@ def clean_host(host: str) -> str:
 
 
 def make_authority(not_after: datetime) -> Signed:
-    """A new CA that can sign certificates of peers, and no further CA."""
-    from cryptography import x509
-
-    key = _new_key()
+    """Make a CA that can sign certificates of peers, and no further CA."""
     # The random part tells one CA from the next, so that a foreign one is reported as foreign, not as a bad signature.
-    subject = _subject(f"tmrl_core CA {secrets.token_hex(4)}", None)
-    builder = _builder(subject, subject, key, key, not_after)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_key_usage(sign_certificates=True), critical=True)
-    return _sign(builder, key, key)
+    return _issue(_subject(f"tmrl_core CA {secrets.token_hex(4)}", None), not_after)
 
 
 def make_server_certificate(authority: Signed, hosts: Iterable[str], not_after: datetime) -> Signed:
-    """A certificate with which a Server proves that it is any of these hosts.
+    """Make a certificate with which a Server proves that it is any of these hosts.
 
     Args:
         authority: the CA that signs.
         hosts: DNS names and IP addresses, as `clean_host` returns them.
         not_after: the certificate ends then, or with the CA if that is earlier.
     """
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    names = _host_names(hosts)
     # The common name is for people only: clients look at the alternative names.
-    return _make_leaf(
-        authority, _subject("tmrl_core server", "server"), names, ExtendedKeyUsageOID.SERVER_AUTH, not_after
-    )
+    return _issue(_subject("tmrl_core server", "server"), not_after, _host_names(hosts), authority, server=True)
 
 
 def make_self_signed_certificate(hosts: Iterable[str], not_after: datetime) -> Signed:
-    """A server's certificate that clients trust by having it, as tlspyo's do; no CA has signed it."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    key = _new_key()
-    subject = _subject("tmrl_core tlspyo server", "server")
-    builder = _builder(subject, subject, key, key, not_after)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_key_usage(sign_certificates=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    builder = builder.add_extension(x509.SubjectAlternativeName(_host_names(hosts)), critical=False)
-    return _sign(builder, key, key)
+    """Make a server's certificate that clients trust by having it, as tlspyo's do; no CA has signed it."""
+    return _issue(_subject("tmrl_core tlspyo server", "server"), not_after, _host_names(hosts), server=True)
 
 
 def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime) -> Signed:
-    """A certificate with which a peer proves its role and name; it cannot pose as a Server."""
+    """Make a certificate with which a peer proves its role and name; it cannot pose as a Server."""
     from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity_uri(role, check_name(name)))]
-    return _make_leaf(authority, _subject(name, role), names, ExtendedKeyUsageOID.CLIENT_AUTH, not_after)
+    return _issue(_subject(name, role), not_after, names, authority, server=False)
+
+
+def is_issued(certificate: str, authority: str) -> bool:
+    """Return whether the holder of the second certificate signed the first one.
+
+    Raises:
+        CredentialsError: one of them is not PEM.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    leaf, signer = _parse(certificate), _parse(authority)
+    try:
+        leaf.verify_directly_issued_by(signer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def check_issued(signed: Signed, authority: str) -> None:
@@ -192,10 +185,9 @@ def check_issued(signed: Signed, authority: str) -> None:
     leaf, signer = _parse(signed.certificate), _parse(authority)
     try:
         is_authority = signer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        leaf.verify_directly_issued_by(signer)
-    except (ValueError, TypeError, exceptions.InvalidSignature, x509.ExtensionNotFound):
+    except (ValueError, x509.ExtensionNotFound):
         is_authority = False
-    if not is_authority:
+    if not is_authority or not is_issued(signed.certificate, authority):
         raise CredentialsError("that CA did not sign its certificate")
     try:
         key = load_pem_private_key(signed.key.encode(), password=None).public_key()
@@ -275,26 +267,6 @@ def _element(der: bytes, at: int) -> tuple[int, int]:
     return start, start + length
 
 
-def _make_leaf(
-    authority: Signed,
-    subject: x509.Name,
-    names: list[x509.GeneralName],
-    usage: x509.ObjectIdentifier,
-    not_after: datetime,
-) -> Signed:
-    from cryptography import x509
-
-    signer, signer_key = _parse(authority.certificate), _parse_key(authority.key)
-    key = _new_key()
-    end = min(not_after, _validity(signer)[1])
-    builder = _builder(subject, signer.subject, key, signer_key, end)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_key_usage(sign_certificates=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return _sign(builder, key, signer_key)
-
-
 def _host_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
     from cryptography import x509
 
@@ -323,29 +295,48 @@ def _subject(common_name: str, unit: str | None) -> x509.Name:
     return x509.Name(attributes)
 
 
-def _builder(
+def _issue(
     subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer_key: ec.EllipticCurvePrivateKey,
     not_after: datetime,
-) -> x509.CertificateBuilder:
+    names: Sequence[x509.GeneralName] = (),
+    authority: Signed | None = None,
+    *,
+    server: bool | None = None,
+) -> Signed:
+    """Make a key and a certificate: a server's, a client's, or (None) a CA's; without `authority` it signs itself."""
     from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    # A certificate that is already over must still begin before it ends.
-    not_before = min(datetime.now(timezone.utc), not_after) - _CLOCK_SLACK
-    return (
+    is_authority = server is None
+    key = signer = _new_key()
+    issuer = subject
+    if authority is not None:
+        parsed, signer = _parse(authority.certificate), _parse_key(authority.key)
+        issuer, not_after = parsed.subject, min(not_after, _validity(parsed)[1])
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(not_before)
+        # A certificate that is already over must still begin before it ends.
+        .not_valid_before(min(datetime.now(timezone.utc), not_after) - _CLOCK_SLACK)
         .not_valid_after(not_after)
         # Both identifiers are asked for by the strict checks that Python 3.13 turned on.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), critical=True)
+        .add_extension(_key_usage(sign_certificates=is_authority), critical=True)
     )
+    if server is not None:
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, *form)
+    return Signed(certificate.decode("ascii"), private.decode("ascii"))
 
 
 def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
@@ -362,18 +353,6 @@ def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _sign(
-    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, issuer_key: ec.EllipticCurvePrivateKey
-) -> Signed:
-    from cryptography.hazmat.primitives import hashes, serialization
-
-    certificate = builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return Signed(certificate.decode("ascii"), private.decode("ascii"))
 
 
 def _parse(certificate: str) -> x509.Certificate:
