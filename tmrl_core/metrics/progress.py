@@ -7,7 +7,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -474,9 +473,7 @@ class LiveProgress:
             self._next_line_s = self._clock() + self._line_every_s
             self._print_line()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Show the last state and release the terminal, also after an error."""
         live, self._live = self._live, None
         try:

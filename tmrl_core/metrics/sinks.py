@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from tmrl_core.metrics import names
@@ -62,9 +61,7 @@ class MetricSink(abc.ABC):
     def __enter__(self: _Sink) -> _Sink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -75,21 +75,7 @@ def open_sinks(
         from tmrl_core.metrics.wandb_sink import WandbSink
 
         try:
-            sinks.append(
-                WandbSink(
-                    project=wandb.project,
-                    folder=folder,
-                    entity=wandb.entity,
-                    run_id=wandb.run_id,
-                    run_name=wandb.run_name,
-                    group=wandb.group,
-                    tags=wandb.tags,
-                    notes=wandb.notes,
-                    config=wandb.config,
-                    x_axis=x_axis,
-                    key=wandb.key,
-                )
-            )
+            sinks.append(WandbSink(folder=folder, x_axis=x_axis, **msgspec.structs.asdict(wandb)))
         except MissingExtraError as error:
             logger.warning("nothing goes to wandb: %s", error)
     return sinks

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -118,9 +118,7 @@ class ShutdownSignal:
             threading.Thread(target=self._obey_control, name="tmrl-control", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for number, before in self._before.items():
             # Ignored by the system: a handler in Python is taken away while the interpreter ends.
             signal.signal(number, signal.SIG_IGN if self._last else before)

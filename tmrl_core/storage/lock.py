@@ -6,7 +6,6 @@ import json
 import os
 import platform
 from pathlib import Path
-from types import TracebackType
 
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.storage.own_files import open_own
@@ -77,9 +76,7 @@ class FolderLock:
     def __enter__(self) -> FolderLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from tmrl_core.errors import NetworkError
@@ -97,7 +96,5 @@ class ObserverLink:
     def __enter__(self) -> ObserverLink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
