@@ -1,4 +1,4 @@
-"""TrainingAgent: what learns."""
+"""TrainingAgent: base class of learning algorithms."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tmrl_core.training.value_types import Batch, Device, Metrics, Policy, Space
 
 
 class TrainingAgent(ABC):
-    """Learns from batches and hands out the policy.
+    """Learns from batches and provides the policy.
 
-    Its attributes are what a checkpoint saves, as `tmrl_core.training.checkpoints.capture` says.
+    Checkpoints save its attributes, see `tmrl_core.training.checkpoints.capture`.
 
     Args:
-        observation_space: of the environment.
-        action_space: of the environment.
-        device: where it computes.
+        observation_space: observation space of the environment.
+        action_space: action space of the environment.
+        device: device of the computation.
     """
 
     collection: ClassVar[frozenset[str]] = frozenset({"asynchronous", "synchronous", "lockstep"})
     """Modes of collection (`worker.collection`) that it learns from."""
     action_spaces: ClassVar[frozenset[str]] = frozenset()
-    """Action spaces that it takes: `box` (of floats), `discrete`. Empty: what its constructor takes."""
+    """Supported action spaces: `box` (of floats), `discrete`. Empty: the constructor checks them."""
     wants_extras: ClassVar[bool] = False
-    """True: batches end in a dict of what a memory knows besides, where it does."""
+    """True: batches may end in a dict of extras of the memory."""
     times_updates: ClassVar[bool] = False
     """True: `train` makes many updates, and calls `after_update` after each."""
     after_update: Callable[[float], None] | None = None
@@ -48,22 +48,23 @@ class TrainingAgent(ABC):
         """Compute one update.
 
         Args:
-            batch: what the memory yields, usually `(prev_obs, new_act, rew, new_obs, terminated, truncated)`.
+            batch: batch of the memory, usually `(prev_obs, new_act, rew, new_obs, terminated, truncated)`.
 
         Returns:
             Metrics by name: numbers, or detached scalar tensors, which are read only at a round's end, so that no
-            update waits for its device. `tmrl_core.training.updates.skipped_updates.SKIPPED` says that none was made.
+                update waits for its device. `tmrl_core.training.updates.skipped_updates.SKIPPED` marks a skipped
+                update.
         """
 
     def train_steps(self, batches: Sequence[Batch]) -> list[Metrics]:
-        """Several updates, one after the other. An agent for which that costs less than as many calls of `train` says
-        so by overriding this; only then does a loop ask for more than one at once.
+        """Compute several updates in order. Override it if that costs less than separate calls of `train`: only then
+        does a loop pass more than one batch.
 
         Args:
-            batches: what each learns from.
+            batches: batch of each update.
 
         Returns:
-            Of each what `train` returns.
+            For each update, the result of `train`.
         """
         return [self.train(batch) for batch in batches]
 

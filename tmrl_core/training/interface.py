@@ -1,7 +1,7 @@
-"""The seam between a training loop and wherever its samples come from and its policies go.
+"""Interface between a training loop and the source of its samples, which also receives its policies.
 
-`TrainingInterface` is what a loop calls. `LocalInterface` is in memory: for training in one process, and for tests.
-`tmrl_core.roles.trainer` has the one that speaks to a Server.
+A loop calls `TrainingInterface`. `LocalInterface` is in memory: for training in one process, and for tests.
+`tmrl_core.training.remote` has the one for a Server.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def settled(deliveries: Iterable[Delivery]) -> list[Delivery]:
 
 
 class TrainingInterface(ABC):
-    """Brings samples to a training loop and takes its policies. Called by the training thread only."""
+    """Provides samples to a training loop and receives its policies. Called by the training thread only."""
 
     @abstractmethod
     def receive(self) -> list[Delivery]:
@@ -92,7 +92,7 @@ class TrainingInterface(ABC):
         """
 
     def report(self, progress: Progress) -> None:
-        """Say how far training is, and what it lacks while it waits."""
+        """Report the training's progress, and the missing samples while it waits."""
         return None
 
     def give_turn(self) -> None:
@@ -104,7 +104,7 @@ class TrainingInterface(ABC):
         return True
 
     def rest(self) -> None:
-        """Called between two updates, where a checkpoint may be taken that a run goes on from bit for bit."""
+        """Called between two updates, where a checkpoint allows a bit-identical resume."""
         return None
 
     def record_round(self, row: Metrics) -> None:
@@ -112,15 +112,15 @@ class TrainingInterface(ABC):
         return None
 
     def workers(self) -> list[tuple[bytes, str]]:
-        """Stream and name of each worker that can be asked to collect, in lockstep; in no particular order."""
+        """Stream and name of each worker that can collect, in lockstep; in no particular order."""
         return []
 
     def collect(self, what: Collect | None, stream: bytes) -> None:
-        """Ask a worker to collect that, in lockstep; None: nothing more for now."""
+        """Request a collection from a worker, in lockstep; None: cancel."""
         raise NotImplementedError(f"{type(self).__name__} asks no workers to collect, so it cannot serve lockstep")
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
-        """Tell whether this worker has collected its amount, all of it is committed, and the worker waits."""
+        """Return whether this worker has collected its amount, all of it is committed, and the worker waits."""
         return False
 
     @contextlib.contextmanager
@@ -135,18 +135,17 @@ class TrainingInterface(ABC):
 
 
 class LocalInterface(TrainingInterface):
-    """The interface in memory: `put` hands samples over, from any thread, and `actor` is the latest policy.
+    """Interface in memory: `put` adds samples, from any thread, and `actor` is the latest policy.
 
     Args:
         on_publish: called with each published policy, in the training thread.
-        counter: number of the version before the next; who goes on from a checkpoint gives the training object's
-            `versions_before`.
+        counter: number of the version before the next; after a resume, the training object's `versions_before`.
     """
 
     def __init__(self, on_publish: Callable[[Policy, Version], None] | None = None, counter: int = 0) -> None:
         self._on_publish = on_publish
         self._changed = threading.Condition()
-        # Guarded by `_changed`: what was put and not retrieved, and whether to stop.
+        # Guarded by `_changed`: samples not retrieved yet, and the stop flag.
         self._waiting = Buffer(maxlen=None)
         self._stopping = False
         self._version: Version = (1, counter) if counter else (0, 0)
@@ -158,7 +157,7 @@ class LocalInterface(TrainingInterface):
         self._outstanding: list[Delivery] = []
 
     def put(self, buffer: Buffer) -> None:
-        """Hand over a copy of what `buffer` holds, and its episode records."""
+        """Add a copy of the samples in `buffer`, and its episode records."""
         with self._changed:
             self._waiting += buffer
             self._changed.notify_all()
@@ -170,7 +169,7 @@ class LocalInterface(TrainingInterface):
             self._changed.notify_all()
 
     def receive(self) -> list[Delivery]:
-        """Return what was put, each chunk as a delivery."""
+        """Return the added samples, each chunk as a delivery."""
         self.commit()
         with self._changed:
             taken, self._waiting = self._waiting, Buffer(maxlen=None)
@@ -205,7 +204,7 @@ class LocalInterface(TrainingInterface):
 
     @property
     def version(self) -> Version:
-        """1, and how many were published; (0, 0) before the first."""
+        """(1, number of published policies); (0, 0) before the first."""
         return self._version
 
     def wait(self, timeout_s: float) -> bool:
@@ -216,11 +215,11 @@ class LocalInterface(TrainingInterface):
             return len(self._waiting) > 0
 
     def report(self, progress: Progress) -> None:
-        """Keep the latest in `progress`."""
+        """Store the latest one in `progress`."""
         self.progress = progress
 
     def record_round(self, row: Metrics) -> None:
-        """Keep all in `rows`."""
+        """Store all in `rows`."""
         self.rows.append(row)
 
     @property

@@ -1,4 +1,4 @@
-"""The training loops: sample, update, publish, take what has arrived, hold the ratio."""
+"""Training loop: sample, update, publish, insert arrived samples, limit the rates."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ REASON_LENGTH = 300
 """Maximum number of characters of a refusal's reason."""
 
 TURN_LOOK_S = 0.01
-"""Seconds between two looks at whether it is this side's turn."""
+"""Seconds between two checks for the trainer's turn."""
 
 
 @described_by(TrainerSection, LimiterSection)
 class TrainingOffline(TrainingLoop):
-    """Off-policy training from a memory that fills while it trains.
+    """Off-policy training from a memory that fills during training.
 
     Args:
-        env_cls: makes the environment whose spaces count; or a pair (observation space, action space).
-        memory_cls: `(nb_steps=, device=)` makes the memory.
-        training_agent_cls: `(observation_space=, action_space=, device=)` makes the TrainingAgent.
-        device: handed to memory and agent; None: the memory gets the agent's.
-        bad_updates_folder: where the batches of such updates are described, for a look; None: nowhere.
-        declared: of "observation", "action" and "extras" (of the policy, in lockstep), what reaches the memory as the
-            environment and the policy declare it; a columnar memory refuses the rest. Nothing that a preprocessor or
-            compressor changes. With "dtypes" those of actions and extras count too.
+        env_cls: creates the environment that defines the spaces; or a pair (observation space, action space).
+        memory_cls: `(nb_steps=, device=)` creates the memory.
+        training_agent_cls: `(observation_space=, action_space=, device=)` creates the TrainingAgent.
+        device: passed to memory and agent; None: the memory gets the agent's.
+        bad_updates_folder: folder for descriptions of the batches of skipped updates; None: no descriptions.
+        declared: those of "observation", "action" and "extras" (of the policy, in lockstep) that reach the memory as
+            environment and policy declare them, unchanged by a preprocessor or compressor; a columnar memory refuses
+            other samples. With "dtypes", the dtypes of actions and extras are checked too.
 
     Raises:
-        ConfigError: `samples_per_insert` and `error_buffer` cannot be held.
+        ConfigError: `samples_per_insert` and `error_buffer` contradict each other.
     """
 
     type_id = "offline"
@@ -123,7 +123,7 @@ class TrainingOffline(TrainingLoop):
         self.elapsed_s = 0.0
         """Seconds that the run had been going when it was saved."""
         self.delivery: State = {"incarnation": 0, "counter": 0, "marks": {}}
-        """Position of each worker's stream of samples: what this memory holds and what it does not."""
+        """Committed offset of each worker's stream of samples."""
         self.published = False
         self._waits_for = ""
         self._yields = False
@@ -189,7 +189,7 @@ class TrainingOffline(TrainingLoop):
     """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
 
     def follow_memory(self) -> None:
-        """Take over what a memory on disk says of the samples that it holds: it is never older than a checkpoint."""
+        """Load the counters that a memory on disk has stored with its samples: it is never older than a checkpoint."""
         recorded = self._memory.recorded
         if recorded is None:
             return
@@ -206,10 +206,10 @@ class TrainingOffline(TrainingLoop):
 
     @property
     def versions_before(self) -> int:
-        """Number of the policy's version before the next that is published here.
+        """Number of the version before the next one that is published here.
 
-        Who goes on from a checkpoint publishes the latest policy once more, in a new incarnation and under its number,
-        so that policies are as old as they would be had the run not been interrupted.
+        After a resume, the trainer publishes the latest policy once more, in a new incarnation and with the same
+        number, so that policy lags are those of an uninterrupted run.
         """
         return max(0, int(self.delivery["counter"]) - 1)
 
@@ -234,18 +234,18 @@ class TrainingOffline(TrainingLoop):
 
     @property
     def finished(self) -> bool:
-        """Tell whether all epochs are done."""
+        """Return whether all epochs are done."""
         return self.epoch >= self.epochs
 
     def run_epoch(self, interface: TrainingInterface) -> list[Row]:
-        """Train for one epoch, or until `interface.stopping`; an epoch ended early goes on where it was.
+        """Train for one epoch, or until `interface.stopping`; the next call continues an interrupted epoch.
 
         Returns:
             One row of statistics per finished round.
 
         Raises:
-            StarvedError: both sides wait for each other for ever.
-            BadUpdatesError: too many updates in a row were not finite.
+            StarvedError: both sides wait for each other forever.
+            BadUpdatesError: too many consecutive updates were not finite.
         """
         profiler = cProfile.Profile() if self.profiling else None
         if profiler is not None:
@@ -269,10 +269,10 @@ class TrainingOffline(TrainingLoop):
         """Train for one round; the last one of an epoch ends it.
 
         Returns:
-            Its row of statistics; None: `interface.stopping` came first, and the round goes on with the next call.
+            Its row of statistics; None: `interface.stopping` came first, and the next call continues the round.
 
         Raises:
-            StarvedError: both sides wait for each other for ever.
+            StarvedError: both sides wait for each other forever.
         """
         self._begin(interface)
         row = self._round_row(interface) if not interface.stopping else None
@@ -344,7 +344,7 @@ class TrainingOffline(TrainingLoop):
             before = time.perf_counter()
             batch = next(batches, None)
             if batch is None:
-                # An epoch that was ended early goes on with fewer updates than the memory yields; never with more.
+                # A resumed epoch has fewer updates left than the memory yields, never more.
                 batches = iter(self.memory)
                 continue
             statistics.sampling_s += time.perf_counter() - before
@@ -408,17 +408,17 @@ class TrainingOffline(TrainingLoop):
             self._memory.update_priorities(batch[6]["indices"], td_error_B)
 
     def _look_for_samples(self, interface: TrainingInterface) -> None:
-        """Take what has arrived, unless training is so far behind that it has to wait."""
+        """Insert arrived samples, unless training is so far behind that they have to wait."""
         if self.limiter.can_insert(self.total_samples, self.total_updates):
             self.update_buffer(interface)
         else:
-            interface.wait(0.0)  # which does what else is due
+            interface.wait(0.0)  # which handles other due work
 
     def update_buffer(self, interface: TrainingInterface) -> None:
-        """Take what has arrived, append it to the memory, commit it.
+        """Insert arrived samples into the memory and commit them.
 
-        What a memory on disk cannot write is not acknowledged, and nothing more is taken until it can: its workers keep
-        it meanwhile.
+        Samples that a memory on disk cannot write are not acknowledged, and no more are inserted until it can: their
+            workers keep them.
         """
         try:
             deliveries = interface.receive()
@@ -458,7 +458,7 @@ class TrainingOffline(TrainingLoop):
             delivery.accept()
 
     def commit(self, interface: TrainingInterface) -> bool:
-        """Have what was taken acknowledged. False: the disk does not take it; that was said, and is tried again."""
+        """Acknowledge inserted samples. False: the disk does not accept them, which is logged and tried again."""
         try:
             interface.commit()
         except StorageError as exc:
@@ -491,7 +491,7 @@ class TrainingOffline(TrainingLoop):
         return self.limiter.lack(self.total_samples, self.total_updates)
 
     def _hold_ratio(self, interface: TrainingInterface) -> bool:
-        """Wait until training may go on. False: `interface.stopping`."""
+        """Wait until training may continue. False: `interface.stopping`."""
         if not self._lack() and (not self._yields or interface.has_turn()):
             self._yields = False
             return not interface.stopping
@@ -500,7 +500,7 @@ class TrainingOffline(TrainingLoop):
             held = self._wait_for_samples(interface)
         finally:
             self.statistics.idle_s += time.perf_counter() - started
-        # Not after an error: workers that wait as well still have to know what is lacking.
+        # Not after an error: waiting workers still need the reason.
         if self._waits_for:
             self._waits_for = ""
             interface.report(self._progress())
@@ -508,7 +508,7 @@ class TrainingOffline(TrainingLoop):
 
     def _wait_for_samples(self, interface: TrainingInterface) -> bool:
         while not interface.stopping:
-            has_turn = interface.has_turn()  # before: what was sent until then has arrived
+            has_turn = interface.has_turn()  # before the insertion: samples sent until then have arrived
             self.update_buffer(interface)
             lack = self._lack()
             if not lack and has_turn:
@@ -523,7 +523,7 @@ class TrainingOffline(TrainingLoop):
         return False
 
     def _progress(self) -> Progress:
-        # Whoever wants to know whether both sides wait must not see a lack come and go while this one waits.
+        # Observers of both sides must not see the shortfall change while this side waits.
         return Progress(
             samples=self.total_samples,
             updates=self.total_updates,
@@ -568,7 +568,7 @@ class TrainingOffline(TrainingLoop):
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write everything that going on identically needs to the folder `path`.
+        """Write the complete state, from which training continues identically, to the folder `path`.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -578,7 +578,7 @@ class TrainingOffline(TrainingLoop):
         save_training(self, Path(path))
 
     def load(self, path: str | Path) -> None:
-        """Take over what `save` wrote; this object must have been made with the same arguments.
+        """Load the state that `save` wrote; this object must have been created with the same arguments.
 
         Raises:
             CheckpointError: it is damaged or belongs to another configuration. Nothing was changed then.
@@ -590,7 +590,7 @@ class TrainingOffline(TrainingLoop):
 
 
 class TorchTrainingOffline(TrainingOffline):
-    """`TrainingOffline` that picks the device when it is None: cuda where there is one, otherwise cpu."""
+    """`TrainingOffline` that selects a device if none is given: cuda if available, otherwise cpu."""
 
     type_id = "torch_offline"
     type_version = 1
