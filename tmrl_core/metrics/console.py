@@ -9,10 +9,10 @@ _PACKAGE = "tmrl_core"
 
 
 class _StandardErrorHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever `sys.stderr` is at the time, and steps aside once the application sets up logging itself."""
+    """Handler that writes to the current `sys.stderr`, until the application sets up logging itself."""
 
     def __init__(self) -> None:
-        # Not StreamHandler's constructor: it would keep the stream of now (as logging's own handler of last resort).
+        # Not StreamHandler's constructor, which would keep the present stream (like logging's handler of last resort).
         logging.Handler.__init__(self)
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
 
@@ -29,14 +29,14 @@ class _StandardErrorHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def show_messages() -> bool:
-    """Let INFO messages of this package be seen on standard error, unless the application has set up logging.
+    """Show INFO messages of this package on standard error, unless the application has set up logging.
 
     Set up means: the root logger or the package's has a handler, or the package's logger has a level. Called when a
-    Server, RolloutWorker or Trainer is made, never at import; calling it again changes nothing. When the application
-    sets up logging later, messages go its way only.
+    Server, RolloutWorker or Trainer is created, never at import; further calls change nothing. If the application sets
+    up logging later, messages go only there.
 
     Returns:
-        Whether messages go to standard error because of this function.
+        True if messages go to standard error because of this function.
     """
     package = logging.getLogger(_PACKAGE)
     if any(isinstance(handler, _StandardErrorHandler) for handler in package.handlers):

@@ -1,4 +1,4 @@
-"""The picture of a run: `learning_curve.png`, drawn from its `metrics.jsonl`."""
+"""Picture of a run: `learning_curve.png`, drawn from its `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def draw(
 
     Above: the return of every training episode of every worker, their moving average, the workers' test episodes and
     the evaluations with their spread and target, over environment steps, updates or minutes. Below: samples and updates
-    a second, or the policy lag where no rates were recorded.
+    per second, or the policy lag if no rates were recorded.
 
     Args:
-        run_folder: holds `metrics.jsonl`, which may also be still growing.
-        run_name: for the title; None: what the records say, else the folder's name.
-        return_target: draws a line; None: what the records say.
-        x_axis: what it is drawn over; where nobody counted environment steps, updates take their place.
+        run_folder: folder with `metrics.jsonl`, which may still be growing.
+        run_name: for the title; None: from the records, else the folder's name.
+        return_target: draws a line; None: from the records.
+        x_axis: horizontal axis; without counts of environment steps, updates are used.
 
     Raises:
         FileNotFoundError: there is no `metrics.jsonl`.
@@ -75,7 +75,7 @@ def draw(
             return_target = record.number(names.RETURN_TARGET)
     _draw(figure, records, run_name or folder.resolve().name, return_target, x_axis, "workers")
     path = folder / "learning_curve.png"
-    # Whoever looks at the picture while it is drawn again sees the old or the new one, never half of one.
+    # Readers of the picture see the old or the new one, never an incomplete one.
     partial = folder / ".learning_curve.partial.png"
     figure.savefig(partial, format="png")
     os.replace(partial, path)
@@ -103,7 +103,7 @@ def picture(records: Sequence[MetricRecord], title: str, *, collectors: str, ext
 
 def _figure(extra: str) -> Any:
     try:
-        # matplotlib.pyplot would choose a window system and keep every figure: this is the part without either.
+        # matplotlib.pyplot would choose a window system and keep every figure; this part needs neither.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -155,7 +155,7 @@ def _drawable(record: MetricRecord) -> MetricRecord:
 
 
 class _Series:
-    """Columns over one axis: what was asked for, or updates where nobody counted environment steps."""
+    """Return the columns over one axis: the requested one, or updates without counts of environment steps."""
 
     def __init__(self, records: Sequence[MetricRecord], axis: Axis) -> None:
         known = sorted((record.elapsed_s, record.env_steps) for record in records if record.env_steps is not None)
@@ -204,7 +204,7 @@ class _Series:
 
 def moving_average(values: _Floats, window: int) -> _Floats:
     """Return [points] means of the latest `window` values at each point, of fewer at the start."""
-    # No differences of sums: one huge value would leave nothing of all that come after it.
+    # No differences of sums: one huge value would cancel all later ones.
     sums = np.convolve(values, np.ones(window))[: len(values)]
     means: _Floats = sums / np.minimum(np.arange(1, len(values) + 1), window)
     return means
@@ -263,7 +263,7 @@ def _draw_training(axes: Any, x: _Floats, returns: _Floats, workers: int, collec
     )  # fmt: skip
     window = int(np.clip(len(returns) // 20, 5, 200))
     if len(returns) >= 2 * window:
-        # The first means are of too few episodes to say anything.
+        # The first means are of too few episodes.
         shown = slice(window // 3, None, step)
         smooth = moving_average(returns, window)
         axes.plot(x[shown], smooth[shown], color=_TRAIN, linewidth=1.9, label=f"mean of the latest {window}", zorder=3)
@@ -292,7 +292,7 @@ def _draw_evaluations(axes: Any, series: _Series, evaluations: Sequence[MetricRe
 
 
 def _crowd(count: int) -> float:
-    """Return a factor for the size of one of so many markers: 1 for a few, down to 0.4."""
+    """Return a size factor for this number of markers: 1 for a few, down to 0.4."""
     return float(np.clip(1.15 - 0.15 * np.log2(max(1, count) / 12), 0.4, 1.0))
 
 

@@ -1,7 +1,7 @@
-"""The names of metrics: one vocabulary for `metrics.jsonl`, TensorBoard and wandb, and the table from rows to it.
+"""Names of metrics: one vocabulary for `metrics.jsonl`, TensorBoard and wandb, and the table from rows to it.
 
 A metric's name is `group/name`. Names follow stable-baselines3 where it has the metric; the others use its groups. The
-groups of the network (`wire`, `worker`) sort behind the groups of learning. A name without a slash is a label of the
+groups of the network (`wire`, `worker`) sort after the groups of learning. A name without a slash is a label of the
 record (a worker, a seed, a message) and is not plotted.
 
 Rows of `run_epoch` and the console keep the short names of `OF_ROWS`.
@@ -265,6 +265,6 @@ def short(name: str) -> str:
 
 
 def of_rows(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values under their names in records, without the statistics of episodes that there were none of (NaN)."""
+    """Return values under their names in records, without statistics over no episodes (NaN)."""
     named = {of_row(str(name), kind): value for name, value in values.items()}
     return {name: value for name, value in named.items() if not (name.startswith("rollout/") and value != value)}

@@ -23,19 +23,19 @@ class RecordReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.bad_lines = 0
-        """Complete lines that held no record: torn by a crash, or not ours."""
+        """Number of complete lines without a record: truncated by a crash, or foreign."""
         self._offset = 0
         self._rest = b""
         self._identity: tuple[int, int] | None = None
 
     def read(self) -> list[MetricRecord]:
-        """Return the new records, oldest first: [] when there are none, or no file yet.
+        """Return the new records, oldest first; []: there are none, or no file yet.
 
-        A line without its end is left for the next call. A file that became shorter, or another one under the same
+        An incomplete last line is left for the next call. A file that became shorter, or another one under the same
         name, is read from its start.
 
         Raises:
-            OSError: the file is there and cannot be read.
+            OSError: the file exists and cannot be read.
         """
         records: list[MetricRecord] = []
         try:

@@ -1,4 +1,4 @@
-"""The recorder: what training writes its records to. It never blocks and never raises because of a sink."""
+"""Recorder of training: it never blocks and never raises because of a sink."""
 
 from __future__ import annotations
 
@@ -38,22 +38,21 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorder:
-    """Hands records to sinks, each in a thread of its own behind a bounded queue.
+    """Passes records to sinks, each in its own thread behind a bounded queue.
 
-    A sink that is slow fills its queue, and then loses its oldest records, counted. One that raises gets the same
-    record again, `attempts` times with growing pauses between failures (a full disk may be made room on); the failure
-    is logged the first time, and again after 10, 100, 1000 failures in a row. Training and the other sinks notice
-    nothing.
+    A slow sink fills its queue, and then loses its oldest records, which are counted. A sink that raises gets the same
+    record again, `attempts` times with growing pauses between failures (space may be freed on a full disk); the failure
+    is logged the first time, and again after 10, 100, 1000 consecutive failures. Training and the other sinks are not
+    affected.
 
     Args:
-        sinks: they belong to the recorder from now on, which closes them. Sinks that share state with each other would
-            have to guard it.
-        queue_records: how many records may wait for one sink.
-        attempts: how often a record is tried before it is given up.
-        pause_s: seconds after a first failure; doubles up to `longest_pause_s` while failures go on.
+        sinks: owned by the recorder from now on, which closes them. Sinks that share state must guard it.
+        queue_records: maximum number of records that wait for one sink.
+        attempts: number of attempts to write a record.
+        pause_s: seconds after a first failure; doubles up to `longest_pause_s` with each further one.
         longest_pause_s: see `pause_s`.
-        elapsed_s: seconds that the run had been going before this process (after a resume).
-        env_steps: environment steps that the run had received by then.
+        elapsed_s: duration of the run before this process (after a resume).
+        env_steps: environment steps of the run before this process.
         clock: seconds since 1970.
     """
 
@@ -97,12 +96,13 @@ class Recorder:
         return sum(state.dropped + state.failed for state in self.states)
 
     def record(self, kind: Kind, values: Mapping[str, Any], *, step: int) -> MetricRecord:
-        """Make a record of now, write it and return it; one that does not say its environment steps has the latest.
+        """Create a record with the present time, write it and return it; the default of its environment steps is the
+        latest count.
 
         Args:
-            kind: what it is about.
+            kind: subject of the record.
             values: by name; see `names.VOCABULARY`.
-            step: updates done so far.
+            step: number of updates so far.
         """
         made = record(kind, values, step=step, started_s=self.started_s, now_s=self._clock())
         if made.env_steps is None:
@@ -112,7 +112,7 @@ class Recorder:
         return made
 
     def event(self, event: str, message: str = "", *, step: int, **values: Any) -> MetricRecord:
-        """Write an `event` record: its name, what happened in words, and further values."""
+        """Write an `event` record: its name, a message, and further values."""
         named: dict[str, Any] = {"event": event}
         if message:
             named["message"] = message
@@ -125,21 +125,21 @@ class Recorder:
                 lane.put(record)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until every sink took, and flushed, what was written before; return False after `timeout_s` seconds."""
+        """Wait until every sink has written and flushed the earlier records; return False after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         marks = [(lane, lane.ask_flush()) for lane in self._lanes]
         late = [lane for lane, mark in marks if not lane.wait_flushed(mark, deadline - time.monotonic())]
         return not late
 
     def close(self, timeout_s: float = 20.0) -> bool:
-        """Let every sink take what waits, flush and close it; a second call does nothing.
+        """Let every sink write the queued records, flush and close it; further calls do nothing.
 
         Args:
-            timeout_s: seconds for all sinks together. One that hangs longer is left behind in its daemon thread, and
-                a warning names it.
+            timeout_s: seconds for all sinks together. A sink that hangs longer is abandoned in its daemon thread, and a
+                warning names it.
 
         Returns:
-            Whether all sinks were closed in time.
+            True if all sinks were closed in time.
         """
         if self._closed:
             return self._closed_in_time
@@ -246,7 +246,7 @@ class _Lane:
                     more = bool(self._queue)
                 if more:
                     continue
-            # The queue is empty: now is the time to let readers see what was written.
+            # The queue is empty: flush, so that readers see the records.
             if unflushed:
                 self._try("flush", self._sink.flush)
                 unflushed = False
@@ -295,7 +295,7 @@ class _Lane:
         return True
 
     def _pause(self) -> None:
-        """Wait after a failure, longer each time; a close ends the wait, and there is none while closing."""
+        """Wait after a failure, longer each time; not while closing, and a close ends the wait."""
         with self._wake:
             pause_s = min(self._longest_pause_s, self._pause_s * 2.0 ** min(30, self._failures_in_a_row - 1))
             self._wake.wait_for(lambda: self._closing, pause_s)

@@ -1,7 +1,7 @@
-"""The record: what training measures, one line of `metrics.jsonl`.
+"""Records of training: one line of `metrics.jsonl` each.
 
-Everything that wants to show or keep a number (files, TensorBoard, wandb, the console, the live display, the learning
-curve) reads these records and nothing else. `names.py` has the names in it.
+Everything that shows or stores a metric (files, TensorBoard, wandb, the console, the live display, the learning curve)
+reads these records and nothing else. `names.py` defines their names.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Axis = Literal["env_steps", "updates", "wall_time"]
 """X axes of curves: environment steps received, gradient steps, or seconds since the run began."""
 
 Value = float | int | bool | str | None
-"""Value in a record. None stands for a number that is not finite, which JSON cannot write."""
+"""Value in a record. None represents a number that is not finite, which JSON cannot store."""
 
 
 class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement.
 
     Attributes:
-        time_s: when, in seconds since 1970 (UTC).
-        elapsed_s: when, in seconds since the run began.
-        step: updates (gradient steps) done by then.
-        kind: what it is about.
+        time_s: time in seconds since 1970 (UTC).
+        elapsed_s: time in seconds since the run began.
+        step: number of updates (gradient steps) so far.
+        kind: subject of the record.
         values: by name; see `names.VOCABULARY`.
-        env_steps: environment steps received by then; None in a file of an earlier version that did not say.
+        env_steps: environment steps received so far; None: not stored, in a file of an earlier version.
     """
 
     time_s: float
@@ -69,7 +69,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def text(self, name: str) -> str:
-        """Return the value of this name as text, "" if there is none."""
+        """Return the value of this name as text; "": there is none."""
         value = self.values.get(name)
         return "" if value is None else str(value)
 
@@ -112,13 +112,13 @@ def record(
     started_s: float,
     now_s: float | None = None,
 ) -> MetricRecord:
-    """Make a record of now.
+    """Create a record with the present time.
 
     Args:
-        kind: what it is about.
-        values: by name, those of rows included (`names.OF_ROWS`); see `plain` for what becomes of them.
-        step: updates done so far.
-        started_s: when the run began, in seconds since 1970; over a resume, now minus what had elapsed before.
+        kind: subject of the record.
+        values: by name, also by the names of rows (`names.OF_ROWS`); `plain` converts them.
+        step: number of updates so far.
+        started_s: start of the run, in seconds since 1970; after a resume, the present time minus the earlier duration.
         now_s: seconds since 1970; None: the clock's.
     """
     now_s = time.time() if now_s is None else now_s
@@ -192,10 +192,10 @@ def encode_line(record: MetricRecord) -> bytes:
 
 
 def decode_line(line: bytes) -> MetricRecord:
-    """Return the record that a line holds, with today's names where an earlier version has written it.
+    """Return the record in a line, with today's names if an earlier version wrote it.
 
     Raises:
-        msgspec.DecodeError: the line is torn, or is no record.
+        msgspec.DecodeError: the line is incomplete, or not a record.
     """
     found = _decoder.decode(line)
     if found.env_steps is not None:

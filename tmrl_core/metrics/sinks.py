@@ -1,4 +1,4 @@
-"""The seam to where records go, and the sinks that need nothing but what every installation has."""
+"""Interface of metric sinks, and the sinks that need no extra packages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _Sink = TypeVar("_Sink", bound="MetricSink")
 
 
 class MetricSink(abc.ABC):
-    """A place that records go to.
+    """Destination of records.
 
-    A sink is a plain, blocking object that is used by one thread at a time. `Recorder` gives each sink a thread and a
-    bounded queue of its own, so that a slow or failing one stops neither training nor the other sinks; it need not
-    care for that itself. `tests/metrics/test_sinks.py` has the suite that every sink passes.
+    A sink is a plain, blocking object that one thread uses at a time. `Recorder` gives each sink a thread and a bounded
+    queue, so that a slow or failing one stops neither training nor the other sinks. `tmrl_core.testing` has the
+    conformance suite for sinks.
     """
 
     @property
@@ -44,18 +44,18 @@ class MetricSink(abc.ABC):
 
     @abc.abstractmethod
     def flush(self) -> None:
-        """Hand what was written to the operating system, or to whoever keeps it: another process sees it afterwards.
+        """Pass written records to the operating system or another store: other processes see them afterwards.
 
         Raises:
-            Exception: of any kind; what was written may or may not be kept, later writes are possible.
+            Exception: of any kind; the records may or may not be stored, and later writes are possible.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Flush and let go of everything; a second call does nothing.
+        """Flush and release everything; further calls do nothing.
 
         Raises:
-            Exception: of any kind; the sink is closed all the same.
+            Exception: of any kind; the sink is closed nevertheless.
         """
 
     def __enter__(self: _Sink) -> _Sink:
@@ -66,10 +66,10 @@ class MetricSink(abc.ABC):
 
 
 class MemorySink(MetricSink):
-    """Keeps the latest records in memory: for tests, notebooks and scripts.
+    """Stores the latest records in memory: for tests, notebooks and scripts.
 
     Args:
-        limit: how many; the oldest go.
+        limit: maximum number; the oldest are dropped.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
@@ -80,7 +80,7 @@ class MemorySink(MetricSink):
         self.closed = False
 
     def write(self, record: MetricRecord) -> None:
-        """Keep it."""
+        """Store the record."""
         if self.closed:
             raise ValueError("the sink is closed")
         self.records.append(record)
@@ -90,19 +90,19 @@ class MemorySink(MetricSink):
         """Nothing waits here."""
 
     def close(self) -> None:
-        """Take no more; what is kept stays readable."""
+        """Accept no more records; stored ones stay readable."""
         self.closed = True
 
 
 class JsonLinesSink(MetricSink):
     """Appends each record to a file as one line of JSON.
 
-    A line is handed to the operating system in one write as it comes: a killed process loses none, and at worst the
-    last line is torn (`reading.py` steps over it). An existing file is continued.
+    Each line is passed to the operating system in one write: a killed process loses none, and at worst the last line is
+    incomplete (`reading.py` skips it). An existing file is continued.
 
     Args:
-        path: the file; its folder is made if it is not there.
-        fsync: also wait for the disk at `flush` and `close`, to survive the machine and not only the process.
+        path: the file; its folder is created if it is missing.
+        fsync: True: also wait for the disk at `flush` and `close`, so that records survive the end of the machine.
 
     Raises:
         OSError: the file cannot be opened.
@@ -112,7 +112,7 @@ class JsonLinesSink(MetricSink):
         self.path = Path(path)
         self.fsync = fsync
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: what a failed write has left behind is known, and is not written again at some later flush.
+        # Unbuffered: the result of a failed write is known, and a later flush does not repeat it.
         self._file = open(self.path, "ab", buffering=0, opener=open_own)  # noqa: SIM115
         self._torn = _ends_within_a_line(self.path)
 
@@ -131,7 +131,7 @@ class JsonLinesSink(MetricSink):
                 self._torn = bool(left)
 
     def flush(self) -> None:
-        """Wait for the disk, if that was asked for; the operating system has each line already."""
+        """Wait for the disk if `fsync` is set; the operating system has each line already."""
         if self.fsync and not self._file.closed:
             os.fsync(self._file.fileno())
 
@@ -171,7 +171,7 @@ class ConsoleSink(MetricSink):
         if self._closed:
             raise ValueError("the sink is closed")
         if record.kind in ("round", "evaluation", "event"):
-            # Beside a terminal, lines are kept short enough for it; COLUMNS says how short elsewhere.
+            # Without a terminal, lines have a fixed length limit, or that of COLUMNS.
             self._log(describe(record, shutil.get_terminal_size((120, 24)).columns))
 
     def flush(self) -> None:

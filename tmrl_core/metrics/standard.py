@@ -44,17 +44,16 @@ def open_sinks(
     x_axis: Axis = "env_steps",
     hparams: Mapping[str, Any] | None = None,
 ) -> list[MetricSink]:
-    """Open a run's sinks: `metrics.jsonl` always, and what else is asked for.
+    """Open a run's sinks: `metrics.jsonl` always, and the requested others.
 
-    A package that is missing, or a folder that cannot be written, is a warning that says what to do: training is
-    worth more than a picture of it.
+    A missing package, or a folder that cannot be written, gives a warning with the remedy and does not stop training.
 
     Args:
-        folder: the run's; holds `metrics.jsonl`, `tensorboard/` and `wandb/`.
+        folder: folder of the run, for `metrics.jsonl`, `tensorboard/` and `wandb/`.
         tensorboard: write TensorBoard files.
         wandb: log to wandb with these settings.
         console: log each round's row.
-        x_axis: of TensorBoard and wandb.
+        x_axis: horizontal axis of TensorBoard and wandb.
         hparams: the run's configuration, for TensorBoard.
 
     Raises:

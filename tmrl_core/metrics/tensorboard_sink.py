@@ -21,17 +21,17 @@ _file_numbers = itertools.count()
 class TensorBoardSink(MetricSink):
     """Writes each record's metrics as scalars, and events as text, at the record's time.
 
-    Labels of a record are left out; what is not finite is written as it is, and TensorBoard marks it.
+    Labels of a record are left out; values that are not finite are written unchanged, and TensorBoard marks them.
 
     Args:
-        folder: where the event file goes; made if it is not there. Each sink writes a file of its own, so that a
-            resumed run adds one.
-        x_axis: what TensorBoard calls the step; whole seconds for wall_time.
+        folder: folder of the event file; created if it is missing. Each sink writes its own file, so a resumed run adds
+            one.
+        x_axis: the step of TensorBoard; whole seconds for wall_time.
         hparams: the run's configuration, nested; its single values are shown as hyper-parameters.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TensorBoardSink(MetricSink):
             )
 
     def flush(self) -> None:
-        """Hand what was written to the operating system."""
+        """Pass written records to the operating system."""
         if not self._file.closed:
             self._file.flush()
 

@@ -34,7 +34,7 @@ def return_text(value: float | None, beside: float | None = None) -> str:
 
     Args:
         value: None gives "-".
-        beside: the target that stands next to it; more digits are shown where three do not tell the two apart.
+        beside: target shown next to it; more digits are shown if three do not distinguish the two.
     """
     if value is None:
         return "-"

@@ -1,15 +1,15 @@
-"""Records to Weights & Biases, online where that works and else offline, without ever holding training up.
+"""Records to Weights & Biases, online if possible and else offline, without ever delaying training.
 
-What wandb does by itself, and what this file does about it (wandb 0.31):
+Behaviour of wandb (0.31), and the measures of this file:
 
-- `wandb.init` without a key asks for one on a terminal and raises elsewhere: the key is looked for first, and without
+- `wandb.init` without a key asks for one on a terminal and raises elsewhere: the key is looked up first, and without
   one the run is offline.
 - With a key and no network `wandb.init` tries for 90 s and then raises: its limit is set, and an offline run follows.
-- `run.finish` waits for the upload for ever: it gets a limit, and what is missing then stays on disk for `wandb sync`.
-- It captures the console: turned off, the live display has that.
+- `run.finish` waits for the upload forever: it gets a limit, and missing data then stays on disk for `wandb sync`.
+- It captures the console: turned off, because the live display uses it.
 
-All of it happens at the first `write`, in the thread that the Recorder gives this sink; meanwhile records wait in the
-Recorder's bounded queue. The key is handed to wandb as an object and never put into `os.environ`.
+All of it happens at the first `write`, in the thread of this sink's Recorder; meanwhile records wait in the Recorder's
+bounded queue. The key is passed to wandb as an object and never put into `os.environ`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
-    """Return the wandb id of the run in a folder, which its file `wandb_id` keeps for resumes.
+    """Return the wandb id of the run in a folder, which its file `wandb_id` stores for resumes.
 
-    Runs of one name in several folders, or begun anew in an emptied one, are different runs.
+    Runs of one name in several folders, or a new run in an emptied folder, are different runs.
     """
     path = Path(folder) / "wandb_id"
     try:
@@ -56,7 +56,7 @@ def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
             return found
     except (OSError, UnicodeDecodeError):
         pass
-    # Releases without this file took the name, so a run that they began goes on under it.
+    # Releases without this file used the name, so their runs continue under it.
     made = run_name if (Path(folder) / "wandb").is_dir() else f"{run_name}-{secrets.token_hex(4)}"
     try:
         write_whole(path, f"{made}\n".encode())
@@ -68,22 +68,22 @@ def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
 class WandbSink(MetricSink):
     """Logs each record's metrics with all three axes: environment steps, updates and time.
 
-    `WANDB_MODE` (online, offline, disabled) and wandb's other settings hold as usual.
+    `WANDB_MODE` (online, offline, disabled) and wandb's other settings apply as usual.
 
     Args:
         project: wandb's project.
         entity: user or team; None: wandb's default.
-        run_id: identity of the run: a resumed run goes on under it; None: wandb makes one.
+        run_id: identity of the run, under which a resumed run continues; None: wandb creates one.
         run_name: name to show.
-        group: of runs that are shown together.
-        tags: of the run.
-        notes: on the run.
-        folder: where wandb keeps its files (in `wandb/` below it); made if it is not there.
+        group: group of runs that are shown together.
+        tags: tags of the run.
+        notes: notes on the run.
+        folder: folder of wandb's files (in `wandb/` below it); created if it is missing.
         config: settings of the run to show; without secrets.
-        x_axis: the horizontal axis of every chart until somebody chooses another.
+        x_axis: default horizontal axis of every chart.
         key: wandb's API key; None: `WANDB_API_KEY`, wandb's settings or the netrc file, where `wandb login` puts it.
-        start_limit_s: longest wait for wandb's server at the start; then the run is offline.
-        finish_limit_s: longest wait for the upload at the end.
+        start_limit_s: maximum wait for wandb's server at the start; then the run is offline.
+        finish_limit_s: maximum wait for the upload at the end.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -115,7 +115,7 @@ class WandbSink(MetricSink):
         self.mode = ""
         """`online`, `offline` or `disabled` once wandb is up, "" before."""
         self._identity: dict[str, Any] = {"project": project, "entity": entity, "id": run_id, "name": run_name}
-        # What is left out stays as it was, also where somebody has changed it in wandb.
+        # Omitted settings stay unchanged, also if a user has changed them in wandb.
         self._identity |= {
             name: value for name, value in (("group", group), ("tags", list(tags)), ("notes", notes)) if value
         }
@@ -132,7 +132,7 @@ class WandbSink(MetricSink):
         """Log the record's metrics; the first call starts wandb, which takes up to `start_limit_s` and a few seconds.
 
         Raises:
-            Exception: whatever wandb raises, without the key.
+            Exception: errors of wandb, without the key.
         """
         if self._closed:
             raise ValueError("the sink is closed")
@@ -184,7 +184,7 @@ class WandbSink(MetricSink):
             "console": "off",
             "silent": True,
             "init_timeout": self._start_limit_s,
-            # Another run of this process, say of another trainer, is none of ours.
+            # Another run of this process, for instance of another trainer.
             "reinit": "create_new",
         }
         if key is not None:
@@ -209,7 +209,7 @@ class WandbSink(MetricSink):
         return run
 
     def _find_key(self, settings: Any) -> tuple[str | None, bool]:
-        """Return the API key, and whether wandb can log in by other means. It must not come to ask on the terminal."""
+        """Return the API key, and True if wandb can log in by other means. It must never ask on the terminal."""
         if self._key is not None:
             return self._key, True
         if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
@@ -228,7 +228,7 @@ def _netrc_key(base_url: str) -> str | None:
         except (OSError, netrc.NetrcParseError):
             continue
         for name in (host, "api.wandb.ai"):
-            # netrc's `default` entry is for other services; hosts says what is meant for this one.
+            # netrc's `default` entry is for other services; `hosts` names those for this one.
             if name in entries.hosts:
                 return entries.hosts[name][2] or None
     return None

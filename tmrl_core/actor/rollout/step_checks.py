@@ -1,7 +1,7 @@
-"""Checks of what an environment returns and of what a policy chooses, cheap enough for every step.
+"""Checks of the environment's observations and rewards and of the policy's actions, cheap enough for every step.
 
-Types, shapes and dtypes of observations must be those of the space, or be cast to them, and numbers must be finite.
-Bounds are not checked: many environments leave them, and nothing downstream breaks.
+Types, shapes and dtypes of observations must match the space, or are cast to it, and numbers must be finite. Bounds are
+not checked: many environments exceed them, and nothing downstream breaks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ObservationCheck:
     """Check and cast observations of one space.
 
     Args:
-        problem: names the first thing wrong with an observation, or returns None.
-        cast: returns the observation with the dtypes, containers and order of keys of the space and of the first
-            observation, as far as all values survive; what does not fit is left for `problem` to name.
+        problem: describes the first problem of an observation, or returns None.
+        cast: returns the observation with the dtypes, containers and key order of the space and of the first
+            observation, if all values survive; `problem` describes the rest.
     """
 
     problem: Callable[[Any], Problem]
@@ -162,16 +162,16 @@ def _tuple_check(space: Any, name: str) -> ObservationCheck:
 class StepCheck:
     """Check and cast the observations and rewards of one environment.
 
-    Observations of another dtype, container or order of keys are cast where their values survive, with one warning.
+    Observations of another dtype, container or key order are cast if their values survive, with one warning.
 
     Args:
-        space: of the observations.
-        strict: refuse such observations.
+        space: observation space.
+        strict: True: refuse such observations.
 
     Attributes:
-        few, dtype: the shape and dtype of observations that are short vectors of floats. Such an observation is finite
-            where the sum of its values is. `few` is None for others.
-        reward_type: of the latest reward that was checked.
+        few, dtype: shape and dtype of observations that are short vectors of floats; these are finite if their sum is.
+            `few` is None for others.
+        reward_type: type of the latest checked reward.
     """
 
     __slots__ = ("_cast", "_observations", "_shape", "_strict", "_zeros", "dtype", "few", "reward_type")
@@ -180,7 +180,7 @@ class StepCheck:
         self._observations = make_observation_check(space)
         self._strict = strict
         self._cast: Callable[[Any], Any] | None = None
-        # One number says whether all are finite: the sum of a few of them, or a product with zeros, is NaN or infinite
+        # One number shows that all are finite: the sum of a few, or a product with zeros, is NaN or infinite
         # when one of them is. It takes a tenth and a third of the time of isfinite().all(). A sum that overflows only
         # leads to the exact check.
         floating = type(space) is spaces.Box and space.shape != () and np.issubdtype(space.dtype, np.floating)
@@ -191,7 +191,7 @@ class StepCheck:
         self.reward_type: Any = float
 
     def fits(self, obs: Any, reward: Any) -> bool:
-        """Return True if `step` would change nothing; False where only `step` can tell."""
+        """Return True if `step` would change nothing; False: only `step` can tell."""
         return (
             type(obs) is ndarray
             and obs.dtype is self.dtype
@@ -206,10 +206,10 @@ class StepCheck:
         )
 
     def step(self, obs: Any, reward: Any) -> tuple[Any, Any]:
-        """Return the observation as its space wants it, and the reward as a number.
+        """Return the observation in the space's form, and the reward as a number.
 
         Raises:
-            EnvironmentFailedError: one of them is not what it should be.
+            EnvironmentFailedError: one of them is invalid.
         """
         if self._cast is not None:
             obs = self._cast(obs)
@@ -223,11 +223,11 @@ class StepCheck:
         return obs, reward
 
     def observation(self, obs: Any, where: str = "") -> Any:
-        """Return an observation as its space wants it, cast if need be.
+        """Return an observation in the space's form, cast if necessary.
 
         Args:
-            obs: as the environment returned it.
-            where: follows the problem in messages.
+            obs: observation of the environment.
+            where: text after the problem in messages.
 
         Raises:
             EnvironmentFailedError: it does not belong to the space.
@@ -247,7 +247,7 @@ class StepCheck:
 
 
 def few_values(space: Any) -> tuple[int, ...] | None:
-    """Return the shape of a space's vectors, if they are so short that their sum tells soonest if all are finite."""
+    """Return the shape of a space's vectors, if they are so short that their sum is the fastest check."""
     return space.shape if type(space) is spaces.Box and len(space.shape) == 1 and space.shape[0] <= _FEW else None
 
 
@@ -269,7 +269,7 @@ def is_finite(action: Any) -> bool:
 
 
 def as_number(reward: Any) -> Any:
-    """Return the number in an array, a list or a tensor of one, as a NumPy scalar; anything else as it is."""
+    """Return the number in an array, a list or a tensor of one, as a NumPy scalar; other values unchanged."""
     if isinstance(reward, (int, float, np.generic)) or reward is None:
         return reward
     try:
@@ -280,7 +280,7 @@ def as_number(reward: Any) -> Any:
 
 
 def copy_action(action: Any) -> Any:
-    """Return a copy of an action for the environment, which may change it; what was chosen is what is kept."""
+    """Return a copy of an action for the environment, which may change it."""
     if isinstance(action, ndarray):
         return action.copy()
     if isinstance(action, dict):

@@ -1,9 +1,8 @@
-"""The uplink: samples out; policies, directives and the end of the run in.
+"""Uplink: sends samples; receives policies, directives and the end of the run.
 
-It knows nothing of sockets: the link is anything that `RolloutLink` describes, or None for a worker on its own. It
-knows nothing of episodes either: samples come from a `SampleSource`, policies go to a `PolicyTarget`, one of each for a
-worker and for a gateway with hundreds of sessions. All of it runs in one thread, except `stop`, which any thread and
-any signal handler may call.
+It depends on neither sockets nor episodes: the link is any `RolloutLink`, or None for a worker without a Server.
+Samples come from a `SampleSource`, policies go to a `PolicyTarget`: one of each for a worker, and for a gateway with
+hundreds of sessions. All of it runs in one thread, except `stop`, which any thread and any signal handler may call.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class SampleSource(Protocol):
         """Return samples and records, and forget them."""
 
     def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
-        """Keep what was taken and could not be sent."""
+        """Put back samples that could not be sent."""
 
     def discard(self) -> None:
         """Forget the samples; there is no link."""
@@ -72,28 +71,28 @@ class PolicyTarget(Protocol):
         """
 
     def load_file(self, path: Path) -> None:
-        """Load weights that `PolicyFiles` has kept. Raises what the actor's own `load` raises."""
+        """Load weights that `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
         """Explore with these parameters, which belong to the weights loaded last."""
 
 
 class Uplink:
-    """Send the samples of a source, and load the policies that come back into a target.
+    """Sends the samples of a source, and loads received policies into a target.
 
     Args:
-        link: to the Server; None: the worker is on its own.
+        link: link to the Server; None: no Server.
         source: holds the samples and records to send.
         target: gets the policies.
-        files: keep the policy; None: nothing is kept.
-        drain_timeout_s: longest wait of `close` for room in the link's queue, in seconds.
-        needs_policy: True: a kept policy that does not fit is an error, since no other will come.
+        files: store of the policy; None: it is not stored.
+        drain_timeout_s: maximum wait of `close` for space in the link's queue, in seconds.
+        needs_policy: True: a stored policy that does not fit is an error, since no other will arrive.
 
     Raises:
-        WeightsError: a kept policy does not fit, and no other will come. Whatever else the actor's `load` raises.
+        WeightsError: a stored policy does not fit, and no other will arrive. Also the errors of the actor's `load`.
 
     Attributes:
-        link: to the Server; None: the worker is on its own.
+        link: link to the Server; None: no Server.
         policies_refused: number of versions that could not be read, are not finite or do not fit.
         latest_version: version of the latest policy that has arrived, including refused ones.
     """
@@ -149,10 +148,10 @@ class Uplink:
         return False
 
     def close(self) -> CloseReport | None:
-        """Send what is left, wait for acknowledgements and close the link.
+        """Send the remaining samples, wait for acknowledgements and close the link.
 
         Returns:
-            Numbers of samples acknowledged, handed over and lost; None for a worker on its own.
+            Numbers of samples acknowledged, handed over and lost; None: no Server.
         """
         self._stopping = True
         if self.link is None:
@@ -212,7 +211,7 @@ class Uplink:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The evaluation that the trainer asks for."""
+        """Evaluation that the trainer requests."""
         return self.link.directive.evaluation if self.link is not None else None
 
     @property
@@ -230,7 +229,7 @@ class Uplink:
 
     @property
     def model_path(self) -> Path | None:
-        """File of the worker's own copy of the policy; None: it keeps none."""
+        """File of the worker's copy of the policy; None: there is none."""
         return self._files.path
 
     def update_policy(self, verbose: bool = True, blocking: bool = False) -> int:
@@ -239,7 +238,7 @@ class Uplink:
         if link is None:
             return 0
         while True:
-            published = link.versions_published - self._versions_counted  # before: what arrives between is loaded, too
+            published = link.versions_published - self._versions_counted  # read before the update
             self.take_policy(verbose)
             if published > 0 or not blocking or self.ending():
                 self._versions_counted += published
@@ -251,7 +250,7 @@ class Uplink:
         link = self.link
         if link is None:
             return 0
-        with contextlib.suppress(RemoteProtocolError):  # nothing of it is used
+        with contextlib.suppress(RemoteProtocolError):  # the update is ignored
             link.take_policy()
         published = link.versions_published - self._versions_counted
         self._versions_counted += published
@@ -308,7 +307,7 @@ class Uplink:
             return
         try:
             self._target.load_file(path)
-        except Exception as exc:  # an actor's own `load` may raise anything, and what is kept may be of another format
+        except Exception as exc:  # a custom `load` may raise any error, and the stored file may have another format
             if needed:
                 raise
             logger.warning("the policy in %s is left aside, the trainer will send one: %s", path, exc)
@@ -317,7 +316,7 @@ class Uplink:
 
 
 def _policy_of(update: PolicyUpdate) -> Blob:
-    """Return the one policy of an update, whatever its name."""
+    """Return the one policy of an update, of any name."""
     if len(update.policies) != 1:
         raise WeightsError(
             f"version {update.version} brings the policies {sorted(update.policies)}; this worker plays one policy."

@@ -14,9 +14,9 @@ class ClientState:
 
     Args:
         run: name of the run.
-        name: label for people.
+        name: label for display.
         peer: 16 random bytes of this process.
-        token: the role's token, if a token speaks for this peer.
+        token: the role's token, if this peer authenticates by token.
     """
 
     role: ClassVar[Role]
@@ -31,7 +31,7 @@ class ClientState:
         self.protocol_version = 0
         """The version that the Server chose last."""
         self.incarnation = 0
-        """The highest incarnation of a trainer that this process has heard of."""
+        """Highest incarnation of a trainer that this process knows."""
         self.connections = 0
         """Number of times that a Server has accepted this process."""
         self.on_change: Callable[[], None] = lambda: None

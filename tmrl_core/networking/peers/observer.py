@@ -1,4 +1,4 @@
-"""An observer's end of a link: it asks the Server what it sees, and says nothing else. Sans-I/O."""
+"""An observer's end of a link: it requests the Server's status, and sends nothing else. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ObserverConnection(Connection):
         self._size = 0
 
     def look(self) -> None:
-        """Ask for a snapshot, once the Server has welcomed this link; no more than one question is on its way."""
+        """Request a snapshot, once the Server has welcomed this link; one request at a time."""
         if not self._asking:
             self._asking = True
             if self.state == "open":
@@ -99,7 +99,7 @@ class ObserverConnection(Connection):
 
 
 def explain_refusal(reason: NetworkError) -> NetworkError:
-    """A Server's refusal of an observer; one that does not know the role says so in words about decoding."""
+    """Explain a Server's refusal of an observer; a Server without that role reports a decoding error."""
     if isinstance(reason, RefusedError) and reason.code == "misuse" and "observer" in reason.reason:
         return RefusedError(
             "protocol",

@@ -1,4 +1,4 @@
-"""The end of a link that only asks whether it would be let in, and how good the way is. Sans-I/O."""
+"""Client's end of a link that only checks for admission and measures the connection. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tmrl_core.networking.protocol.messages import Control, Diagnosis, Echo
 
 
 class ProbeConnection(Connection):
-    """Keeps what the Server says until somebody reads it; what is said to it is `send`, a `Probe` first."""
+    """Stores the Server's messages until they are read; `send` sends messages, beginning with a `Probe`."""
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Diagnosis}),
@@ -24,7 +24,7 @@ class ProbeConnection(Connection):
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
         self.heard: deque[Control] = deque()
         self.on_change: Callable[[], None] = lambda: None
-        """Called when something was heard, or no more will be."""
+        """Called when a message has arrived, or when the link has ended."""
 
     def _on_control(self, message: Control) -> None:
         self.state = "probe"

@@ -1,4 +1,4 @@
-"""A trainer's end of a link, and what of it outlives the link. Sans-I/O."""
+"""A trainer's end of a link, and its state that outlives the link. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 
 MOST_MESSAGE_BYTES = 1 << 30
-"""Of one message of samples, whatever a Server says: memory is taken for it when its first frame comes."""
+"""Maximum size of a message of samples, for any Server: its memory is allocated at its first frame."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
 
@@ -64,17 +64,17 @@ class Member(msgspec.Struct, frozen=True):
     signature: bytes
     since_s: float
     live: bool = True
-    """False: its worker has ended, and the Server stands in for it."""
+    """False: its worker has ended, and its messages come from the Server's spool."""
 
 
 class TrainerState(ClientState):
     """A trainer's side of delivery and of the last-value channels.
 
     Args:
-        inbox_bytes: most bytes of samples that wait for the training thread.
-        incarnation: the highest one in the checkpoint that this trainer goes on from.
+        inbox_bytes: maximum bytes of samples that wait for the training thread.
+        incarnation: highest incarnation in the checkpoint that this trainer resumes from.
         offsets: committed offset of each stream in that checkpoint.
-        refusals: what was refused lately of each, according to it.
+        refusals: recent refusals of each stream in it.
     """
 
     role = "trainer"
@@ -322,7 +322,7 @@ class TrainerConnection(Connection):
         if frame.kind != Kind.DATA:
             raise RemoteProtocolError("a trainer takes no policies")
         state = self.trainer
-        # The relay sends one message at a time: what an abandoned one had used up is free again.
+        # The relay sends one message at a time, so the bytes of an incomplete one are free again.
         self._data_bytes += len(frame.buffer)
         self._partial_bytes = len(frame.buffer) + (0 if frame.flags & FIRST else self._partial_bytes)
         self._partial_channel = frame.channel
@@ -355,7 +355,7 @@ class TrainerConnection(Connection):
         channel = ALL_CHANNELS if stream is None else self._stream_channels.get(stream)
         directive = self.trainer.directives.get(stream)
         if channel is not None and directive is not None and self.state == "open":
-            lasting = stream is None and directive.finish  # also for workers that hear of it when this trainer has gone
+            lasting = stream is None and directive.finish  # also for workers that connect after this trainer has left
             self.put(("direct", channel), Direct(channel, directive.revision, encode_body(directive), lasting))
 
     def report(self) -> None:
@@ -377,7 +377,7 @@ class TrainerConnection(Connection):
         limit = self._data_bytes - self._partial_bytes - state.inbox_held + self._inbox_bytes
         largest = message_bytes(SAMPLES_HEAD, self._max_message_bytes)
         next_fits = self._partial_bytes or self._granted - self._data_bytes >= largest
-        # Not for each message, unless the next one may not fit what is left.
+        # Not for each message, unless the next one may not fit the remaining credit.
         if limit - self._granted >= (self._inbox_bytes // 8 if next_fits else 1):
             self._granted = limit
             self._slots["credit"] = Credit(0, 0, limit)

@@ -1,4 +1,4 @@
-"""A worker's end of a link, and what of it outlives the link. Sans-I/O."""
+"""A worker's end of a link, and its state that outlives the link. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ class WorkerState(ClientState):
         self.waits = ""
         """Wait reason of this worker, with its numbers; empty while the worker collects."""
         self.halted = False
-        """True: the Server's last notice says that no trainer takes samples."""
+        """True: the Server's last notice reports that no trainer accepts samples."""
         self.halt_reason = ""
-        """Why, where it is not that there is none."""
+        """Reason for it, other than a missing trainer."""
         self.ending = False
         """True: this worker ends, and hands over to the Server the samples that no trainer takes."""
         self.hand_over_refusal = ""
-        """Why the Server took no more of what was handed over."""
+        """Reason for which the Server stored no more of the handed-over samples."""
 
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
         """One more stream; known to the Server from the next connection on.
@@ -137,7 +137,7 @@ class WorkerState(ClientState):
         )
 
     def trainer_gone(self) -> None:
-        """Nobody waits for samples any more, unless that is why the trainer has ended."""
+        """Clear the reports that a trainer waits for samples, unless that is why the trainer has ended."""
         if self.progress.lack and not self.progress.gave_up:
             self.progress = msgspec.structs.replace(self.progress, lack="")
 
@@ -152,7 +152,7 @@ class WorkerState(ClientState):
         self.policy_version = (0, 0)
 
     def policy_arrived(self, version: tuple[int, int], body: bytes | memoryview) -> None:
-        """Keep a policy if it is newer than what was there; count what was published in between."""
+        """Store a policy if it is newer than the current one; count the versions in between."""
         if version <= self.policy_version:
             return
         if version[0] == self.policy_version[0]:
@@ -187,7 +187,7 @@ class WorkerConnection(Connection):
         self.spool_bytes = 0
         self._ended = False
         self._halted: set[int] = set()
-        """Channels that were told to halt, and have not asked the Server to stand in."""
+        """Channels that were halted and have not requested the handoff."""
         self._policy = PolicyReceiver(max_policy_bytes, state.bodies)
         self._turn = 0
 
@@ -287,7 +287,7 @@ class WorkerConnection(Connection):
 
     def _next_frame(self) -> Wire | None:
         if self._ended:
-            return None  # what is still asked for, is stored or acknowledged
+            return None  # still requested messages are stored or acknowledged
         senders = self.worker.senders
         for _ in range(len(senders)):
             frame = senders[self._turn][0].next_frame()
@@ -297,20 +297,20 @@ class WorkerConnection(Connection):
         return None
 
     def say_waits(self) -> None:
-        """Tell the trainer what this worker waits for, or that it no longer does."""
+        """Send the trainer this worker's wait reason, or that it no longer waits."""
         if self.state == "open" and not self._ended:
             for channel in range(len(self.worker.senders)):
                 self.put(("waits", channel), Waits(channel, self.worker.waits))
 
     def hand_over(self) -> None:
-        """Ask the Server to take what no trainer takes; called once this worker ends (`WorkerState.ending`)."""
+        """Request the handoff to the Server's spool; called once this worker ends (`WorkerState.ending`)."""
         if self.state == "open" and self.spool_bytes and not self._ended:
             for channel in sorted(self._halted):
                 self.send(HandOver(channel))
             self._halted.clear()
 
     def end_streams(self) -> None:
-        """Tell the Server that the streams have ended in order; nothing more is said of them."""
+        """Tell the Server that the streams have ended in order; it is the last message about them."""
         self._ended = True
         for channel in range(len(self.worker.senders)):
             for name in ("want", "waits"):

@@ -54,7 +54,7 @@ class TokenVerifier:
     def holds(self, role: str, digest: str) -> bool:
         """Return whether `digest` is the hash of the token of that role."""
         expected = self._hashes.get(role, "")
-        # A role without a token is compared too, with what no SHA-256 equals.
+        # For a role without a token, compare with a value that is no SHA-256.
         return hmac.compare_digest(digest, expected.ljust(64, "-"))
 
 
@@ -91,10 +91,10 @@ class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, TokenVerifier]:
-    """Return a Server's TLS context, where a client may show a certificate of our CA, and the tokens' verifier.
+    """Return a Server's TLS context, which accepts client certificates of our CA, and the tokens' verifier.
 
     Raises:
-        CredentialsError: something is missing or does not fit; the message says what to run.
+        CredentialsError: a file is missing or does not fit; the message names the command to run.
     """
     folder = Path(directory).expanduser()
     if folder.is_file():
@@ -115,7 +115,7 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
     if ssl.OPENSSL_VERSION_INFO >= (3, 2):
         context.options |= _NO_COMPRESSED_CERTIFICATES
     _load_authority(context, ca, folder)
-    # Asked for, not demanded: a peer without a certificate may still show its role's token.
+    # Optional: a peer without a certificate may show its role's token.
     context.verify_mode = ssl.CERT_OPTIONAL
     if folder.is_file():
         _load_text_chain(context, Signed(content.certificate, content.key), folder)
@@ -127,10 +127,10 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
 
 
 def observer_token(server_key: str) -> str:
-    """The token of those who only look, from the Server's private key (PEM): whoever holds that may know everything.
+    """Derive the token of observers from the Server's private key (PEM), whose holder can read everything anyway.
 
-    It is derived rather than stored, so that every Server's machine has it already, and no other machine can be given
-    it by accident. It says nothing of the key.
+    It is derived rather than stored, so that every Server's machine has it, and no other machine receives it by
+    accident. It reveals nothing of the key.
     """
     return hmac.new(server_key.strip().encode(), b"tmrl_core observer", hashlib.sha256).hexdigest()
 
@@ -138,18 +138,19 @@ def observer_token(server_key: str) -> str:
 def client_context(
     directory: str | os.PathLike[str], role: ContextRole, name: str | None = None, *, has_token: bool = False
 ) -> ssl.SSLContext:
-    """A client's side of TLS: trusts our CA alone, checks the host name, shows its own certificate if there is one.
+    """Return a client's TLS context: it trusts only our CA, checks the host name, and shows a certificate if there is
+    one.
 
     An observer shows the trainer's certificate, if there is one.
 
     Args:
         directory: the credentials folder or bundle file.
-        role: of which role the certificate is to be.
-        name: whose certificate to take if there are several; with one of that role, that one is taken.
-        has_token: whether there is a token that did not come out of these files.
+        role: role of the certificate.
+        name: name of the certificate, if there are several of the role.
+        has_token: True: there is a token from another source than these files.
 
     Raises:
-        CredentialsError: something is missing or does not fit; the message says what to run.
+        CredentialsError: a file is missing or does not fit; the message names the command to run.
     """
     folder = Path(directory).expanduser()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -159,7 +160,7 @@ def client_context(
         if role == "observer":
             if content.role == "worker":
                 raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
-            if content.role == "server":  # its certificate is a server's, so its token speaks for it
+            if content.role == "server":  # its certificate is a server's, so it authenticates by token
                 return context
         elif content.role != role:
             what = f"{folder} is a {content.role}'s bundle"
@@ -185,7 +186,7 @@ def client_context(
 
 
 def client_name(directory: str | os.PathLike[str], role: ContextRole) -> str | None:
-    """Return the name in the client certificate of that role; None where there is none, or several.
+    """Return the name in the client certificate of that role; None: there is none, or several.
 
     Raises:
         CredentialsError: the bundle cannot be read.
@@ -199,10 +200,10 @@ def client_name(directory: str | os.PathLike[str], role: ContextRole) -> str | N
 
 
 def _check_role(folder: Path, role: BundleRole) -> None:
-    """Name the role of the credentials in a folder that has none of `role`.
+    """Reject credentials of another role, and name that role.
 
     Raises:
-        CredentialsError: there are another role's.
+        CredentialsError: the folder has credentials of another role.
     """
     others = (other for other in ("worker", "trainer", "server") if other != role)
     if found := next((other for other in others if [*folder.glob(f"{other}*.pem")]), None):
@@ -220,7 +221,8 @@ _NOT_FOR_WORKERS = (
 
 
 def token_for(directory: str | os.PathLike[str], role: ContextRole) -> str | None:
-    """The token of that role; None where there is none. An observer's: from the Server's key, else the trainer's.
+    """Return the token of that role; None: there is none. An observer's is derived from the Server's key, else the
+    trainer's.
 
     Raises:
         CredentialsError: the file cannot be read.
@@ -288,7 +290,7 @@ def folder_hashes(folder: Path) -> dict[str, str]:
 
 
 def token_hash(token: str) -> str:
-    """The SHA-256 of a token, 64 hexadecimal digits: what is kept instead of it."""
+    """Return the SHA-256 of a token, 64 hexadecimal digits, which is stored instead of it."""
     # A plain hash will do: a token is 256 random bits, there is nothing to guess.
     return hashlib.sha256(token.encode()).hexdigest()
 
@@ -310,7 +312,7 @@ def _load_file_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> N
 
 
 def _load_text_chain(context: ssl.SSLContext, chain: Signed, source: Path) -> None:
-    """OpenSSL reads keys from files only: one that this user alone can read, gone when this returns."""
+    """Load a chain from text, through a temporary private file: OpenSSL reads keys from files only."""
     handle, name = tempfile.mkstemp(prefix="tmrl_core-", suffix=".pem")
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
@@ -322,7 +324,7 @@ def _load_text_chain(context: ssl.SSLContext, chain: Signed, source: Path) -> No
 
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path | None, source: Path) -> None:
     def refuse_password() -> str:
-        # Without this OpenSSL asks the terminal, and a role that runs unattended waits for ever.
+        # Otherwise OpenSSL asks on the terminal, and an unattended role waits forever.
         raise CredentialsError(f"the key of {source} is encrypted; tmrl_core's own keys are not. Store it without.")
 
     try:

@@ -38,7 +38,7 @@ _GREETING_BYTES = 65_536
 """Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
-"""Alert for clients that do not speak TLS. OpenSSL closes without one, and the client would retry for ever."""
+"""Alert for clients that do not speak TLS. OpenSSL closes without one, and the client would retry forever."""
 
 IdentityOf = Callable[[Mapping[str, Any] | None], "tuple[str, str] | None"]
 """Role and name in a peer's certificate, as `ssl` returns it."""
@@ -62,12 +62,12 @@ def _what_to_do(exc: OSError) -> str:
 
 
 class TlsTransport(Transport):
-    """TCP with TLS, or without when `context` is None.
+    """TCP with TLS, or without if `context` is None.
 
     Args:
-        context: for `serve` a server's, for `dial` a client's.
-        server_hostname: the name that the Server's certificate is checked against.
-        identity_of: reads role and name out of a client's certificate.
+        context: a server's context for `serve`, a client's for `dial`.
+        server_hostname: expected name in the Server's certificate.
+        identity_of: reads role and name from a client's certificate.
         explain: turns low-level errors into sentences.
         on_refused: called with (address, reason) when a peer's handshake fails, or it is rejected before.
         access: source of the context, if changed credentials should be reloaded.
@@ -137,7 +137,7 @@ class TlsTransport(Transport):
                 connection.refuse(*rejection, now=driver.loop.time())
 
     def renewed_token(self) -> str | None:
-        """Look at a client's credentials again, before it dials: the token to show from now on; None: as before."""
+        """Reload a client's changed credentials before it connects. Return its new token; None: unchanged."""
         access = self.access
         if not isinstance(access, ClientAccess) or not access.refresh():
             return None
@@ -245,26 +245,26 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._reason: NetworkError | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._late_timer: asyncio.TimerHandle | None = None
-        """A Server's, until the peer has been let in."""
+        """Deadline for the admission of a Server's peer."""
         self._first = b""
         self._view: memoryview | None = None
 
     # --- called by asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._socket = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._socket = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
         self._socket.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-                    # What waits unsent in the kernel cannot be overtaken by an acknowledgement or a heartbeat.
+                    # Acknowledgements and heartbeats cannot overtake unsent data in the kernel.
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._address = _address_of(transport)
         self._raw = _shared_buffer()
         context = self._owner.context
-        if self._server_side:  # whoever dials has a deadline of its own
+        if self._server_side:  # a client has its own deadline
             self._late_timer = self.loop.call_later(self._owner.admission.settings.greeting_s, self._late)
         if context is None:
             self._connected(None)
@@ -286,7 +286,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._finishing:
-            return  # lingering: what still comes is read and thrown away
+            return  # lingering: further data is discarded
         if self._pending is not None:
             self._pending_bytes += nbytes
             if self._pending_bytes > _GREETING_BYTES:
@@ -344,7 +344,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._paused = False
         self.wake()
 
-    # --- plaintext where the other side speaks TLS ---
+    # --- plaintext, but the other side speaks TLS ---
 
     def _is_tls(self, nbytes: int) -> bool:
         """Return whether the first bytes begin a TLS record; as the beginning of a frame they would be too long."""
@@ -379,8 +379,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._flush()
         self._handshaken = True
         if self._server_side and self._tls.session_reused:
-            # Its certificate was not looked at again. `server_context` grants no tickets, but of TLS 1.2 OpenSSL keeps
-            # sessions all the same, and `ssl` cannot tell it not to.
+            # A resumed session skips the check of the certificate. `server_context` grants no tickets, but OpenSSL
+            # stores sessions of TLS 1.2, and `ssl` cannot disable that.
             self._give_up(NetworkError("it resumed an earlier TLS session, which does not prove its identity"))
             return
         self._connected(self._tls.getpeercert() if self._server_side else None)
@@ -422,7 +422,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._reason = reason
         if self._server_side:
             self._owner.on_refused(self._address, str(reason))
-        self._flush()  # the alert tells the other side why
+        self._flush()  # the alert tells the other side the reason
         self.connection.closing = True
         self.connection.reason = reason
         self._finish_once()
@@ -448,7 +448,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         filled = 0
         try:
             while not connection.closing:
-                # A call returns one record at most; the connection is told of several at once.
+                # A call returns at most one record; the connection receives several together.
                 view = connection.get_buffer()
                 size = len(view)
                 while filled < size:
@@ -508,7 +508,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
             self._flush()
-        # Closing with unread bytes in the socket would reset the connection and take the last words with it.
+        # Closing with unread bytes in the socket would reset the connection and lose the last message.
         with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
             self._socket.write_eof()
         self._linger = self.loop.call_later(LINGER_S, self._close_socket)
