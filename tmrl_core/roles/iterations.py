@@ -1,4 +1,4 @@
-"""Training one round at a time, from Python: what `Trainer.train_iteration` and its neighbours do."""
+"""Training one round at a time, from Python: the implementation of `Trainer.train_iteration` and related methods."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class Iterations:
-    """A Trainer's training object and link, kept between one round and the next.
+    """A Trainer's training object and link, which persist between rounds.
 
     Args:
-        trainer: whose.
+        trainer: the Trainer.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -41,7 +41,7 @@ class Iterations:
         return trainer.training
 
     def train(self) -> dict[str, Any]:
-        """One round; what `Trainer.train_iteration` says.
+        """Train for one round; see `Trainer.train_iteration`.
 
         Raises:
             LinkClosedError: the trainer was stopped.
@@ -53,7 +53,7 @@ class Iterations:
             interface = self._trainer.open_interface(training, self._recorder)
             interface.on_episode = self._note
         self._episodes = []
-        with interface.whole_round():  # whoever calls this says when it is enough
+        with interface.whole_round():  # the caller decides when to stop
             row = training.run_iteration(interface)
         if row is None:
             raise LinkClosedError("the trainer was stopped within the round; the round's samples are not trained on")
@@ -64,7 +64,7 @@ class Iterations:
             self._episodes.append(record)
 
     def save(self, root: Path) -> Path:
-        """Write a checkpoint into a folder of its own under `root`; returns that folder."""
+        """Write a checkpoint into a new folder under `root`. Return that folder."""
         training = as_loop(self.training)
         path = root / f"checkpoint_{training.iterations:06d}"
         try:
@@ -75,7 +75,7 @@ class Iterations:
         return path
 
     def restore(self, path: Path) -> None:
-        """Go on from a checkpoint that `save` wrote; a link is made anew with the next round."""
+        """Resume from a checkpoint that `save` wrote; the next round makes a new link."""
         training = self._trainer.load_training(path)
         self.close()
         self._trainer.training = training

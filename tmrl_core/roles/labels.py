@@ -1,4 +1,4 @@
-"""Labels of workers that nobody has named."""
+"""Labels of workers without a configured name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tmrl_core.storage import FolderLock
 
 
 class Label(NamedTuple):
-    """The label of a worker in logs and metrics.
+    """Label of a worker in logs and metrics.
 
     Args:
         text: the label.
-        seeding: what the seed is mixed with: names the machine too, where the label may be in use on another one.
-        claim: held while the label is in use on this machine; None: it needs none.
+        seeding: text that the seed is mixed with: it includes the machine's name if other machines may use the label.
+        claim: held while the label is in use on this machine; None: not needed.
     """
 
     text: str

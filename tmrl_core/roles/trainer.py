@@ -1,4 +1,4 @@
-"""Trainer: learns from what workers send, publishes policies, keeps checkpoints."""
+"""Trainer: learns from workers' samples, publishes policies, writes checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FINISHED_S = 5.0
-"""Longest wait in seconds for a Server where the checkpoint is of a finished run, so that workers hear of that."""
+"""Maximum wait in seconds for a Server if the checkpoint is of a finished run, so that workers are informed."""
 ROOM_S = 600.0
 """Seconds during which the trainer retries to write the end of a run to a disk that fails or is full."""
 ROOM_RETRY_S = 5.0
@@ -48,27 +48,27 @@ ROOM_RETRY_S = 5.0
 class Trainer:
     """Trains with samples that a Server relays from RolloutWorkers.
 
-    Everything that is `cfg` comes from the configuration when it is left out.
+    Parameters with the default `cfg` come from the configuration when they are left out.
 
     Args:
-        training_cls: callable without arguments that makes the training object (`TrainingOffline` or one like it).
+        training_cls: callable without arguments that creates the training object (`TrainingOffline` or a similar one).
         server_ip: name or address of the Server; None: this machine.
-        server_port: its port.
+        server_port: port of the Server.
         password: the token.
-        local_com_port: matters to the transport `tlspyo` only.
+        local_com_port: for the transport `tlspyo` only.
         security: "TLS", or None for plain TCP.
         keys_dir: folder of credentials.
         model_path: file of the current weights; None: they are not written.
-        checkpoint_path: folder of checkpoints; None: there are none.
+        checkpoint_path: folder of checkpoints; None: no checkpoints.
         dump_run_instance_fn: `(run_instance, path)` writes a checkpoint; None: the project's own format, or the
-            training object's `save` where that is its own.
+            training object's `save` if it has its own format.
         load_run_instance_fn: `(path) -> run_instance` reads it.
         updater_fn: `(run_instance, training_cls) -> run_instance`, called after a checkpoint was loaded.
         config: the configuration; None: the one in use.
         run_name: name of the run.
 
     Raises:
-        ConfigError: the settings do not serve.
+        ConfigError: the settings are invalid.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Trainer:
 
     @property
     def checkpoint_path(self) -> Path | None:
-        """Folder of checkpoints; None: there are none."""
+        """Folder of checkpoints; None: no checkpoints."""
         return self._checkpoints.path
 
     @checkpoint_path.setter
@@ -157,12 +157,12 @@ class Trainer:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train until the epochs are done, the target is reached, the time is over, or `stop`; in any thread.
+        """Train until the epochs are done, the target or the time limit is reached, or `stop`; in any thread.
 
         Raises:
-            CheckpointError: no checkpoint can be written, or none of those that are there can be used.
+            CheckpointError: no checkpoint can be written, or none of the existing ones can be used.
             StarvedError: workers and trainer wait for each other.
-            TmrlError: credentials are missing, or the Server refuses this trainer for good.
+            TmrlError: credentials are missing, or the Server refuses this trainer permanently.
         """
         self._run(None)
 
@@ -200,11 +200,11 @@ class Trainer:
         self._linked.stop()
 
     def checkpoint(self) -> None:
-        """Have `run` write a checkpoint between two updates, and go on. Safe from other threads."""
+        """Request a checkpoint from `run` between two updates; training continues. Safe from other threads."""
         self._checkpoints.asked = True
 
     def close(self) -> None:
-        """End everything: `run` in another thread is stopped and waited for, what is being written is finished."""
+        """End everything: stop `run` in another thread, wait for it, and finish pending writes."""
         self.stop()
         if self._running is not threading.current_thread():
             self._idle.wait(60.0)
@@ -214,15 +214,16 @@ class Trainer:
     # --- one round at a time ------------------------------------------------------------------------------------------
 
     def train_iteration(self) -> dict[str, Any]:
-        """Train for one round of the training object, with workers that stay linked between the rounds.
+        """Train for one round of the training object; the workers stay linked between the rounds.
 
-        The first call makes a new training object, unless `restore` has loaded one, and dials the Server. Neither this
-        nor `save` looks at `checkpoint_path`; `trainer.epochs` and targets end nothing here.
+        The first call creates a new training object, unless `restore` has loaded one, and connects to the Server.
+        Neither this method nor `save` uses `checkpoint_path`; `trainer.epochs` and targets end nothing here.
 
         Returns:
-            The round's row of statistics, with `iteration` (how many are done), and of the training episodes that have
-            ended in it `episodes` (how many), `return_min`, `return_mean`, `return_max` and `episode_length_mean`; NaN
-            where there was none. In lockstep these are exactly the episodes that ended in the round.
+            The round's row of statistics, with `iteration` (number of finished iterations), and of the training
+            episodes that ended in it `episodes` (their number), `return_min`, `return_mean`, `return_max` and
+            `episode_length_mean`; NaN without episodes. In lockstep these are exactly the episodes that ended in the
+            round.
 
         Raises:
             LinkClosedError: `stop` or `close` was called meanwhile.
@@ -231,10 +232,10 @@ class Trainer:
         return self._iterations.train()
 
     def save(self, root: str | Path) -> Path:
-        """Write a checkpoint into a folder of its own under `root`, and wait until it is there.
+        """Write a checkpoint into a new folder under `root`, and wait until it is written.
 
         Returns:
-            The checkpoint's folder, `checkpoint_` and the number of iterations; `restore` takes it.
+            The checkpoint's folder, `checkpoint_` and the number of iterations; `restore` accepts it.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -242,7 +243,7 @@ class Trainer:
         return self._iterations.save(Path(root))
 
     def restore(self, path: str | Path) -> None:
-        """Go on from a checkpoint that `save` wrote; for `train_iteration` and `act`.
+        """Resume from a checkpoint that `save` wrote; for `train_iteration` and `act`.
 
         Raises:
             CheckpointError: it is damaged, or belongs to another configuration. Nothing was changed then.
@@ -261,11 +262,11 @@ class Trainer:
         return actor.act_(obs, test=test)
 
     def finish(self) -> None:
-        """After `train_iteration`: tell the workers that the run is over, so that they end, and take what they send."""
+        """After `train_iteration`: tell the workers that the run has ended, and insert their last samples."""
         if self.interface is not None and self.training is not None:
             Farewell(as_loop(self.training), self.interface).send_home()
 
-    # What `Iterations` makes these of.
+    # State of `train_iteration` and its related methods.
 
     @property
     def interface(self) -> RemoteInterface | None:
@@ -335,7 +336,7 @@ class Trainer:
         self._linked.interface = None
 
     def _write_configuration(self) -> None:
-        """Leave the configuration in force in the run's folder, where the training object is made of it."""
+        """Write the configuration in force into the run's folder, if the training object is made from it."""
         if self._configured:
             try:
                 write_in_force(self._checkpoints.in_force)
@@ -467,12 +468,12 @@ class Trainer:
         return "the time limit is reached" if interface.time_limit_reached else "all epochs are done"
 
     def _confirmed(self, training: TrainingLoop, interface: RemoteInterface) -> bool:
-        """Evaluate the policy as it is now; the one that has reached the target is some updates older."""
+        """Evaluate the current policy; the one that has reached the target is some updates older."""
         Farewell(training, interface).evaluate()
         return interface.confirm_target()
 
     def _pass_on_the_end(self, training: TrainingLoop) -> None:
-        """Tell workers that wait for this run's trainer that it is over: nobody else would."""
+        """Tell workers that wait for this run's trainer that the run has ended."""
         samples = training.total_samples
         with contextlib.ExitStack() as closing:
             recorder = Recorder([])
@@ -516,7 +517,7 @@ class Trainer:
         at = (training.epoch, training.total_updates)
 
         def written() -> None:
-            # The last one holds no more than what came in while the workers went home.
+            # The last checkpoint adds only the samples that arrived while the workers finished.
             if at != self._checkpoint_told:
                 self._checkpoint_told = at
                 recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])

@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_torch(config: Config) -> None:
-    """Have torch compute with as many threads as the configuration says, and see that it can on its device.
+    """Set torch's number of threads from the configuration, and check that it can use its device.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot use it.
         MissingExtraError: torch is not installed.
     """
     try:
@@ -42,7 +42,7 @@ def prepare_torch(config: Config) -> None:
     device = config.trainer.device
     if device not in (None, "cpu"):
         try:
-            # A device that is there may be one that this build of torch has no code for, or another process's alone.
+            # This build of torch may have no code for an existing device, or another process may use it exclusively.
             torch.ones(1, device=device).sum().item()
         except (RuntimeError, AssertionError, NotImplementedError) as exc:
             reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
@@ -61,10 +61,10 @@ def prepare_torch(config: Config) -> None:
 
 
 def _storage(config: Config) -> dict[str, Any]:
-    """Keyword arguments of a memory on disk.
+    """Return the keyword arguments of a memory on disk.
 
     Raises:
-        ConfigError: the memory keeps its samples in RAM only.
+        ConfigError: the memory stores samples in RAM only.
     """
     memory = config.memory
     if memory.storage == "ram":
@@ -121,10 +121,11 @@ def _extras(config: Config, agent_cls: Any) -> dict[str, Any]:
 
 
 def agent_from_config(config: Config) -> partial[Any]:
-    """Return `make_agent`, bound to what the configuration says of the agent.
+    """Return `make_agent`, bound to the agent's settings in the configuration.
 
     Raises:
-        ConfigError: a reference names nothing, or the class does not take the keyword arguments or this collection.
+        ConfigError: a reference cannot be resolved, or the class does not accept the keyword arguments or this
+            collection mode.
     """
     agent_cls = resolve(config.agent.cls, "agent.cls")
     agent_kwargs = {
@@ -133,7 +134,7 @@ def agent_from_config(config: Config) -> partial[Any]:
     }
     check_kwargs(agent_cls, agent_kwargs, "agent.kwargs")
     check_collection(agent_cls, config)
-    # The agent's policy has to be the one that workers act with: what describes that one describes both.
+    # Workers act with the agent's policy, so one set of settings describes both.
     accepted = inspect.signature(agent_cls).parameters
     shared = {key: value for key, value in config.actor.kwargs.items() if key in accepted and key not in agent_kwargs}
     check_kwargs(agent_cls, shared, "actor.kwargs")
@@ -187,10 +188,10 @@ def training_from_config(config: Config) -> Callable[[], Any]:
 
 
 def _check_loop(made: partial[Any], reference: str) -> None:
-    """See that a training loop takes what it will be made with, where Python knows what it takes.
+    """Check that a training loop accepts its arguments, if its signature is known.
 
     Raises:
-        ConfigError: it does not, so it is none.
+        ConfigError: it does not, so it is not a training loop.
     """
     try:
         signature = inspect.signature(made.func)
@@ -253,7 +254,7 @@ def _declared(config: Config, loop: Any) -> dict[str, Any]:
     elif memory_of(config.memory.cls) is not None:
         known = set()
     else:
-        return {}  # a memory of one's own may change what it is given
+        return {}  # a custom memory may change its samples
     if config.worker.sample_compressor is None:
         known |= {"action"} if config.worker.obs_preprocessor is not None else {"observation", "action"}
         known |= {"dtypes"} if actor_of(config.actor.cls) is not None else set()
@@ -276,15 +277,15 @@ def make_agent(
     action_space: Any,
     **more: Any,
 ) -> Any:
-    """The agent, where its class says that it takes this action space, or nothing of that.
+    """Return the agent, if its class supports this action space or declares none.
 
     Raises:
-        ConfigError: it says that it does not, with the pairs that work; or the workers' policy cannot act in it, or the
-            memory not store the observations; or one of the project's own cannot be made with these values.
+        ConfigError: it does not support it, with the pairs that work; or the workers' policy cannot act in it, or the
+            memory not store the observations; or a built-in agent rejects these values.
     """
     problem = action_space_problem(config.agent.cls, declarations_of(agent_cls).action_spaces, action_space)
     if algorithm_of(config.agent.cls) is not None:
-        # Beside an agent of one's own, workers may act with what the configuration does not name.
+        # With a custom agent, workers may act with a policy that the configuration does not name.
         problem = problem or policy_problem(config, action_space)
     problem = problem or stacks_problem(config, observation_space)
     if problem is not None:
@@ -292,7 +293,7 @@ def make_agent(
     try:
         return agent_cls(observation_space=observation_space, action_space=action_space, **more, **kwargs)
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError) as exc:
-        # In code of one's own a traceback says more.
+        # For custom code, a traceback is more useful.
         if (
             isinstance(exc, ConfigError)
             or algorithm_of(config.agent.cls) is None
@@ -306,10 +307,10 @@ def make_agent(
 
 
 def check_collection(agent_cls: Any, config: Config) -> None:
-    """See that the agent can learn from what is collected in this mode, as far as its class says.
+    """Check that the agent's class supports this collection mode, if it declares any.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it does not.
     """
     modes = declarations_of(agent_cls).collection
     collection = config.worker.collection

@@ -17,13 +17,13 @@ from tmrl_core.samples.segments import NO_VERSION, EpisodeRecord, Version
 from tmrl_core.samples.writer import FIRST_ROWS, ChunkWriter
 
 MAX_RECORDS = 65_536
-"""Records of episodes that a Buffer keeps when nobody takes them; older ones go."""
+"""Maximum number of episode records in a Buffer that nothing takes them from; older ones are dropped."""
 
 
 class Samples(Sequence[Sample]):
-    """The samples of some chunks, made when they are asked for.
+    """Samples of some chunks, created on access.
 
-    A sample's arrays are views of the columns: copy what is to be changed.
+    A sample's arrays are views of the columns: copy them before changing them.
     """
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
@@ -85,7 +85,7 @@ class Buffer:
         self._chunks: list[Chunk] = []  # finished
         self._writer: ChunkWriter | None = None  # of the rows after them
         self._finished_rows = 0
-        self._skipped = 0  # oldest rows that are gone already, less than the first chunk's
+        self._skipped = 0  # oldest rows that were dropped, fewer than the first chunk has
         self._rows_hint = FIRST_ROWS
         self._ragged: set[str] = set()
         self._left_out: set[str] = set()
@@ -100,7 +100,7 @@ class Buffer:
 
     @property
     def maxlen(self) -> int | None:
-        """Maximum number of samples that are kept; None: no limit."""
+        """Maximum number of samples; None: no limit."""
         return None if self._maxlen == math.inf else int(self._maxlen)
 
     def __len__(self) -> int:
@@ -119,8 +119,8 @@ class Buffer:
             extras: further values by name, each with a column of its own.
 
         Raises:
-            CodecError: something in the sample cannot be carried; the message names the field. Nothing is appended.
-                An entry of the info is left out instead, with one warning.
+            CodecError: a field of the sample holds an unsupported value; the message names it. Nothing is appended.
+                Unsupported entries of the info are left out instead, with one warning.
         """
         action, observation, reward, terminated, truncated, info = sample
         open_run = self.writer
@@ -169,10 +169,10 @@ class Buffer:
         self._run_begins, self._episode_over, self.writer = True, False, None
 
     def set_version(self, version: Version) -> None:
-        """Say which policy version makes the samples from the next one on.
+        """Set the policy version of the samples from the next one on.
 
         Raises:
-            ValueError: a negative number in it.
+            ValueError: it has a negative number.
         """
         incarnation, counter = version
         if incarnation < 0 or counter < 0:
@@ -196,12 +196,12 @@ class Buffer:
         self._add_records((record,))
 
     def drop_unsent(self) -> int:
-        """Drop what the Buffer still holds of the open episode, because its environment failed.
+        """Drop the samples of the open episode that are still in the Buffer, because its environment failed.
 
         The next sample begins another episode.
 
         Returns:
-            How many samples that were. What was taken before is not among them.
+            Number of dropped samples. Those taken before are not among them.
         """
         dropped = 0
         if not self._episode_over and not (self._run_begins and self._next_step() == 0):
@@ -223,13 +223,13 @@ class Buffer:
 
     @property
     def memory(self) -> Samples:
-        """The samples as tuples, oldest first, made when they are asked for."""
+        """Samples as tuples, oldest first, created on access."""
         return Samples(self.chunks)
 
     def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Hand over the samples and the records without copying them, and be empty.
+        """Return the samples and the records without copying them, and empty the Buffer.
 
-        An open episode goes on: its step indices continue.
+        An open episode continues with its step indices.
         """
         rows = self._writer.rows if self._writer else 0
         self._seal()
@@ -257,7 +257,7 @@ class Buffer:
         self._add_records(records)
 
     def __iadd__(self, other: Buffer) -> Buffer:
-        """Append what another Buffer holds; that one stays as it is."""
+        """Append the samples of another Buffer, which stays unchanged."""
         self.extend(other.chunks, list(other.episodes))
         return self
 
@@ -295,7 +295,7 @@ class Buffer:
         self._finished_rows = self._skipped = 0
 
     def _drop_oldest(self, excess: int) -> None:
-        """Drop so many samples; rows of a chunk are skipped until the whole of it can go."""
+        """Drop the oldest samples; rows of a chunk are skipped until the whole chunk can be dropped."""
         self.dropped += excess
         self._skipped += excess
         if not self._chunks and self._skipped >= max(self._maxlen, FIRST_ROWS):
