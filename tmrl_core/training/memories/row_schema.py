@@ -117,13 +117,19 @@ class RowSchema:
             self._warned.add(name)
             logger.warning("the extra %s of the samples %s: it is not stored", name, why)
 
-    def note_orders(self, chunk: Chunk, extras: Set[str]) -> None:
-        """Remember the order of the keys of the first samples; `extras` are those that are stored."""
+    def note_orders(self, chunk: Chunk, acted: bool, extras: Set[str]) -> None:
+        """Remember the order of the keys of the first samples.
+
+        Args:
+            chunk: samples.
+            acted: some of them have an action.
+            extras: names of those that are stored.
+        """
         layout = self._rows.layout
         if layout is not None:
             self._orders = layout.orders
         new = self._orders.note("observation", chunk.observation)
-        if chunk.action_present.any():
+        if acted:
             new = self._orders.note("action", chunk.action) or new
             for name in extras & chunk.extras.keys():
                 new = self._orders.note(extra_order(name), chunk.extras[name]) or new

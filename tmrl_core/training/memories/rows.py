@@ -137,7 +137,9 @@ class Rows(ABC):
 
     def _store_column(self, column: Column, start: int, values: Array) -> None:
         if len(values):
-            self.put(column, start, values.reshape(len(values), column.stop - column.start))
+            if values.ndim != 2:
+                values = values.reshape(len(values), column.stop - column.start)
+            self.put(column, start, values)
 
     @abstractmethod
     def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
@@ -290,10 +292,12 @@ class RamRows(Rows):
 
     def _put(self, ring: Array, columns: slice, start: int, values: Array) -> None:
         at = start % self.capacity
-        first = min(len(values), self.capacity - at)
-        fill(ring[at : at + first, columns], values[:first])
-        if first < len(values):
-            fill(ring[: len(values) - first, columns], values[first:])
+        stop, first = at + len(values), self.capacity - at
+        if stop <= self.capacity:
+            fill(ring[at:stop, columns], values)
+        else:
+            fill(ring[at:, columns], values[:first])
+            fill(ring[: stop - self.capacity, columns], values[first:])
 
     def publish(self, stop: int) -> None:
         """They can be read at once."""
@@ -350,5 +354,9 @@ class RamRows(Rows):
 
     def versions_of(self, start: int, stop: int) -> Array:
         """A copy."""
-        versions: Array = self._versions[np.arange(start, stop) % self.capacity]
+        at = start % self.capacity
+        if at + stop - start <= self.capacity:
+            versions: Array = self._versions[at : at + stop - start].copy()
+        else:
+            versions = self._versions[np.arange(start, stop) % self.capacity]
         return versions

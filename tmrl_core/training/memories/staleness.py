@@ -54,12 +54,16 @@ class FreshRows:
         """Add the rows from `start` on; `counters` [n] are the numbers of their versions."""
         if not len(counters):
             return
-        begins = np.concatenate([[0], np.flatnonzero(np.diff(counters)) + 1])
+        self._within = None
+        changes = (counters[1:] != counters[:-1]).nonzero()[0]
+        if not len(changes) and len(self._stops) and self._stops[-1] == start and self._counters[-1] == counters[0]:
+            self._stops[-1] = start + len(counters)  # the latest run goes on
+            return
+        begins = np.concatenate([[0], changes + 1])
         ends = np.append(begins[1:], len(counters))
         self._starts = np.concatenate([self._starts, start + begins])
         self._stops = np.concatenate([self._stops, start + ends])
         self._counters = np.concatenate([self._counters, counters[begins]])
-        self._within = None
 
     def _keep(self, kept: Array) -> None:
         if not kept.all():
@@ -67,17 +71,19 @@ class FreshRows:
         self._within = None
 
     def expire(self, first: int, readable: int) -> list[tuple[int, int]]:
-        """Remove the runs in [first, readable) that are now too old; return their rows as ranges."""
-        old = (self._counters < self.counter - self.max_lag) & (self._stops <= readable)
-        gone = old | (self._stops <= first)
-        if not gone.any():
+        """Remove the rows in [first, readable) that are now too old; return them as ranges."""
+        old = (self._counters < self.counter - self.max_lag) & (self._starts < readable)
+        gone = self._stops <= first
+        if not (old.any() or gone.any()):
             return []
+        stops = np.minimum(self._stops[old], readable)
         found = [
             (max(start, first), stop)
-            for start, stop in zip(self._starts[old].tolist(), self._stops[old].tolist(), strict=True)
+            for start, stop in zip(self._starts[old].tolist(), stops.tolist(), strict=True)
             if stop > first
         ]
-        self._keep(~gone)
+        self._starts[old] = stops
+        self._keep(~gone & (self._starts < self._stops))
         return found
 
     def _bounds(self, first: int, readable: int) -> tuple[Array, Array]:

@@ -20,11 +20,10 @@ import numpy as np
 import torch
 
 from tmrl_core.training.memories.layout import Array
-from tmrl_core.training.memories.sum_tree_loops import Loops, compiled
+from tmrl_core.training.memories.sum_tree_loops import FAN, Loops, compiled
 
 logger = logging.getLogger(__name__)
 
-FAN = 32
 _ONES = np.ones(FAN)
 
 
@@ -128,8 +127,7 @@ class SumTree:
         self._running = None
         self.leaves[places] = priorities
         if self._loops is not None:
-            self._loops.sum_up(places, self._leaves, self._middle_values)
-            self._loops.sum_up(places // FAN, self._middle, self._top_values)
+            self._loops.sum_up(places, self._leaves, self._middle, self._top_values)
             return
         blocks = places // FAN
         if len(blocks) > FAN and blocks[-1] - blocks[0] < len(blocks):
@@ -174,6 +172,13 @@ class SumTree:
         Returns:
             The highest |error| + epsilon; 0: there is none.
         """
+        if self._loops is not None:
+            self._running = None
+            arrays = self._leaves, self._middle, self._top_values
+            indices, errors = np.ascontiguousarray(indices, np.int64), np.ascontiguousarray(errors, np.float64)
+            exponent = settings.alpha, settings.epsilon
+            highest: float = self._loops.update(indices, errors, oldest, *exponent, skip_zero, self.capacity, *arrays)
+            return highest
         magnitudes = np.abs(errors).astype(np.float64)
         magnitudes += settings.epsilon
         highest = float(magnitudes.max(initial=0.0))  # NaN if one of them is

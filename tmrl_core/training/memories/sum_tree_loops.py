@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,10 @@ import numpy as np
 from tmrl_core.training.memories.layout import Array
 
 logger = logging.getLogger(__name__)
+
+
+FAN = 32
+"""Values that a block of a level holds. A constant, with which a compiler divides by a shift."""
 
 
 def descend(level: Array, places: Array, rest: Array) -> float:
@@ -28,22 +33,21 @@ def descend(level: Array, places: Array, rest: Array) -> float:
     Returns:
         A meaningless number, without which a compiler would omit the prefetch.
     """
-    fan = level.shape[1]
     touched = 0.0
     # Touch all blocks before searching the first, so that their memory is fetched in parallel.
     for k in range(len(places)):
-        for j in range(0, fan, 8):  # 8 of them are one cache line
+        for j in range(0, FAN, 8):  # 8 of them are one cache line
             touched += level[places[k], j]
     for k in range(len(places)):
         block, value = places[k], rest[k]
-        running, found = 0.0, fan - 1
-        for j in range(fan - 1):
+        running, found = 0.0, FAN - 1
+        for j in range(FAN - 1):
             here = level[block, j]
             if running + here > value:
                 found = j
                 break
             running += here
-        places[k] = block * fan + found
+        places[k] = block * FAN + found
         rest[k] = value - running
     return touched
 
@@ -91,16 +95,49 @@ def sample(
     return True, touched
 
 
-def sum_up(places: Array, level: Array, above: Array) -> None:
-    """Recompute the sums of the blocks that hold places ([n] int64) of a level ([blocks, FAN])."""
-    fan = level.shape[1]
+def update(
+    indices: Array,
+    errors: Array,
+    oldest: int,
+    alpha: float,
+    epsilon: float,
+    skip_zero: bool,
+    capacity: int,
+    leaves: Array,
+    middle: Array,
+    top: Array,
+) -> float:
+    """Set priorities as `SumTree.update` does; levels as in `sample`."""
+    values = leaves.reshape(-1)
+    places = np.empty(len(indices), np.int64)
+    count, highest = 0, 0.0
+    for k in range(len(indices)):
+        place, magnitude = indices[k] % capacity, abs(errors[k]) + epsilon
+        if indices[k] < oldest or not math.isfinite(magnitude) or (skip_zero and values[place] <= 0):
+            continue
+        highest = max(highest, magnitude)
+        values[place] = magnitude**alpha
+        places[count] = place
+        count += 1
+    sum_up(places[:count], leaves, middle, top)
+    return highest
+
+
+def sum_up(places: Array, leaves: Array, middle: Array, top: Array) -> None:
+    """Recompute the sums above some places ([n] int64) of the leaves; levels as in `sample`."""
+    sum_blocks(places, FAN, leaves, middle.reshape(-1))
+    sum_blocks(places, FAN * FAN, middle, top)
+
+
+def sum_blocks(places: Array, size: int, level: Array, above: Array) -> None:
+    """Recompute the sums of a level's blocks, each above `size` places."""
     last = -1
     for k in range(len(places)):
-        block = places[k] // fan
+        block = places[k] // size
         if block != last:
             last = block
             total = 0.0
-            for j in range(fan):
+            for j in range(FAN):
                 total += level[block, j]
             above[block] = total
 
@@ -109,6 +146,7 @@ class Loops(NamedTuple):
     """The functions above, compiled or not; uncompiled they are very slow."""
 
     sample: Any = sample
+    update: Any = update
     sum_up: Any = sum_up
 
 
@@ -124,4 +162,6 @@ def compiled() -> Loops | None:
         logger.warning("numba cannot be used (%s); priorities are sampled by NumPy, at half the speed", exc)
         return None
     register_jitable(descend)
+    register_jitable(sum_blocks)
+    register_jitable(sum_up)
     return Loops(*map(njit(nogil=True), Loops()))

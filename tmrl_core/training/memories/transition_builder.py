@@ -64,7 +64,7 @@ class TransitionBuilder:
         observation, action = self.schema.observation(chunk), self.schema.action(chunk)
         self.schema.check(chunk, observation, action)
         specs, extras = self.schema.extras(chunk)
-        self.schema.note_orders(chunk, specs.keys())
+        self.schema.note_orders(chunk, action is not None, specs.keys())
         if tail is not None and not tail.fits(observation, action, extras):
             tail = None
         columns, after = self._join(chunk, tail, observation, action, extras)
