@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 
 from tests.training.test_contracts import Agent as OwnAgent
 from tmrl_core.actor.module import ActorModule
@@ -13,9 +15,11 @@ from tmrl_core.testing.agents import AgentSuite
 from tmrl_core.training.agents.ddpg import DDPGAgent
 from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
 from tmrl_core.training.agents.dqn import DQNAgent
+from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.agents.redq import REDQSACAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.agents.td3 import TD3Agent
+from tmrl_core.training.batches import ENDS
 
 
 class TestContinuousAgents(AgentSuite):
@@ -33,6 +37,25 @@ class TestDiscreteAgents(TestContinuousAgents):
     @pytest.fixture(autouse=True, params=[DQNAgent, DiscreteSacAgent])
     def choose(self, request: pytest.FixtureRequest) -> None:
         self.cls = request.param
+
+
+class TestPPO(AgentSuite):
+    def make_agent(self) -> PPOAgent:
+        return PPOAgent(self.observation_space, self.action_space, hidden_sizes=(8, 8), minibatch_size=8)
+
+    def make_batch(self, seed: int) -> Any:
+        """A round of one episode, with the extras of its policy."""
+        obs, action, *others = super().make_batch(seed)
+        actor = self.make_agent().get_actor()
+        extras = [actor.act_with_extras(one)[1] for one in obs.numpy()]
+        found = {name: torch.from_numpy(np.stack([np.asarray(one[name]) for one in extras])) for name in extras[0]}
+        ends = torch.zeros(len(obs))
+        ends[-1] = 1
+        return obs, action, *others, {**found, ENDS: ends}
+
+
+class TestDiscretePPO(TestPPO):
+    action_space = gym.spaces.Discrete(3)
 
 
 class StillPolicy(ActorModule):

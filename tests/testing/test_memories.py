@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from tests.training.test_contracts import Rewards
+from tmrl_core.samples import Chunk
 from tmrl_core.testing.memories import MemorySuite
 from tmrl_core.training import GenericTorchMemory, ReplayMemory
+from tmrl_core.training.memories.frame_stack_memory import FrameStackMemory
 
 KINDS: dict[str, dict[str, Any]] = {
     "uniform": {},
@@ -30,6 +35,20 @@ class TestReplayMemory(MemorySuite):
 
     def make_memory(self) -> ReplayMemory:
         return ReplayMemory(memory_size=100, batch_size=4, seed=0, nb_steps=3, **self.settings)
+
+
+class TestFrameStackMemory(TestReplayMemory):
+    observation_space = gym.spaces.Box(0, 255, (4, 3, 3), np.uint8)
+
+    def make_chunk(self, **kwargs: Any) -> Chunk:
+        """Stack each frame on those before it."""
+        chunk = super().make_chunk(**kwargs)
+        assert isinstance(chunk.observation, np.ndarray)
+        frames = np.concatenate([chunk.observation[:1, 0].repeat(3, axis=0), chunk.observation[:, 0]])
+        return replace(chunk, observation=np.stack([frames[i : i + 4] for i in range(chunk.rows)]))
+
+    def make_memory(self) -> FrameStackMemory:
+        return FrameStackMemory(memory_size=100, batch_size=4, seed=0, nb_steps=3, **self.settings)
 
 
 class TestGenericTorchMemory(MemorySuite):

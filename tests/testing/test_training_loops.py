@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.training.test_contracts import Loop as OwnLoop
+from tmrl_core.networking.protocol.messages import Collect
+from tmrl_core.samples import Segment
+from tmrl_core.testing.random_samples import EndlessInterface, buffer_of, random_chunk
 from tmrl_core.testing.training_loops import LoopSuite
 from tmrl_core.training import ReplayMemory, SacAgent, TrainingOffline
-from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.agents.ppo import PPOAgent
+from tmrl_core.training.interface import Delivery, LocalInterface, TrainingInterface
+from tmrl_core.training.loops.lockstep import TrainingLockstep
 
 
 class TestTrainingOffline(LoopSuite):
@@ -23,6 +31,45 @@ class TestTrainingOffline(LoopSuite):
             steps=4,
             device="cpu",
         )
+
+
+class OneWorker(EndlessInterface):
+    """A worker that collects the assignments of lockstep, an episode at a time."""
+
+    assignment: Collect | None = None
+    episodes = 0
+
+    def workers(self) -> list[tuple[bytes, str]]:
+        return [(bytes([1]) * 16, "worker")]
+
+    def collect(self, what: Collect | None, stream: bytes) -> None:
+        self.assignment = what
+
+    def receive(self) -> list[Delivery]:
+        if self.assignment is not None:
+            chunk = random_chunk(episode=self.episodes)
+            segments = (Segment(chunk.rows, self.episodes, 0, *self.assignment.version),)
+            extras: Any = {"logp": np.zeros(chunk.rows, np.float32), "drawn": chunk.action}
+            self.put(buffer_of(replace(chunk, segments=segments, extras=extras)))
+            self.delivered += chunk.rows
+            self.episodes += 1
+        return LocalInterface.receive(self)
+
+
+class TestTrainingLockstep(LoopSuite):
+    def make_loop(self) -> TrainingLockstep:
+        return TrainingLockstep(
+            (self.observation_space, self.action_space),
+            training_agent_cls=lambda **spaces: PPOAgent(**spaces, hidden_sizes=(8, 8), minibatch_size=8),
+            epochs=3,
+            rounds=2,
+            episodes_per_round=2,
+            sleep_between_buffer_retrieval_attempts=0.001,
+            device="cpu",
+        )
+
+    def make_interface(self) -> OneWorker:
+        return OneWorker()
 
 
 class Loop(OwnLoop):
