@@ -80,7 +80,7 @@ class Client:
         self.returns: list[float] = []
         self._rng = np.random.default_rng(seed)
 
-    def observe(self) -> np.ndarray:
+    def observe(self) -> Any:
         return self._rng.uniform(-1, 1, 2).astype(np.float32)
 
     async def play(self, episodes: int) -> None:

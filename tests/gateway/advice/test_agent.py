@@ -75,6 +75,37 @@ def test_every_algorithm_acts_learns_advises_and_saves(make_agent: MakeAgent, al
     assert [path.name for path in make_agent(algorithm).saves_folder.iterdir()] != []
 
 
+class DictClient(Client):
+    """Its observations have two parts."""
+
+    def observe(self) -> Any:
+        return {"here": super().observe()[:1], "there": np.int64(self._rng.integers(3))}
+
+    async def play(self, episodes: int) -> None:
+        for _ in range(episodes):
+            action = await self.player.begin(self.observe(), {})
+            for step in range(EPISODE):
+                self.actions.append(action)
+                action = await self.player.step(self.observe(), 1.0, step == EPISODE - 1, False, {})
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "stable_baselines3"])
+def test_observations_may_be_dicts(make_agent: MakeAgent, own: bool) -> None:
+    algorithm = {} if own else {"stable_baselines3": {"policy": "MultiInputPolicy", "kwargs": {"train_freq": 1}}}
+    agent = make_agent(observation_space={"here": [1, -1, 1], "there": 3}, start_training=5, **algorithm)
+    learners = made(agent)
+
+    async def run() -> None:
+        clients = [DictClient(agent.open(f"s{number}"), number) for number in range(2)]
+        await clients[0].play(45)
+        await clients[1].play(3)
+        await agent.close()
+
+    asyncio.run(run())
+    assert learners[0].steps >= 45 * EPISODE - 1
+    assert agent.saves_folder.exists()
+
+
 def test_a_session_learns(make_agent: MakeAgent) -> None:
     agent = make_agent(
         updates_per_step=2.0, agent={"cls": "tmrl_core.training:DQNAgent", "kwargs": {

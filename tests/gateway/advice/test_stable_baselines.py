@@ -16,10 +16,11 @@ from tests.gateway.advice.conftest import EPISODE, Client, MakeAgent
 from tests.gateway.advice.test_agent import made
 from tmrl_core.config.sections import StableBaselinesSection
 from tmrl_core.envs.shepherd import Channel, Message
-from tmrl_core.errors import ConfigError, SessionClosedError
+from tmrl_core.errors import CheckpointError, ConfigError, SessionClosedError
 from tmrl_core.gateway.advice.combine import Gaussian
-from tmrl_core.gateway.advice.saves import read_save
+from tmrl_core.gateway.advice.saves import Save, read_save
 from tmrl_core.gateway.advice.stable_baselines import check_stable_baselines
+from tmrl_core.training.checkpoints.capture import capture_part
 
 SPACES = {"DQN": 2, "SAC": [2, -1, 3], "TD3": [2, -1, 3], "DDPG": [2, -1, 3]}
 NET = {"policy_kwargs": {"net_arch": [16]}, "train_freq": 1}
@@ -114,6 +115,16 @@ def test_a_newcomer_has_the_parameters_of_the_newest_save(make_agent: MakeAgent)
                 assert torch.equal(value, theirs[name][key]), (name, key)
     moments = second.actor.optimizer.state_dict()["state"][0]
     assert torch.equal(moments["exp_avg"], first.actor.optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_a_save_names_only_parameters_of_the_algorithm(make_agent: MakeAgent) -> None:
+    agent = sb3(make_agent)
+    learners = made(agent)
+    asyncio.run(agent.start())
+    captured = capture_part({"parameters": {"policy.q_net": {}}, "steps": 1, "updates": 1}, "state")
+    agent._saves.write(Save("stable_baselines3.DQN", 1, "a", {"learner": captured.tree}, captured.arrays))
+    with pytest.raises(CheckpointError, match="it holds the parameters"):
+        learners[0].load()
 
 
 def test_a_confident_advisor_decides_for_a_newcomer(make_agent: MakeAgent) -> None:

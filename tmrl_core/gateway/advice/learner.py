@@ -14,7 +14,7 @@ import numpy as np
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.config.sections import GatewayAgentSection
 from tmrl_core.envs.shepherd import Channel, Message
-from tmrl_core.errors import CheckpointError, SessionClosedError
+from tmrl_core.errors import CheckpointError, SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.policies import advised_policy
 from tmrl_core.gateway.advice.saves import Save, Saves
@@ -105,7 +105,7 @@ class Learner(ABC):
             if save.algorithm != self.algorithm:
                 raise CheckpointError(f"it is of {save.algorithm}, and the agent learns with {self.algorithm}")
             self._restore(save.tree, save.arrays)
-        except (CheckpointError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, TmrlError) as exc:
             raise CheckpointError(
                 f"the newest save in {self.context.saves.folder} does not fit: {exc}. Restore the settings, or move "
                 "the saves to another folder."

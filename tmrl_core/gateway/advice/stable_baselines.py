@@ -25,7 +25,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from tmrl_core.config.sections import StableBaselinesSection
 from tmrl_core.envs.shepherd import ShepherdEnv
-from tmrl_core.errors import BadUpdatesError, ConfigError
+from tmrl_core.errors import BadUpdatesError, CheckpointError, ConfigError
 from tmrl_core.gateway.advice.advisors import Advisor
 from tmrl_core.gateway.advice.combine import (
     Choice,
@@ -209,6 +209,9 @@ class StableBaselinesLearner(Learner):
 
     def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
         model, state = self.model, decoded(tree["learner"], arrays)
+        # The library would look any other name up among the attributes of the algorithm.
+        if (found := sorted(state["parameters"])) != (expected := sorted(model.get_parameters())):
+            raise CheckpointError(f"it holds the parameters {found}, the algorithm has {expected}")
         model.set_parameters(state["parameters"], device="cpu")
         if isinstance(model, SAC) and model.log_ent_coef is not None:
             with torch.no_grad():
