@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -134,33 +135,24 @@ def _skipped(names: tuple[str, ...] | list[str], why: str) -> Iterator[Step]:
         yield Step(name, "skipped", why)
 
 
+@dataclass
 class _Examiner:
     """Steps of the connection to the Server. After a failed step, the steps that depend on it are skipped."""
 
-    def __init__(
-        self,
-        config: Config,
-        role: ClientRole,
-        tls: bool,
-        token: str | None,
-        transport: Transport | None,
-        timeout_s: float,
-        measure_s: float,
-        versions: tuple[int, ...],
-        wall_clock: Callable[[], float],
-    ) -> None:
-        self.config = config
-        self.role = role
-        self.tls = tls
-        self.token = token
-        self.transport = transport
-        self.timeout_s = timeout_s
-        self.measure_s = measure_s
-        self.versions = versions
-        self.wall_clock = wall_clock
-        self.host = config.server.host
-        self.hostname = config.network.hostname or config.server.host
-        self.why_not = "a step before it failed"
+    config: Config
+    role: ClientRole
+    tls: bool
+    token: str | None
+    transport: Transport | None
+    timeout_s: float
+    measure_s: float
+    versions: tuple[int, ...]
+    wall_clock: Callable[[], float]
+    why_not: str = "a step before it failed"
+
+    def __post_init__(self) -> None:
+        self.host = self.config.server.host
+        self.hostname = self.config.network.hostname or self.host
         self._sock: socket.socket | None = None
         self._conversation: way.Conversation | None = None
         self._asked_s = (0.0, 0.0)

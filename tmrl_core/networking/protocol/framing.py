@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from tmrl_core.errors import RemoteProtocolError
@@ -54,17 +55,15 @@ class Kind(IntEnum):
 _KINDS = frozenset(int(kind) for kind in Kind)
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
     """One frame: the fields of its header, and `buffer` with header and payload, owned by the frame's holder."""
 
-    __slots__ = ("buffer", "channel", "epoch", "flags", "kind")
-
-    def __init__(self, kind: int, flags: int, epoch: int, channel: int, buffer: bytearray) -> None:
-        self.kind = kind
-        self.flags = flags
-        self.epoch = epoch
-        self.channel = channel
-        self.buffer = buffer
+    kind: int
+    flags: int
+    epoch: int
+    channel: int
+    buffer: bytearray
 
     @property
     def payload(self) -> memoryview:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
@@ -69,18 +70,16 @@ class AdmissionSettings(msgspec.Struct, frozen=True):
         return max(1, self.max_unauthenticated // 2)
 
 
+@dataclass(slots=True, eq=False)
 class PendingConnection:
     """Connection whose peer is not authenticated yet."""
 
-    __slots__ = ("certified", "close", "known", "network", "since")
-
-    def __init__(self, network: str, since: float, known: bool, close: Callable[[str], None]) -> None:
-        self.network = network
-        self.since = since
-        self.known = known
-        self.close = close
-        self.certified = False
-        """True: the peer has shown a certificate of our CA."""
+    network: str
+    since: float
+    known: bool
+    close: Callable[[str], None]
+    certified: bool = False
+    """True: the peer has shown a certificate of our CA."""
 
 
 class Admission:

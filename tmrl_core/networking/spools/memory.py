@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
@@ -34,21 +35,19 @@ class StreamInfo(NamedTuple):
     signature: bytes
 
 
+@dataclass(slots=True, eq=False)
 class SpooledMessage:
     """One message: the fields of its header, and the location of its body."""
 
-    __slots__ = ("body", "floor", "length", "number", "place", "position", "samples")
-
-    def __init__(self, number: int, floor: int, position: int, samples: int, length: int) -> None:
-        self.number = number
-        self.floor = floor
-        self.position = position
-        self.samples = samples
-        self.length = length
-        self.body: Sequence[bytes | memoryview] | None = None
-        """Body in memory; None once it is stored elsewhere."""
-        self.place: Any = None
-        """Location of the body, in an implementation's own form."""
+    number: int
+    floor: int
+    position: int
+    samples: int
+    length: int
+    body: Sequence[bytes | memoryview] | None = None
+    """Body in memory; None once it is stored elsewhere."""
+    place: Any = None
+    """Location of the body, in an implementation's own form."""
 
     @property
     def size(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ LAG_ROWS = 32
 """Number of transitions of each block whose policy versions are read, to measure the policy lag."""
 
 
+@dataclass(eq=False)
 class Block:
     """Batches sampled together, and the values to sample them again.
 
@@ -42,22 +44,15 @@ class Block:
         generator_state: before they were sampled.
         extras: of the sampler, per row.
         counters: policy versions of some rows of the first batch; None: unknown.
+        position: number of batches that were taken.
     """
 
-    def __init__(
-        self,
-        batches: list[Batch],
-        positions: Array,
-        generator_state: State,
-        extras: dict[str, Array],
-        counters: Array | None = None,
-    ) -> None:
-        self.batches = batches
-        self.positions = positions
-        self.position = 0
-        self.generator_state = generator_state
-        self.extras = extras
-        self.counters = counters
+    batches: list[Batch]
+    positions: Array
+    generator_state: State
+    extras: dict[str, Array]
+    counters: Array | None = None
+    position: int = 0
 
 
 class BatchReader:
