@@ -87,7 +87,7 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         hint = f"did you mean {' or '.join(matches)}?" if matches else "see --help"
         made.error(f"{wrong}: no such option; {hint}")
     if options.role is None and options.gateway:
-        options.role = "gateway"
+        options.role, options.gateway = "gateway", False
     if options.role is None:
         made.error("say what to run: --local, --server, --worker, --trainer, or another role of --help")
     return options
@@ -244,7 +244,7 @@ def check_options(options: argparse.Namespace) -> None:
         ("video", ["test"]),
         ("steps", ["benchmark"]),
         ("announce", ["server", "gateway"]),
-        ("gateway", ["gateway", "local"]),
+        ("gateway", ["local"]),
         ("wandb", ["trainer", "local"]),
         ("new", ["trainer", "local"]),
         ("seed", ["trainer", "worker", "expert", "gateway", "local", "test", "benchmark"]),
