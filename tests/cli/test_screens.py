@@ -137,7 +137,7 @@ def test_a_display_that_fails_ends_no_role(lines: Lines) -> None:
 
     with Screen(Broken(), look_every_s=0.01):  # type: ignore[arg-type]
         lines.wait(lambda said: bool(said))
-    assert lines.said == ["the display has failed; the role goes on without it"]
+    assert lines.said == ["the display has failed; the role continues without it"]
 
 
 def test_a_server_says_a_line_each_minute_and_when_somebody_comes(tmp_path: Path, lines: Lines) -> None:

@@ -163,7 +163,7 @@ def bundle(options: argparse.Namespace, folder: Path) -> int:
     """Make a bundle."""
     path = credentials.bundle(folder, options.for_role, options.name, options.out, days=options.days)
     print(f"{path}: copy it to that machine and run there: python -m tmrl_core --credentials install {path.name}")
-    print("It is secret: whoever has it can act as that " + options.for_role + ".", file=sys.stderr)
+    print("It is secret: its holder can act as that " + options.for_role + ".", file=sys.stderr)
     return 0
 
 
@@ -208,7 +208,7 @@ def revoke(options: argparse.Namespace, folder: Path) -> int:
     print(
         f"A Server that reads {folder} follows at once; to one elsewhere, copy {folder / REVOKED_FILE} beside its keys."
     )
-    print("A bundle holds no token; if that machine had one all the same, run also: --credentials rotate-token ROLE")
+    print("Bundles hold no token. If that machine also had a token, run: --credentials rotate-token ROLE")
     return 0
 
 
@@ -224,7 +224,7 @@ def key(config: Config, agent: str, folder: Path) -> int:
     print(f"API key {made.id} of agent {agent}, shown only now:\n\n    {text}\n")
     print('A client logs in with it: POST /shepherd/login_user/ with {"apikey": KEY}.')
     print(f"To end it: python -m tmrl_core --credentials revoke {made.id}")
-    print("It is secret: whoever has it can train that agent.", file=sys.stderr)
+    print("It is secret: its holder can train that agent.", file=sys.stderr)
     return 0
 
 

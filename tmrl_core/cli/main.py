@@ -141,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
         ("expert", "a RolloutWorker whose policy never changes: collects demonstrations"),
         ("test", "run the saved policy, without a server"),
         ("benchmark", "measure the environment's and the policy's step rate"),
-        ("status", "print what the Server sees: peers, streams, versions, budgets, rates, drops"),
+        ("status", "print the Server's status: peers, streams, versions, budgets, rates, drops"),
         ("config-schema", "print the configuration's JSON Schema"),
         ("version", "print the version"),
     ):

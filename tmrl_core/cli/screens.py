@@ -85,7 +85,7 @@ class Screen:
                 self._display.look()
                 show()
         except Exception:  # a screen is not worth a run
-            logger.exception("the display has failed; the role goes on without it")
+            logger.exception("the display has failed; the role continues without it")
 
     def _say_line(self) -> None:
         logger.info("%s", self._display.line())

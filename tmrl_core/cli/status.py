@@ -38,10 +38,10 @@ PIPED_COLUMNS = 200
 
 
 def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--status`: once, or with `--watch` again and again until it is asked to end."""
+    """`--status`: once, or with `--watch` repeatedly until a stop is requested."""
     network = config.network
     if network.transport == "local":
-        raise ConfigError("network.transport is 'local': such a Server lives within one process; there is none to ask")
+        raise ConfigError("network.transport is 'local': such a Server is part of one process and cannot be queried")
     settings = link_settings(
         config,
         host=config.server.host,

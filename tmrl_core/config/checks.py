@@ -112,7 +112,7 @@ def contradictions(config: Config) -> Iterator[str]:
             f"worker.collection is {worker.collection}; for asynchronous workers use worker.max_env_steps_per_update"
         )
     if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
-        yield "worker.when_full: drop_oldest would lose what the trainer asked for in lockstep; use block or auto"
+        yield "worker.when_full: drop_oldest would drop requested samples in lockstep; use block or auto"
     yield from limiter_problems(config)
     yield from lockstep_problems(config)
     yield from mismatches(config)

@@ -280,7 +280,7 @@ class _Lane:
                 self._error = f"{type(error).__name__}: {error}"
             if failures in (1, 10, 100) or failures % 1000 == 0:
                 logger.warning(
-                    "metric sink %s failed to %s (%d in a row): %s: %s; training goes on",
+                    "metric sink %s failed to %s (%d in a row): %s: %s; training continues",
                     self._sink.name,
                     what,
                     failures,

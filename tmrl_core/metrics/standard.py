@@ -76,5 +76,5 @@ def open_sinks(
         try:
             sinks.append(WandbSink(folder=folder, x_axis=x_axis, **msgspec.structs.asdict(wandb)))
         except MissingExtraError as error:
-            logger.warning("nothing goes to wandb: %s", error)
+            logger.warning("wandb gets no records: %s", error)
     return sinks

@@ -179,7 +179,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | bytearray | memo
     except CodecError:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise CodecError(f"not what the codec writes: {error}") from error
+        raise CodecError(f"not written by the codec: {error}") from error
 
 
 def _check_count(data: bytes | bytearray | memoryview) -> None:

@@ -556,7 +556,7 @@ def test_too_many_failures_in_a_row_end_it(
     env = counting_env(script={(episode, 1): RuntimeError("broken") for episode in range(9)})
     worker = make(env, constant_actor, max_failures=max_failures)
     with pytest.raises(
-        EnvironmentFailedError, match=rf"{max_failures + 1} times in a row.*broken\. .*mend it"
+        EnvironmentFailedError, match=rf"{max_failures + 1} times in a row.*broken\. .*fix it"
     ) as caught:
         worker.collect_train_episode()
     assert isinstance(caught.value.__cause__, RuntimeError)

@@ -121,7 +121,7 @@ def test_while_the_disk_is_full_nothing_is_acknowledged_nor_taken_and_it_is_said
         for _ in range(5):
             training.update_buffer(interface)
         assert (interface.number, interface.acknowledged) == (2, 1)
-        assert caplog.text.count("samples cannot be kept") == 1
+        assert caplog.text.count("samples cannot be stored") == 1
         assert "Make room" in caplog.text
         assert len(training.memory) == 3
     training.start_training = 1000

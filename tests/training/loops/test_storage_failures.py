@@ -21,7 +21,7 @@ def test_it_is_said_now_and_then_and_when_it_is_over(caplog: pytest.LogCaptureFi
         unwritten.note(StorageError("the disk is full."))
         assert [record.levelname for record in caplog.records] == ["ERROR"] * lines
     assert unwritten.why == "the disk is full."
-    assert caplog.messages[0].startswith("samples cannot be kept: the disk is full. They are not acknowledged")
+    assert caplog.messages[0].startswith("samples cannot be stored: the disk is full. They are not acknowledged")
     unwritten.over()
     unwritten.over()
     assert unwritten.why == ""

@@ -287,7 +287,7 @@ def test_rows_that_nothing_describes_are_the_documented_error(tmp_path: Path) ->
     assert data.count(rows_note(0, 0, b"")) >= 1
     at = data.rindex(rows_note(0, 0, b""))
     path.write_bytes(mend(data[:at] + rows_note(0, 7, b"") + data[at + 12 :]))
-    with pytest.raises(StorageError, match="holds 7 rows, and its head does not say what they look like"):
+    with pytest.raises(StorageError, match="holds 7 rows, and its head does not describe them"):
         make(tmp_path)
 
 

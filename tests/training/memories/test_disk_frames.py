@@ -357,7 +357,7 @@ def test_a_folder_keeps_its_kind(tmp_path: Path, make_rows: Any) -> None:
     ],
 )
 def test_a_note_that_cannot_be_is_refused(note: Any) -> None:
-    with pytest.raises(StorageError, match="of frames what they cannot be"):
+    with pytest.raises(StorageError, match="invalid numbers of frames"):
         FramesNote.parse(note, 2, 3)
 
 

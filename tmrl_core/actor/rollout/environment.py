@@ -124,7 +124,7 @@ class CheckedEnvironment:
             raise
         if (self.env.observation_space, self.env.action_space) != old_spaces:
             raise EnvironmentFailedError(
-                f"the environment made anew has other spaces: {self.env.observation_space} and "
+                f"the recreated environment has other spaces: {self.env.observation_space} and "
                 f"{self.env.action_space}, before {old_spaces[0]} and {old_spaces[1]}"
             )
         self._broken = False

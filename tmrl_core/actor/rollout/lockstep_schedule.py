@@ -122,7 +122,7 @@ class LockstepSchedule:
             try:
                 self._requested = decode_body(body, Collect) if body is not None else None
             except RemoteProtocolError as exc:
-                logger.error("what the trainer asks for cannot be read, so nothing is collected: %s", exc)
+                logger.error("the trainer's collection request cannot be read, so nothing is collected: %s", exc)
                 self._requested = None
         return self._requested
 

@@ -269,7 +269,7 @@ class EnvironmentLoop:
         found_here = isinstance(fault, EnvironmentFailedError)
         failure = str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}"
         if self._failures_in_a_row > self.max_failures:
-            advice = "see what its reset and step return" if found_here else "mend it"
+            advice = "see what its reset and step return" if found_here else "fix it"
             raise EnvironmentFailedError(
                 f"the environment failed {self._failures_in_a_row} times in a row, worker.max_failures is "
                 f"{self.max_failures}. The last failure: {failure}. "

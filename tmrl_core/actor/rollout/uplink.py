@@ -269,7 +269,7 @@ class Uplink:
             self.latest_version = update.version
             name = f"version {update.version[0]}.{update.version[1]}"
             if not all(map(math.isfinite, update.exploration.values())):
-                raise WeightsError(f"what it says of exploration is not finite: {update.exploration}")
+                raise WeightsError(f"its exploration parameters are not finite: {update.exploration}")
             self._load(_policy_of(update))
         except (WeightsError, RemoteProtocolError) as exc:
             self.policies_refused += 1

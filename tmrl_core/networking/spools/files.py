@@ -134,7 +134,7 @@ class DiskSpool(Spool):
             self.torn_bytes += torn
             logger.warning(
                 "%s: the last %d bytes are not a complete record (a process or machine died while writing) and were "
-                "cut off; no worker was told that they were stored",
+                "truncated; no worker has a confirmation of them",
                 path,
                 torn,
             )

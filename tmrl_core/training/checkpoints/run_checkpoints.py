@@ -123,7 +123,7 @@ class RunCheckpoints:
         except CheckpointError as exc:
             if first or wait:
                 raise
-            logger.exception("no checkpoint after epoch %s; training goes on", training.epoch)
+            logger.exception("no checkpoint after epoch %s; training continues", training.epoch)
             return str(exc)
         if store.failures == failures:
             return ""
@@ -274,7 +274,7 @@ class RunCheckpoints:
         self._changes = changes_since(stored, self._config)
         fixed = [f"{change} ({change.fixed})" for change in self._changes if change.fixed]
         if fixed:
-            raise CheckpointError(f"it cannot go on with {'; '.join(fixed)}")
+            raise CheckpointError(f"it cannot be resumed with {'; '.join(fixed)}")
         try:
             self.in_force = in_force(stored, self._config)
         except ConfigError as exc:
@@ -307,7 +307,7 @@ def _say_what_is_kept(training: LoopLike) -> None:
     memory = as_loop(training).training_memory
     if memory is not None and memory.recorded is not None:
         logger.info(
-            "there is no checkpoint; training begins anew, with %d transitions of the memory on disk (%d samples)",
+            "there is no checkpoint; training begins again, with %d transitions of the memory on disk (%d samples)",
             len(memory),
             training.total_samples,
         )

@@ -77,7 +77,7 @@ class TrainingLockstep(TrainingOffline):
         **kwargs: Any,
     ) -> None:
         if training_agent_cls is None:
-            raise ConfigError("training_agent_cls is missing: what is to be trained?")
+            raise ConfigError("training_agent_cls is missing; pass a callable that makes the agent.")
         if (steps_per_round is None) == (episodes_per_round is None):
             raise ConfigError(
                 "trainer.lockstep: set one of steps_per_round and episodes_per_round, the other one to null; found "

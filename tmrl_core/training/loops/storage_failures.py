@@ -30,20 +30,20 @@ class Unwritten:
         self.why = ""
 
     def note(self, exc: StorageError) -> None:
-        """They could not be written."""
+        """Record that samples could not be written."""
         self.why = str(exc)
         now = self._clock()
         if self._said is None or now - self._said >= SAY_EVERY_S:
             self._said = now
             logger.error(
-                "samples cannot be kept: %s. They are not acknowledged, so their workers keep them; no more are taken "
-                "until they can be written, which is tried again and again. Training goes on with what there is, as "
-                "far as its ratio allows.",
+                "samples cannot be stored: %s. They are not acknowledged, so their workers keep them. No more are "
+                "inserted until they can be written, which is tried repeatedly. Training continues with the stored "
+                "samples, as far as its ratio allows.",
                 str(exc).rstrip("."),
             )
 
     def over(self) -> None:
-        """They were written."""
+        """Record that they were written."""
         if self.why:
             logger.warning("the replay memory can be written again")
             self.why = ""

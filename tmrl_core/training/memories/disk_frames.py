@@ -180,7 +180,7 @@ class FramesNote:
         except (KeyError, TypeError):
             right = False
         if not right:
-            raise StorageError("a note of the replay memory says of frames what they cannot be")
+            raise StorageError("a note of the replay memory has invalid numbers of frames")
         return cls(put, needs)
 
 

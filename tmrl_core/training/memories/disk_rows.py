@@ -152,7 +152,7 @@ class DiskRows(Rows):
             if (first_row + rows) * self._row_units > MAX_FIRST_ROW:
                 raise StorageError(f"{reader.path} speaks of replay row {first_row}, which no memory comes to")
             if rows and self._format is None:
-                raise StorageError(f"{reader.path} holds {rows} rows, and its head does not say what they look like")
+                raise StorageError(f"{reader.path} holds {rows} rows, and its head does not describe them")
             changes = decoded(rest) if newest or self.frames else {}
             frames = FramesNote.parse(changes.get("frames"), len(self.frames), rows) if self.frames else FramesNote()
             expected = rows * self._row_bytes + sum(

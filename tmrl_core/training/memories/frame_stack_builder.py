@@ -148,7 +148,7 @@ class FrameStackBuilder(TransitionBuilder):
         found = 0 if disk.stacks is None else disk.stacks.stack
         if found != self.frame_stack:
             what = f"stacks of {found} frames" if found else "observations as they came, without stacks of frames"
-            raise other_folder(disk, f"{what}, and memory.frame_stack is {self.frame_stack}", "keep what it was")
+            raise other_folder(disk, f"{what}, and memory.frame_stack is {self.frame_stack}", "keep the earlier value")
 
     def open(self, disk: DiskRows) -> None:
         """Take over frames, too."""

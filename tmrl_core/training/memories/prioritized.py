@@ -163,7 +163,7 @@ class Priorities:
             or len(values) > min(saved, self.capacity)
             or not (np.isfinite(values) & (values >= 0)).all()
         ):
-            raise ValueError("the priorities of a checkpoint are not what they can be")
+            raise ValueError("the priorities of the checkpoint are invalid")
         self._stop = max(self._stop, saved if stop is None else min(saved, stop))
         self._removed = self._removed or not values.all()
         indices = np.arange(saved - len(values), saved)

@@ -436,7 +436,7 @@ class ReplayMemory(TrainingMemory):
         if found[0] != self.n_step or (self.n_step > 1 and found[1] != self.gamma):
             raise error(
                 f"{what} transitions of {found[0]} steps (gamma {found[1]}), and memory.n_step is {self.n_step} (gamma "
-                f"{self.gamma}); keep these, or begin anew with another run.name."
+                f"{self.gamma}); keep these, or start again with another run.name."
             )
 
     def flush(self) -> None:

@@ -23,8 +23,8 @@ from tmrl_core.training.value_types import Space, Tree
 WHAT = frozenset({"observation", "action", "extras", "dtypes"})
 """Properties that are compared with the declaration; "dtypes" of actions and extras."""
 ADVICE = (
-    "Workers and trainer need the same environment; where it sends something else than its spaces say, mend them, or "
-    "set trainer.check_spaces: false."
+    "Workers and trainer need the same environment. If its samples differ from its spaces, correct the spaces, or set "
+    "trainer.check_spaces: false."
 )
 
 

@@ -88,7 +88,7 @@ def decoded(data: bytes) -> Changes:
                 and all(_is_tree(tree) for tree in value[whole:])
             )
             if not isinstance(stream, bytes) or not right:
-                raise StorageError(f"a note of the replay memory says of a stream's {name} what they cannot be")
+                raise StorageError(f"a note of the replay memory has invalid {name} of a stream")
     return changes
 
 

@@ -173,4 +173,4 @@ class TransitionBuilder:
 
 def other_folder(disk: DiskRows, found: str, keep: str) -> ConfigError:
     """Return the refusal of a folder whose rows another builder has made."""
-    return ConfigError(f"{disk.folder} holds {found}; {keep}, or begin anew with another run.name.")
+    return ConfigError(f"{disk.folder} holds {found}; {keep}, or start again with another run.name.")

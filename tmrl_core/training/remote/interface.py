@@ -410,11 +410,11 @@ class RemoteInterface(TrainingInterface):
         target = self._target_return
         self.reached_target = second is not None and target is not None and second.mean >= target
         if second is None:
-            self.event(names.EVENT_TARGET, "not confirmed, training goes on: no second evaluation was finished")
+            self.event(names.EVENT_TARGET, "not confirmed, training continues: no second evaluation was finished")
         elif self.reached_target:
             self.event(names.EVENT_LEARNED, f"a second evaluation confirms it: {self._beside_target(second)}")
         else:
-            self.event(names.EVENT_TARGET, f"not confirmed, training goes on: {self._beside_target(second)}")
+            self.event(names.EVENT_TARGET, f"not confirmed, training continues: {self._beside_target(second)}")
         return self.reached_target
 
     def stop(self) -> None:

@@ -328,7 +328,7 @@ class _PeerDriver(_LinkDriver):
         if kind == "certificate":
             return HandshakeError(
                 f"{where} has another certificate than certificate.pem here ({text}). Copy the Server's credentials "
-                "anew: python -m tmrl_core --credentials bundle.",
+                "again: python -m tmrl_core --credentials bundle.",
                 "certificate",
             )
         if kind == "name":
