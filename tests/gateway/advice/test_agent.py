@@ -317,6 +317,25 @@ def test_closing_ends_the_wait_of_a_client(make_agent: MakeAgent) -> None:
     asyncio.run(run())
 
 
+def test_a_thread_that_cannot_be_started_closes_its_session(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    agent = make_agent()
+
+    async def run() -> None:
+        client = Client(agent.open("s1"))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", full)
+            with pytest.raises(SessionClosedError, match="can't start new thread"):
+                await client.player.begin(client.observe(), {})
+        await agent.close()
+
+    asyncio.run(run())
+
+
 class Fails(Waits):
     def _play(self) -> None:
         message = self.context.channel.receive()

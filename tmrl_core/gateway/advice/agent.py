@@ -126,6 +126,7 @@ class AdvicePlayer:
         self._make_learner = make_learner
         self._on_closed = on_closed
         self._ended: Future[None] = Future()
+        self._ended.set_running_or_notify_cancel()  # the task that waits may be cancelled, the thread goes on
         self._thread: threading.Thread | None = None
 
     async def begin(self, obs: Any, info: dict[str, Any]) -> Any:
@@ -133,15 +134,7 @@ class AdvicePlayer:
 
         Raises:
             SessionClosedError: the session was closed, or its learner has failed.
-            TmrlError: the system has no room for another thread.
         """
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=f"learner {self._context.session_id}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as exc:
-                raise TmrlError(f"no learner can be started now: {exc}. Try again later.") from exc
-            self._thread = thread
         return await self._exchange(Message(obs, info=info, opening=True))
 
     async def step(self, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Any:
@@ -154,12 +147,24 @@ class AdvicePlayer:
 
     async def _exchange(self, message: Message) -> Any:
         channel = self._context.channel
-        action = await asyncio.wrap_future(channel.post(message))
+        answer = channel.post(message)
+        if self._thread is None:
+            self._start()
+        action = await asyncio.wrap_future(answer)
         if action is not None and not is_finite(action):
             reason = f"the policy of this session returned an action that is not finite. {AGAIN}"
             channel.close(reason)
             raise SessionClosedError(reason)
         return action
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"learner {self._context.session_id}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:  # the system's limit of threads
+            self._context.channel.close(f"no learner can be started now: {exc}. Log in again later.")
+        else:
+            self._thread = thread
 
     async def close(self) -> None:
         """End the session; return when its learner has saved and its thread has ended."""
@@ -181,11 +186,10 @@ class AdvicePlayer:
             pass
         except TmrlError as exc:
             logger.error("the learner of session %s has failed: %s", context.session_id, exc)
-            context.channel.close(f"the learner of this session has failed: {exc}. {AGAIN}")
+            context.channel.close(f"the learner of this session has failed: {str(exc).rstrip('.')}. {AGAIN}")
         except Exception:  # of a learner in code of one's own: it must end its own session only
             logger.exception("the learner of session %s has failed", context.session_id)
             context.channel.close(f"the learner of this session has failed, see the gateway's log. {AGAIN}")
         finally:
             context.board.withdraw(context.session_id)
-            self._ended.set_running_or_notify_cancel()
             self._ended.set_result(None)
