@@ -128,12 +128,10 @@ class EnsembleCritic(nn.Module):
 class EnsembleQ(nn.Module):
     """Several independent multi-layer perceptrons that estimate the value of each discrete action.
 
+    The other arguments are those of `EnsembleCritic`.
+
     Args:
-        observation_space: flattened by `tmrl_core.actor.policies.flattening`.
         action_space: Discrete.
-        hidden_sizes: width of each hidden layer.
-        activation: class of the hidden layers' activation, or its name.
-        count: K, number of critics.
     """
 
     def __init__(
@@ -223,12 +221,7 @@ class DeterministicActorCritic(MLPActorCritic):
     A custom model needs `actor(obs) -> action`, which must be an ActorModule with the buffers `low` and `high` of the
     action's shape, and critics as described in `MLPActorCritic`.
 
-    Args:
-        observation_space: of the environment.
-        action_space: a Box of floats with finite bounds.
-        hidden_sizes: width of each hidden layer, of the policy and of the critics.
-        activation: class of the hidden layers' activation, or its name.
-        n: number of critics.
+    The arguments are those of `MLPActorCritic`.
     """
 
     actor_cls = DeterministicMLPActor
@@ -240,12 +233,10 @@ class CategoricalActorCritic(nn.Module):
     A custom model needs `actor`, an ActorModule with `log_probs(flat_BD) -> [B, N]` and `layout` like
     `CategoricalMLPActor`, and `critics(obs) -> [K, B, N]`.
 
+    The other arguments are those of `MLPActorCritic`.
+
     Args:
-        observation_space: of the environment.
         action_space: Discrete.
-        hidden_sizes: width of each hidden layer, of the policy and of the critics.
-        activation: class of the hidden layers' activation, or its name.
-        n: number of critics.
     """
 
     def __init__(
@@ -266,11 +257,10 @@ class QNetwork(nn.Module):
 
     A custom model needs `actor(obs) -> q_BN`, which must be an ActorModule with `index(action_B)`.
 
+    The other arguments are those of `MLPActorCritic`.
+
     Args:
-        observation_space: of the environment.
         action_space: Discrete.
-        hidden_sizes: width of each hidden layer.
-        activation: class of the hidden layers' activation, or its name.
         dueling: dueling network: the last layer outputs the state's value and each action's advantage.
     """
 

@@ -14,14 +14,7 @@ from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 class NumpyQValueMLPActor(NumpyMLPActor):
     """Acts as `QValueMLPActor` does, on weights that it reads from the same safetensors.
 
-    Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
-        action_space: Discrete.
-        hidden_sizes: width of each hidden layer.
-        activation: `relu` or `tanh`, or torch's class of that name.
-        dueling: the last layer says the state's value and each action's advantage instead.
-        epsilon: share of actions by chance, until the trainer says another.
-        seed: of the initial weights and of exploration; None: from the operating system.
+    The arguments are those of `QValueMLPActor`, with `activation` and `seed` as in `NumpyMLPActor`.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.
@@ -66,15 +59,7 @@ class NumpyQValueMLPActor(NumpyMLPActor):
 class NumpyDeterministicMLPActor(NumpyMLPActor):
     """Acts as `DeterministicMLPActor` does, on weights that it reads from the same safetensors.
 
-    Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
-        action_space: a Box of floats with finite bounds.
-        hidden_sizes: width of each hidden layer.
-        activation: `relu` or `tanh`, or torch's class of that name.
-        noise: standard deviation of the Gaussian noise where actions are scaled to [-1, 1], until the trainer says
-            another.
-        random: share of actions sampled uniformly from the action space, until the trainer says another.
-        seed: of the initial weights and of exploration; None: from the operating system.
+    The arguments are those of `DeterministicMLPActor`, with `activation` and `seed` as in `NumpyMLPActor`.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.

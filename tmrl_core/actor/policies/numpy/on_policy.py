@@ -22,15 +22,11 @@ OBSERVATION_LIMIT = 10.0
 class NumpyOnPolicyActor(NumpyMLPActor):
     """A `NumpyMLPActor` with one head, which says the log-density of its actions.
 
+    The other arguments are those of `NumpyMLPActor`.
+
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
-        action_space: of the environment.
-        hidden_sizes: width of each hidden layer.
-        activation: `relu` or `tanh`, or torch's class of that name.
-        seed: of the initial weights and of exploration; None: from the operating system.
         outputs: of the head.
         normalize_observations: by the mean and the standard deviation that come with the weights.
-        parameters: see `NumpyMLPActor`.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.

@@ -31,14 +31,7 @@ _SCALAR_ACTIONS = 4
 class NumpySquashedGaussianMLPActor(NumpyMLPActor):
     """Acts as `SquashedGaussianMLPActor` does, on weights that it reads from the same safetensors.
 
-    Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
-        action_space: a Box of floats with finite bounds.
-        hidden_sizes: width of each hidden layer.
-        activation: `relu` or `tanh`, or torch's class of that name.
-        random: share of actions sampled uniformly from the action space, until the trainer says another; None: all,
-            until weights arrive that it says nothing about.
-        seed: of the initial weights and of exploration; None: from the operating system.
+    The arguments are those of `SquashedGaussianMLPActor`, with `activation` and `seed` as in `NumpyMLPActor`.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.

@@ -28,11 +28,10 @@ def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
 class QValueMLPActor(TorchMLPActor):
     """Epsilon-greedy policy on a multi-layer perceptron that estimates the value of each discrete action.
 
+    The other arguments are those of `TorchMLPActor`.
+
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
         action_space: Discrete.
-        hidden_sizes: width of each hidden layer.
-        activation: class of the hidden layers' activation, or its name.
         dueling: the last layer says the state's value and each action's advantage instead (Wang et al.,
             arXiv:1511.06581; both read the same features).
         epsilon: share of random actions, until the trainer sends another.
@@ -98,12 +97,11 @@ class QValueMLPActor(TorchMLPActor):
 class DeterministicMLPActor(TorchMLPActor):
     """Multi-layer perceptron squashed by tanh into each action element's bounds, with Gaussian exploration noise.
 
+    The other arguments are those of `TorchMLPActor`.
+
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
         action_space: a Box of floats with finite bounds.
-        hidden_sizes: width of each hidden layer.
-        activation: class of the hidden layers' activation, or its name.
-        noise: standard deviation of the Gaussian noise where actions are scaled to [-1, 1], until the trainer says
+        noise: standard deviation of the Gaussian noise where actions are scaled to [-1, 1], until the trainer sends
             another.
         random: share of actions sampled uniformly from the action space, until the trainer sends another.
 

@@ -39,11 +39,9 @@ def orthogonal(layer: torch.nn.Linear, gain: float) -> torch.nn.Linear:
 class OnPolicyActor(TorchMLPActor):
     """Stochastic policy with a density, as PPO needs it.
 
+    The other arguments are those of `TorchMLPActor`.
+
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
-        action_space: of the environment.
-        hidden_sizes: width of each hidden layer.
-        activation: class of the hidden layers' activation, or its name.
         normalize_observations: to mean 0 and standard deviation 1, by what training has seen of them so far, which
             travels with the weights; elements beyond 10 are cut there.
 

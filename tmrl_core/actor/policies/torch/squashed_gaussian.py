@@ -24,11 +24,10 @@ LOG_STD_MAX = 2.0
 class SquashedGaussianMLPActor(TorchMLPActor):
     """Gaussian policy of a multi-layer perceptron, squashed by tanh into each action element's bounds.
 
+    The other arguments are those of `TorchMLPActor`.
+
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
         action_space: a Box of floats with finite bounds.
-        hidden_sizes: width of each hidden layer.
-        activation: class of the hidden layers' activation, or its name.
         random: share of actions sampled uniformly from the action space, until the trainer says another; None, which
             workers begin with: all, until weights arrive that it says nothing about.
 
