@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute
 from tests.gateway.players import RecordingAgent, RecordingPlayer
 from tmrl_core.config.sections import GatewaySection
 from tmrl_core.gateway.app import make_app
+from tmrl_core.gateway.connections import Connections
 from tmrl_core.gateway.sessions import Sessions
 from tmrl_core.networking.security.api_keys import ApiKeys, make_key
 
@@ -55,12 +56,15 @@ class Answer:
 class Served:
     """A served application with one agent and one API key."""
 
-    def __init__(self, folder: Path, routes: Sequence[BaseRoute] = (), **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, routes: Sequence[BaseRoute] = (), max_connections: int = 1000, **settings: Any
+    ) -> None:
         self.apikey = make_key(folder, "default")[1]
         self.agent = RecordingAgent()
         self.settings = GatewaySection(**settings)
         self.sessions = Sessions([self.agent], ApiKeys(folder), self.settings)
         self.app = make_app(self.sessions, self.settings, routes)
+        self.connections = Connections(max_connections)
         self.port = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -115,7 +119,12 @@ def serve(folder: Path, context: ssl.SSLContext | None = None, **arguments: Any)
     """Serve the application until the block ends."""
     served = Served(folder, **arguments)
     config = uvicorn.Config(
-        served.app, http="httptools", ws="websockets-sansio", lifespan="off", log_config=None, access_log=False
+        served.app,
+        http=served.connections.protocol(),
+        ws="websockets-sansio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
     )
     config.load()
     config.ssl = context

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import select
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from starlette.routing import Route
 
 from tests.gateway.serving import FIRST, Answer, Served, serve
 from tmrl_core.errors import TmrlError
+from tmrl_core.gateway import app
 from tmrl_core.gateway.messages import fields_from_json
 
 LOGIN, ENV = "/shepherd/login_user/", "/shepherd/env/"
@@ -158,6 +162,30 @@ def send_all(connection: socket.socket, part: bytes, parts: int, chunked: bool) 
             connection.sendall(framed)
     except OSError:  # the server does not wait for all of it
         pass
+
+
+def test_requests_that_are_not_complete_share_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app, "_INCOMPLETE_BYTES", 1000)
+    with serve(tmp_path, max_body_bytes=50_000) as gateway, contextlib.ExitStack() as stack:
+        head = f"POST {ENV} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 49000\r\n\r\n".encode()
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port), 30)) for _ in range(3)]
+        for connection in held:
+            connection.sendall(head + b" " * 48_000)
+        ready = select.select(held, [], [], 30)[0]  # one of them is refused
+        response = http.client.HTTPResponse(ready[0])
+        response.begin()
+        assert response.status == 429
+        assert "not complete" in json.loads(response.read())["error"]
+        assert gateway.login()  # small requests arrive at once
+        for connection in held:
+            if connection is not ready[0]:
+                connection.sendall(b" " * 1000)
+                response = http.client.HTTPResponse(connection)
+                response.begin()
+                assert response.status == 400  # complete now
+    assert not caplog.records
 
 
 def test_two_requests_at_once(gateway: Served) -> None:

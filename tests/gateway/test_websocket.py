@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.gateway.serving import FIRST, Served, serve
+from tmrl_core.gateway import websocket
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,24 @@ def test_a_session_goes_on_over_another_connection(gateway: Served) -> None:
     with opened(gateway) as socket:
         assert "session_key is missing" in ask(socket, FIRST)["error"]
         assert ask(socket, {**FIRST, "session_key": key}) == {"action": 2}
-    assert gateway.step(key).json == {"action": 3}
+        assert ask(socket, FIRST) == {"action": 3}
+    assert gateway.step(key).json == {"action": 4}
+
+
+def test_connections_without_a_session_are_limited(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "MAX_WITHOUT_SESSION", 2)
+    with opened(gateway) as first, opened(gateway):
+        with pytest.raises(InvalidStatus):
+            opened(gateway)
+        assert ask(first, {"apikey": gateway.apikey})["ok"]
+        with opened(gateway) as third:
+            assert ask(third, {"apikey": gateway.apikey})["ok"]
+
+
+def test_a_connection_that_shows_no_session_is_closed(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "LOGIN_S", 0.1)
+    with opened(gateway) as silent, pytest.raises(ConnectionClosedError, match="no session within"):
+        silent.recv(timeout=30)
 
 
 def test_a_refusal_leaves_the_connection_open(gateway: Served) -> None:

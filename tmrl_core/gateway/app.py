@@ -40,6 +40,9 @@ COOKIE = "tmrl_session"
 _STEPS = "/shepherd/env/"
 _SOCKET = "/shepherd/ws/"
 
+_INCOMPLETE_BYTES = 64 << 20
+"""Maximum size of all requests together that are not complete."""
+
 Clock = Callable[[], float]
 
 
@@ -54,13 +57,14 @@ def make_app(
         routes: of other parts.
         clock: seconds; the time of requests.
     """
-    steps = _Steps(sessions, settings.max_body_bytes, clock)
+    bodies = _Bodies(settings.max_body_bytes)
+    steps = _Steps(sessions, bodies, clock)
     document = openapi.document()
     page = openapi.page(document)
     app = Starlette(
         routes=[
             Route(_STEPS, steps, methods=["POST"]),
-            Route("/shepherd/login_user/", _Logins(sessions, settings.max_body_bytes, clock), methods=["POST"]),
+            Route("/shepherd/login_user/", _Logins(sessions, bodies, clock), methods=["POST"]),
             Route("/shepherd/openapi.json", lambda request: JSONResponse(document)),
             Route("/shepherd/", lambda request: HTMLResponse(page)),
             *routes,
@@ -94,13 +98,13 @@ def make_app(
 class _Steps:
     """The messages of environments."""
 
-    def __init__(self, sessions: Sessions, max_bytes: int, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, bodies: _Bodies, clock: Clock) -> None:
         self._sessions = sessions
-        self._max_bytes = max_bytes
+        self._bodies = bodies
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields = fields_from_json(await _body(receive, self._max_bytes))
+        fields = fields_from_json(await self._bodies.read(receive))
         # Browsers add cookies by themselves, so a cookie can end its session but makes no step of it.
         cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE) if fields.obs is None else None
         action = await self._sessions.answer(fields.message(cookie), self._clock())
@@ -110,37 +114,51 @@ class _Steps:
 class _Logins:
     """Logins with an API key."""
 
-    def __init__(self, sessions: Sessions, max_bytes: int, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, bodies: _Bodies, clock: Clock) -> None:
         self._sessions = sessions
-        self._max_bytes = max_bytes
+        self._bodies = bodies
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        apikey = fields_from_json(await _body(receive, self._max_bytes)).login()
+        apikey = fields_from_json(await self._bodies.read(receive)).login()
         key = await self._sessions.login(apikey, address_of(scope), self._clock())
         secure = "; Secure" if scope["scheme"] == "https" else ""
         cookie = f"{COOKIE}={key}; Path=/shepherd/; HttpOnly; SameSite=Strict{secure}"
         await _respond(send, {"ok": True, "session_key": key}, (b"set-cookie", cookie.encode()))
 
 
-async def _body(receive: Receive, max_bytes: int) -> bytes:
-    """Return the body of a request.
+class _Bodies:
+    """Read the bodies of requests. Those that are not complete share a limit."""
 
-    Raises:
-        RequestError: it is too large. The rest is not kept.
-        ClientDisconnect: the client has gone.
-    """
-    parts, size, more = [], 0, True
-    while more:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part, more = event.get("body", b""), event.get("more_body", False)
-        size += len(part)
-        if size > max_bytes:
-            raise RequestError(413, f"the request is larger than {max_bytes} bytes (gateway.max_body_bytes)")
-        parts.append(part)
-    return b"".join(parts)
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._incomplete_bytes = 0
+
+    async def read(self, receive: Receive) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            RequestError: it is too large, or too many others are not complete. The rest is not kept.
+            ClientDisconnect: the client has gone.
+        """
+        body, more = bytearray(), True
+        try:
+            while more:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                part, more = event.get("body", b""), event.get("more_body", False)
+                self._incomplete_bytes += len(part)
+                body += part
+                if len(body) > self._max_bytes:
+                    raise RequestError(
+                        413, f"the request is larger than {self._max_bytes} bytes (gateway.max_body_bytes)"
+                    )
+                if more and self._incomplete_bytes > max(_INCOMPLETE_BYTES, 2 * self._max_bytes):
+                    raise RequestError(429, "too many requests are not complete: send each at once, and try again")
+        finally:
+            self._incomplete_bytes -= len(body)
+        return bytes(body)
 
 
 async def _respond(send: Send, value: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:

@@ -30,6 +30,7 @@ try:
     from starlette.routing import BaseRoute
 
     from tmrl_core.gateway.app import make_app
+    from tmrl_core.gateway.connections import Connections
     from tmrl_core.gateway.episodes import EpisodeFiles
     from tmrl_core.gateway.owner import OwnerPages
     from tmrl_core.gateway.sessions import Sessions
@@ -46,6 +47,8 @@ END_S = 5.0
 """Longest wait in seconds for requests in progress when the gateway ends."""
 KEEP_ALIVE_S = 75
 """Seconds without a request after which a connection is closed: more than between steps that a person watches."""
+SPARE_CONNECTIONS = 1000
+"""Maximum number of HTTP connections beyond one for each session."""
 _BACKLOG = 1024
 
 
@@ -91,9 +94,10 @@ class Gateway:
                 sessions=lambda: self.sessions.infos(time.monotonic()),
                 episodes=self._episodes,
             )
+            self._connections = Connections(section.max_sessions + SPARE_CONNECTIONS)
             settings = uvicorn.Config(
                 make_app(self.sessions, section, [*owner.routes(), *routes]),
-                http="httptools",
+                http=self._connections.protocol(),
                 ws="websockets-sansio",
                 ws_max_size=section.max_body_bytes,
                 ws_per_message_deflate=False,  # costs more time and memory than the bytes of small messages
@@ -170,6 +174,7 @@ class Gateway:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_S)
+            self._connections.expire(asyncio.get_running_loop().time())
             await self.sessions.expire(time.monotonic())
             self._renew()
 

@@ -1,12 +1,14 @@
 """The messages of clients over a WebSocket, login included.
 
 A text message is JSON, a binary one MessagePack; the answer has the same format. A connection remembers the session of
-its last login, whose messages need no session key. A refusal has the fields `error` and `status`, and the connection
-goes on. A connection that is lost does not end its session: the client may connect again and go on with its key.
+its login, or of its first message, and further messages need no session key. A refusal has the fields `error` and
+`status`, and the connection goes on. A connection that is lost does not end its session: the client may connect again
+and go on with its key. A connection that shows no session is closed after `LOGIN_S`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +19,15 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from tmrl_core.config.sections import GatewaySection
-from tmrl_core.gateway.messages import RequestError, fields_from_json, fields_from_msgpack
+from tmrl_core.gateway.messages import RequestError, StepMessage, fields_from_json, fields_from_msgpack
 from tmrl_core.gateway.sessions import Sessions
 
 logger = logging.getLogger(__name__)
+
+LOGIN_S = 60.0
+"""Time in seconds within which a connection must show a session."""
+MAX_WITHOUT_SESSION = 256
+"""Maximum number of connections that have shown no session yet. Those with one are twice `gateway.max_sessions`."""
 
 
 def address_of(scope: Scope) -> str:
@@ -42,23 +49,51 @@ class WebSocketEndpoint:
         self._sessions = sessions
         self._settings = settings
         self._clock = clock
+        self._with_session = 0
+        self._without_session = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until its client closes it."""
         await receive()  # the request to connect
-        if not self._is_allowed(Headers(scope=scope)):
-            await send({"type": "websocket.close", "code": 1008, "reason": "origin not allowed (gateway.origins)"})
+        full = self._without_session >= MAX_WITHOUT_SESSION or self._with_session >= 2 * self._settings.max_sessions
+        if full or not self._is_allowed(Headers(scope=scope)):
+            reason = "too many connections" if full else "origin not allowed (gateway.origins)"
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
             return
-        await send({"type": "websocket.accept"})
         connection = _Connection(self._sessions, self._settings.max_body_bytes, address_of(scope))
-        while (event := await receive())["type"] == "websocket.receive":
-            text = event.get("text")
-            data = event["bytes"] if text is None else text
-            answer = await connection.answer(data, self._clock())
-            if text is None:
-                await send({"type": "websocket.send", "bytes": msgspec.msgpack.encode(answer)})
-            else:
-                await send({"type": "websocket.send", "text": msgspec.json.encode(answer).decode()})
+        self._without_session += 1
+        try:
+            await send({"type": "websocket.accept"})
+            await asyncio.wait_for(self._log_in(connection, receive, send), LOGIN_S)
+        except asyncio.TimeoutError:
+            await send({"type": "websocket.close", "code": 1008, "reason": f"no session within {LOGIN_S:g} s"})
+            return
+        finally:
+            self._without_session -= 1
+        self._with_session += 1
+        try:
+            while connection.session_key is not None and await self._exchange(connection, receive, send):
+                pass
+        finally:
+            self._with_session -= 1
+
+    async def _log_in(self, connection: _Connection, receive: Receive, send: Send) -> None:
+        while connection.session_key is None and await self._exchange(connection, receive, send):
+            pass
+
+    async def _exchange(self, connection: _Connection, receive: Receive, send: Send) -> bool:
+        """Answer one message; return False at the end of the connection."""
+        event = await receive()
+        if event["type"] != "websocket.receive":
+            return False
+        text = event.get("text")
+        data = event["bytes"] if text is None else text
+        answer = await connection.answer(data, self._clock())
+        if text is None:
+            await send({"type": "websocket.send", "bytes": msgspec.msgpack.encode(answer)})
+        else:
+            await send({"type": "websocket.send", "text": msgspec.json.encode(answer).decode()})
+        return True
 
     def _is_allowed(self, headers: Headers) -> bool:
         """Browsers name the page's origin and connect to other origins without asking."""
@@ -69,13 +104,17 @@ class WebSocketEndpoint:
 
 
 class _Connection:
-    """The messages of one connection."""
+    """The messages of one connection.
+
+    Attributes:
+        session_key: of the latest login, or of the first message that was answered; None: none was.
+    """
 
     def __init__(self, sessions: Sessions, max_bytes: int, address: str) -> None:
         self._sessions = sessions
         self._max_bytes = max_bytes
         self._address = address
-        self._session_key: str | None = None
+        self.session_key: str | None = None
 
     async def answer(self, data: bytes | str, now: float) -> dict[str, Any]:
         """Return the answer to a message; a refusal is an answer too."""
@@ -84,9 +123,13 @@ class _Connection:
                 raise RequestError(413, f"the message is larger than {self._max_bytes} bytes (gateway.max_body_bytes)")
             fields = fields_from_json(data) if isinstance(data, str) else fields_from_msgpack(data)
             if fields.is_login:
-                key = self._session_key = await self._sessions.login(fields.login(), self._address, now)
+                key = self.session_key = await self._sessions.login(fields.login(), self._address, now)
                 return {"ok": True, "session_key": key}
-            return {"action": await self._sessions.answer(fields.message(self._session_key), now)}
+            message = fields.message(self.session_key)
+            action = await self._sessions.answer(message, now)
+            if self.session_key is None and isinstance(message, StepMessage):
+                self.session_key = message.session_key
+            return {"action": action}
         except RequestError as error:
             return {"error": str(error), "status": error.status}
         except Exception:

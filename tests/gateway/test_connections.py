@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.serving import Served, serve
+from tmrl_core.gateway.connections import MAX_HEAD_BYTES, REQUEST_S
+
+BEGUN = b"POST /shepherd/env/ HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Served]:
+    with serve(tmp_path, max_connections=5) as served:
+        yield served
+
+
+def opened(gateway: Served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=30)
+
+
+def refusal(connection: socket.socket) -> str:
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    assert response.status == 400
+    return str(json.loads(response.read())["error"])
+
+
+def ended(connection: socket.socket) -> bool:
+    """Wait until the gateway has closed the connection."""
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(1) == b""
+    return True
+
+
+def expire(gateway: Served, after_s: float) -> None:
+    assert gateway.loop is not None
+    gateway.loop.call_soon_threadsafe(gateway.connections.expire, gateway.loop.time() + after_s)
+
+
+@pytest.mark.parametrize(
+    ("begun", "part"),
+    [
+        (b"GET /", b"x" * 1000),
+        (BEGUN + b"X: ", b"x" * 1000),
+        (BEGUN, b"X: y\r\n" * 100),
+        (BEGUN + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 1000),
+        (BEGUN + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"x" * 1000),
+    ],
+)
+def test_an_endless_head_is_refused(gateway: Served, begun: bytes, part: bytes) -> None:
+    with opened(gateway) as connection:
+        connection.sendall(begun)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(4 * MAX_HEAD_BYTES // len(part)):
+                connection.sendall(part)
+        with contextlib.suppress(ConnectionError):  # it may have closed before all was sent
+            assert refusal(connection)
+        assert ended(connection)
+
+
+def test_invalid_http_is_answered_with_json(gateway: Served) -> None:
+    with opened(gateway) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert "Invalid HTTP" in refusal(connection)
+
+
+def test_a_long_body_in_many_chunks_is_no_head(gateway: Served) -> None:
+    with opened(gateway) as connection:
+        connection.sendall(BEGUN + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(200):
+            connection.sendall(b"3e8\r\n%s\r\n" % (b" " * 1000))
+        connection.sendall(b"0\r\n\r\n")
+        assert "not valid JSON" in refusal(connection)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST", BEGUN, BEGUN + b"Content-Length: 100\r\n\r\n{"])
+def test_a_connection_whose_request_is_not_complete_is_closed(gateway: Served, sent: bytes) -> None:
+    with opened(gateway) as waiting:
+        waiting.sendall(sent)
+        assert gateway.login()  # the gateway has accepted the other connection too
+        expire(gateway, REQUEST_S - 10.0)
+        assert gateway.login()
+        waiting.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            waiting.recv(1)
+        waiting.settimeout(30.0)
+        expire(gateway, REQUEST_S + 1.0)
+        assert ended(waiting)
+
+
+def test_a_connection_between_requests_or_of_a_websocket_is_left(gateway: Served) -> None:
+    from websockets.sync.client import connect
+
+    connection = gateway.connect()
+    gateway.post("/shepherd/login_user/", {"apikey": gateway.apikey}, connection=connection)
+    with connect(f"ws://localhost:{gateway.port}/shepherd/ws/") as websocket:
+        expire(gateway, 10 * REQUEST_S)
+        assert gateway.post("/shepherd/login_user/", {"apikey": gateway.apikey}, connection=connection).json["ok"]
+        websocket.send("{}")
+        assert "obs is missing" in str(websocket.recv(timeout=30))
+        assert len(gateway.connections) == 1
+    connection.close()
+
+
+def test_the_number_of_connections_is_limited(gateway: Served) -> None:
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(5):
+            connection = gateway.connect()
+            stack.callback(connection.close)
+            assert gateway.request("GET", "/shepherd/", connection=connection).status == 200
+            held.append(connection)
+        with opened(gateway) as one_more:
+            assert ended(one_more)
+        held[0].close()
+        assert gateway.request("GET", "/shepherd/", connection=held[1]).status == 200
+        while len(gateway.connections) == 5:
+            gateway.request("GET", "/shepherd/", connection=held[1])
+        assert gateway.login()

@@ -1,0 +1,134 @@
+"""HTTP connections with limits, which uvicorn does not have: of their number, of heads, and of waiting.
+
+A connection is closed if its first request does not begin, or a request is not complete, within `REQUEST_S`, and if the
+bytes of a request besides its body (request line, headers, sizes of chunks, trailers) exceed `MAX_HEAD_BYTES`. Beyond
+the maximum number of connections, new ones are closed at once. One address may have half of them; this machine may have
+all, because a reverse proxy may run here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tmrl_core.config.sections import is_loopback
+from tmrl_core.networking.security.admission import network_of
+
+REQUEST_S = 60.0
+"""Time in seconds within which a request must be complete."""
+MAX_HEAD_BYTES = 65_536
+
+
+class Connections:
+    """The HTTP connections of one server. WebSockets are not among them.
+
+    Args:
+        maximum: number of connections.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._open: set[LimitedProtocol] = set()
+        self._of_network: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def protocol(self) -> type[LimitedProtocol]:
+        """Return the class that uvicorn makes the protocol of each connection of."""
+
+        class Protocol(LimitedProtocol):
+            registry = self
+
+        return Protocol
+
+    def add(self, protocol: LimitedProtocol) -> bool:
+        """Add a connection; return False if it is one too many."""
+        of_network = self._of_network[protocol.network]
+        if len(self._open) >= self._maximum or (of_network >= self._maximum // 2 and not protocol.is_local):
+            return False
+        self._open.add(protocol)
+        self._of_network[protocol.network] += 1
+        return True
+
+    def remove(self, protocol: LimitedProtocol) -> None:
+        """Remove a connection, if it is there."""
+        if protocol in self._open:
+            self._open.remove(protocol)
+            self._of_network -= Counter([protocol.network])  # without entries of zero
+
+    def expire(self, now: float) -> None:
+        """Close connections that have waited for a request for too long.
+
+        Args:
+            now: time of the event loop.
+        """
+        for protocol in list(self._open):
+            if protocol.waits_since is not None and now - protocol.waits_since > REQUEST_S:
+                protocol.transport.abort()
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection.
+
+    Attributes:
+        network: address of the client, as `admission.network_of` returns it.
+        is_local: the client is this machine.
+        waits_since: beginning of the request that is not complete, or of the connection; None: no request is awaited.
+    """
+
+    registry: ClassVar[Connections]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse the connection if there are too many."""
+        super().connection_made(transport)
+        host, port = self.client or ("", 0)
+        self.network, self.is_local = network_of(f"{host}:{port}"), is_loopback(host)
+        self.waits_since: float | None = self.loop.time()
+        self._overhead = self._body = 0
+        if not self.registry.add(self):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.registry.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes that are not the body of a request."""
+        self._body = 0
+        super().data_received(data)
+        self._overhead += len(data) - self._body
+        if self._overhead > MAX_HEAD_BYTES and self.waits_since is not None and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over to the protocol of WebSockets."""
+        self.registry.remove(self)
+        self.waits_since = None
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer with a JSON object, as all refusals are, and close the connection."""
+        body = b'{"error":"%s"}' % msg.encode()
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self.waits_since, self._overhead = self.loop.time(), 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self.waits_since = None
+        super().on_message_complete()
