@@ -1,6 +1,6 @@
-"""One tree of errors: everything that tmrl_core raises on purpose derives from `TmrlError`.
+"""Exceptions: every error that tmrl_core raises on purpose derives from `TmrlError`.
 
-A message says what was found, what is allowed and what to do next.
+A message has the finding, the allowed values and the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ConfigError(TmrlError, ValueError):
 
 
 class CodecError(TmrlError, ValueError):
-    """A value cannot be carried as bytes, or bytes are not what the codec writes."""
+    """A value cannot be encoded, or the bytes were not written by the codec."""
 
 
 class CredentialsError(TmrlError):
@@ -25,11 +25,11 @@ class CredentialsError(TmrlError):
 
 
 class NetworkError(TmrlError):
-    """Something between two machines went wrong."""
+    """A failure of the communication between two machines."""
 
 
 class LocalProtocolError(NetworkError):
-    """Our own side used the protocol wrongly: a bug here, never the peer's fault."""
+    """Misuse of the protocol by our own side: a bug here, never the peer's fault."""
 
 
 class RemoteProtocolError(NetworkError):
@@ -37,11 +37,11 @@ class RemoteProtocolError(NetworkError):
 
 
 class HandshakeError(NetworkError):
-    """A link could not be made because of somebody's credentials: trying again changes nothing.
+    """A link cannot be established because of credentials: trying again changes nothing.
 
     Args:
-        text: what was found and what to do.
-        about: what it was about, where that is known: the Server's certificate, or the password shown to it.
+        text: the finding and the remedy.
+        about: its subject, if known: the Server's certificate, or the client's password.
     """
 
     def __init__(self, text: str, about: Literal["certificate", "password"] | None = None) -> None:
@@ -50,11 +50,11 @@ class HandshakeError(NetworkError):
 
 
 class RefusedError(NetworkError):
-    """The Server refused this peer and said why.
+    """The Server refused this peer.
 
     Args:
-        code: a short word from `tmrl_core.networking.protocol.messages.RefusalCode`.
-        reason: the Server's own words.
+        code: one of `tmrl_core.networking.protocol.messages.RefusalCode`.
+        reason: the Server's reason.
     """
 
     def __init__(self, code: str, reason: str) -> None:
@@ -72,11 +72,11 @@ class SessionClosedError(TmrlError):
 
 
 class SampleRefusedError(TmrlError, ValueError):
-    """A memory cannot take these samples (their shapes or dtypes differ from what it holds)."""
+    """A memory cannot store these samples (their shapes or dtypes differ from its own)."""
 
 
 class StorageError(TmrlError):
-    """A file of records cannot be read or written. A write that failed has left what was there before as it was."""
+    """A file of records cannot be read or written. After a failed write, its earlier content is unchanged."""
 
 
 class StorageFullError(StorageError):
@@ -124,4 +124,4 @@ class WeightsError(TmrlError, ValueError):
 
 
 class BadUpdatesError(TmrlError):
-    """Too many updates in a row were not finite: training has stopped, and what was learned before is as it was."""
+    """Too many consecutive updates were not finite: training has stopped, with the state before them."""

@@ -1,7 +1,7 @@
 """Typed, frozen configuration from JSON or YAML, environment and command line.
 
-`load` reads a file; `current` supplies what an argument marked `CFG` was not given; `resolve` finds what a reference
-`package.module:Name` names. Importing this reads nothing.
+`load` reads a file; `current` supplies the values of omitted arguments marked `CFG`; `resolve` returns the object of a
+reference `package.module:Name`. Importing this package reads nothing.
 """
 
 from tmrl_core.config.loading import (

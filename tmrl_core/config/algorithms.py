@@ -1,8 +1,8 @@
-"""Which algorithm goes with which action space, collection mode, loop, memory and policy, by name.
+"""Compatible action spaces, collection modes, loops, memories and policies of each algorithm, by name.
 
-A configuration is checked where torch may be missing, so the project's own algorithms are told by their references;
-`tests/config/test_algorithms.py` holds this table to what the classes themselves say. Of other people's classes only
-`collection` and `action_spaces` count, which the trainer looks at when it has imported them.
+A configuration is checked on machines without torch, so built-in algorithms are identified by their references;
+`tests/config/test_algorithms.py` compares this table with the classes. Of custom classes only `collection` and
+`action_spaces` are checked, by the trainer, after importing them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ ON_POLICY = frozenset({"lockstep"})
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One of the project's algorithms.
+    """One built-in algorithm.
 
     Args:
-        name: of its class in `tmrl_core.training`.
-        module: of `tmrl_core.training` that it is in.
-        settings: of its constructor.
+        name: name of its class in `tmrl_core.training`.
+        module: its module in `tmrl_core.training`.
+        settings: settings of its constructor.
         action_spaces: `box`, `discrete`.
         collection: values of `worker.collection` that it learns from.
         actors: policies of `tmrl_core.actor` that it trains.
-        memories: memories of `tmrl_core.training` that it learns from; none: the loop keeps a round, whatever
-            `memory.cls` says.
+        memories: memories of `tmrl_core.training` that it learns from; none: the loop stores a round, for any
+            `memory.cls`.
     """
 
     name: str
@@ -122,7 +122,7 @@ ACTORS = {policy.name: policy.action_space for policy in POLICIES}
 """Action space of each of the project's policies."""
 
 FRAME_STACK = 4
-"""`FrameStackMemory` takes so many frames for a stack where nothing is said."""
+"""Default number of frames of `FrameStackMemory`."""
 MEMORIES = {
     "FrameStackMemory": "memories.frame_stack_memory",
     "ReplayMemory": "memories.replay",
@@ -135,7 +135,7 @@ def _references(package: str, name: str, *modules: str) -> set[str]:
 
 
 def algorithm_of(reference: str) -> Algorithm | None:
-    """The algorithm that `agent.cls` names, or None where it is none of the project's."""
+    """Return the algorithm that `agent.cls` names; None: it is a custom one."""
     for algorithm in ALGORITHMS:
         if reference in _references("training", algorithm.name, algorithm.module):
             return algorithm
@@ -143,7 +143,7 @@ def algorithm_of(reference: str) -> Algorithm | None:
 
 
 def actor_of(reference: str) -> str | None:
-    """Return the name of the project's policy that `actor.cls` names, without `Numpy`; None: a policy of one's own."""
+    """Return the name of the built-in policy that `actor.cls` names, without `Numpy`; None: it is a custom one."""
     for policy in POLICIES:
         for name, module in policy.classes.items():
             if reference in _references("actor", name, module):
@@ -164,7 +164,7 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
 
 
 def memory_of(reference: str) -> str | None:
-    """The name of the project's memory that `memory.cls` names; None where it is none of them."""
+    """Return the name of the built-in memory that `memory.cls` names; None: it is a custom one."""
     for name, module in MEMORIES.items():
         if reference in _references("training", name, module):
             return name
@@ -176,7 +176,7 @@ def _kinds(names: Any, prefix: str = "") -> str:
 
 
 def pairs() -> str:
-    """All of the project's algorithms with what they go with, for error messages."""
+    """Return a table of all built-in algorithms and their compatible parts, for error messages."""
     return "\n".join(
         f"  {algorithm.name}: actions {_kinds(algorithm.action_spaces)}; worker.collection "
         f"{_kinds(algorithm.collection)}; actor.cls {_kinds(algorithm.actors, 'tmrl_core.actor:')}; memory.cls "
@@ -241,9 +241,9 @@ def action_space_kind(space: Any) -> str:
 
 
 def stacks_problem(config: Config, space: Any) -> str | None:
-    """Why the memory of stacked frames that is configured can store nothing of this observation space; None: it can.
+    """Return the reason why the configured memory of stacked frames cannot store this observation space; None: it can.
 
-    What a preprocessor makes of observations is not known before there is one.
+    The observations of a preprocessor are not known in advance.
     """
     if memory_of(config.memory.cls) != "FrameStackMemory" or config.worker.obs_preprocessor is not None:
         return None
@@ -284,11 +284,11 @@ def policy_problem(config: Config, space: Any) -> str | None:
 
 
 def action_space_problem(agent: str, action_spaces: frozenset[str], space: Any) -> str | None:
-    """Why an agent cannot act in an environment, with the pairs that work; None when it can.
+    """Return the reason why an agent cannot act in an environment, with the pairs that work; None: it can.
 
     Args:
-        agent: what `agent.cls` names.
-        action_spaces: what its class says that it takes; empty: it does not say.
+        agent: the reference `agent.cls`.
+        action_spaces: action spaces that its class declares; empty: it declares none.
         space: the environment's action space.
     """
     kind = action_space_kind(space)

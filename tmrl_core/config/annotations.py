@@ -1,7 +1,7 @@
-"""Values of keyword arguments, held against the types that a signature names.
+"""Check of keyword arguments against the types in a signature.
 
-Configurations bring numbers, text, lists and tables. A class may name any type; what is not known here fits, so that
-only what cannot be meant is refused.
+Configurations hold numbers, text, lists and tables. A class may name any type; unknown types accept every value, so
+that only certain errors are refused.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 
 def misfits(found: Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each value that is not of the type which a callable names for it.
+    """Return one line for each value that is not of its type in a callable's signature.
 
     Args:
-        found: the callable; what it names is looked up, nothing is called.
+        found: the callable; its annotations are resolved, nothing is called.
         kwargs: values by name.
     """
     maker = found.__init__ if inspect.isclass(found) else found

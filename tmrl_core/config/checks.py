@@ -17,14 +17,14 @@ MAX_WHOLE = 2**63 - 1
 
 
 def check_values(config: Config) -> None:
-    """Refuse values that contradict each other, all of them in one message.
+    """Refuse conflicting values, all of them in one message.
 
     Raises:
-        ConfigError: with the keys' paths, what was found, and what is allowed.
+        ConfigError: with the keys' paths, the values found, and those allowed.
     """
     values = msgspec.to_builtins(config)
     beyond = list(too_large(values, ""))
-    # What is beyond all counting cannot be compared with floats.
+    # Integers beyond the range of floats cannot be compared with floats.
     problems = beyond or [*not_finite(values, ""), *contradictions(config)]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -1,8 +1,8 @@
-"""Text to plain values: JSON and YAML as people write configurations.
+"""JSON and YAML text of configurations to primitive values.
 
 YAML 1.1, which PyYAML reads, turns `no` into false, `1:30` into 90 and leaves `1e6` a text. Configurations follow YAML
-1.2's core rules instead: only `true` and `false` are flags, `1e6` is a number, dates stay texts. A key that is written
-twice is refused in both formats: the first value would vanish without a word.
+1.2's core rules instead: only `true` and `false` are flags, `1e6` is a number, dates stay texts. A repeated key is
+refused in both formats, because its first value would be lost silently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 _MOST_VALUES = 100_000
-"""In one document; what is referred to with an alias counts each time."""
+"""Maximum number of values in one document; values of an alias count each time."""
 
 
 def _checked(values: Any, source: str) -> Any:
@@ -84,10 +84,10 @@ def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 for _tag in ("binary", "omap", "pairs", "set", "timestamp"):
-    # Neither JSON nor what a run writes down has such values.
+    # Neither JSON nor a run's own files have such values.
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _refuse_tag)
 
-# A table of its own: PyYAML keeps it on the class, and the base class's is YAML 1.1.
+# A separate table: PyYAML keeps it on the class, and the base class's is YAML 1.1.
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -120,19 +120,19 @@ for _first, _patterns in _Loader.yaml_implicit_resolvers.items():
 
 
 def format_yaml(values: Any) -> str:
-    """Plain values as YAML text, of which `parse_yaml` makes the same values; keys keep their order."""
+    """Return values as YAML text, from which `parse_yaml` returns the same values; keys keep their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Plain values from YAML text.
+    """Return the values of YAML text.
 
     Args:
         text: one YAML document.
-        source: what the text is called in error messages.
+        source: name of the text in error messages.
 
     Raises:
-        ConfigError: with line and column: invalid YAML, a duplicate key, a tag that is no plain value.
+        ConfigError: with line and column: invalid YAML, a duplicate key, or a tag of an unsupported type.
     """
     loader = None
     try:

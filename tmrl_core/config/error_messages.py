@@ -70,7 +70,7 @@ def unknown_keys(values: Mapping[str, Any], struct: type[msgspec.Struct], path: 
 
 
 def unknown_key(key: str, path: str, known: list[str]) -> str:
-    """Why this key is refused and what to write instead."""
+    """Return the reason why this key is refused, and the key to use instead."""
     if any(word in key.lower() for word in SECRET_WORDS):
         return f"{path}{key}: {SECRET_ADVICE}"
     elsewhere = [
@@ -82,7 +82,7 @@ def unknown_key(key: str, path: str, known: list[str]) -> str:
 
 
 def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: str) -> str:
-    """msgspec's complaint with the key's path, what was found, and what is allowed."""
+    """Return msgspec's error with the key's path, the value found, and the values allowed."""
     text = str(error)
     match = _PATH.search(text)
     if match is None:
@@ -107,7 +107,7 @@ def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: s
 
 
 def inner_types(kind: inspect.Type | None) -> set[type]:
-    """The kinds of value that a type allows, limits and unions looked through."""
+    """Return the kinds of value that a type allows, without limits and unions."""
     if isinstance(kind, inspect.Metadata):
         return inner_types(kind.type)
     if isinstance(kind, inspect.UnionType):
@@ -116,7 +116,7 @@ def inner_types(kind: inspect.Type | None) -> set[type]:
 
 
 def field_type(kind: inspect.Type | None, name: str) -> inspect.Type | None:
-    """Type of the field that is written `name` in a section; None where there is none."""
+    """Return the type of the field `name` in a section; None: there is none."""
     if isinstance(kind, inspect.Metadata):
         return field_type(kind.type, name)
     if isinstance(kind, inspect.StructType):
@@ -144,7 +144,7 @@ def shown(value: Any) -> str:
 
 
 def literal_values(kind: inspect.Type) -> tuple[Any, ...]:
-    """The words that a key may have, when it is one of a few."""
+    """Return the texts that a key may have, if it is one of a few."""
     if isinstance(kind, inspect.Metadata):
         return literal_values(kind.type)
     if isinstance(kind, inspect.UnionType):

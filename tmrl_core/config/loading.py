@@ -57,7 +57,7 @@ OTHER_VARIABLES: dict[str, str] = {
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of this user's own tmrl_core files, without creating it.
+    """Return the folder of this user's tmrl_core files, without creating it.
 
     `TMRL_CORE_HOME`, else the platform's folder for user data.
     """
@@ -102,10 +102,10 @@ def find_credentials_folder(config: Config, environ: Mapping[str, str] | None = 
 
 
 def token_from_environment(environ: Mapping[str, str]) -> str | None:
-    """The token that `TMRL_CORE_TOKEN` holds or `TMRL_CORE_TOKEN_FILE` names a file of; None without them.
+    """Return the token in `TMRL_CORE_TOKEN`, or in the file `TMRL_CORE_TOKEN_FILE`; None: neither is set.
 
     Raises:
-        ConfigError: the file cannot be read or is empty, or what it holds can be no token.
+        ConfigError: the file cannot be read or is empty, or its content cannot be a token.
     """
     if token := environ.get("TMRL_CORE_TOKEN"):
         return _as_token(token, "TMRL_CORE_TOKEN")
@@ -136,17 +136,17 @@ def load(
     *,
     built_in: bool = False,
 ) -> Config:
-    """The configuration from defaults, a file, the environment and overrides, checked.
+    """Return the checked configuration from defaults, a file, the environment and overrides.
 
     Args:
-        path: JSON or YAML by extension; None: searched as `find_config_file` says, else the built-in defaults.
+        path: JSON or YAML by extension; None: found by `find_config_file`, else the built-in defaults.
         overrides: `section.key=value`, the value as YAML; later ones win.
         environ: the environment; None: this process's.
-        built_in: where no environment is named, the built-in one is stepped. It is not bound to real time, so
-            `worker.max_env_steps_per_update` is `BUILT_IN_STEPS` then, unless it is set.
+        built_in: True: without an environment in the configuration, the built-in one is used. It does not run in real
+            time, so `worker.max_env_steps_per_update` is then `BUILT_IN_STEPS`, unless it is set.
 
     Raises:
-        ConfigError: with the key's path, what was found, and what is allowed.
+        ConfigError: with the key's path, the value found, and those allowed.
     """
     environ = os.environ if environ is None else environ
     found = find_config_file(environ) if path is None else Path(path).expanduser()
@@ -163,7 +163,7 @@ def load(
     merge_environment(values, environ)
     for override in overrides:
         path_text, value = parse_override(override)
-        # Not the value: somebody may have tried to set a secret.
+        # Without the value, which may be a secret.
         label = f"--set {path_text}"
         one: dict[str, Any] = {}
         put(one, path_text, value, label)
@@ -200,7 +200,7 @@ def with_changes(config: Config, changes: Iterable[str]) -> Config:
 
 
 def convert(values: Mapping[str, Any], source: str) -> Config:
-    """Types and limits of each key; not yet what the keys say together.
+    """Check types and limits of each key, but not their combinations.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of its limits.
@@ -234,7 +234,7 @@ def whole_numbers(values: Any, kind: Any) -> Any:
 
 
 def merge_environment(values: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Put what `TMRL_CORE_*` variables say into `values`; unknown ones are warned about.
+    """Copy the values of `TMRL_CORE_*` variables into `values`; log unknown ones.
 
     Raises:
         ConfigError: a variable's value does not fit its key.
@@ -269,10 +269,10 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 
 def put(values: dict[str, Any], path: str, value: Any, source: str) -> None:
-    """Set `values[a][b]...` for the path `a.b...`, making mappings on the way.
+    """Set `values[a][b]...` for the path `a.b...`, and create missing mappings.
 
     Raises:
-        ConfigError: the path goes through something that is no mapping.
+        ConfigError: a part of the path is not a mapping.
     """
     *folders, last = path.split(".")
     for name in folders:
@@ -292,9 +292,9 @@ class _Current:
 
 
 def current() -> Config:
-    """The configuration for arguments that were left out.
+    """Return the configuration for omitted arguments.
 
-    What `use` was given; otherwise loaded as without `-c`, and loaded again only when the file or the environment
+    It is the argument of `use`; otherwise it is loaded as without `-c`, and again only when the file or the environment
     has changed.
 
     Raises:

@@ -21,24 +21,24 @@ from tmrl_core.errors import ConfigError
 
 
 def resolve(reference: str, key: str = "") -> Any:
-    """The object that a reference `package.module:Name` names; `Name` may have dots.
+    """Return the object that a reference `package.module:Name` names; `Name` may have dots.
 
     Modules are found as Python finds them; the command line also puts the configuration file's folder on `sys.path`.
 
     Args:
         reference: the reference.
-        key: path of the key that holds it, for error messages.
+        key: path of its key, for error messages.
 
     Raises:
-        ConfigError: no such module or name, with near misses; the module is no Python, or imports what is not
-            installed; or the text is no reference.
-        ImportError: a module of this project imports what is not installed.
+        ConfigError: no such module or name, with near misses; the module is not valid Python, or imports a missing
+            package; or the text is not a reference.
+        ImportError: a module of this project imports a missing package.
     """
     label, module_name, name = _parts(reference, key)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        # Only the module itself, or a package on the way to it: what it imports in turn is not a wrong reference.
+        # Only the module itself, or a parent package: a failed import inside it is not a wrong reference.
         if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
             raise ConfigError(_NO_MODULE.format(label=label, name=exc.name)) from exc
         if is_own(reference):
@@ -79,20 +79,20 @@ def _parts(reference: str, key: str) -> tuple[str, str, str]:
 
 
 def is_own(reference: str) -> bool:
-    """Return whether a reference names something of this project's."""
+    """Return whether a reference names an object of this project."""
     return reference.partition(":")[0].partition(".")[0] == "tmrl_core"
 
 
 def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
-    """Check that a reference names something, by the files alone: nothing is imported, so none of its code runs.
+    """Check that a reference names an object, by the files alone: nothing is imported, so none of its code runs.
 
     Args:
         reference: the reference.
-        key: path of the key that holds it, for error messages.
+        key: path of its key, for error messages.
         folders: searched after `sys.path`.
 
     Raises:
-        ConfigError: no such module, or its source has no such name; or the text is no reference.
+        ConfigError: no such module, or its source has no such name; or the text is not a reference.
     """
     label, module_name, name = _parts(reference, key)
     places: Sequence[str] | None = [*sys.path, *map(str, folders)]
@@ -122,7 +122,7 @@ def _find_installed(module: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _names_in(origin: str | None) -> set[str] | None:
-    """Every name that a source file binds somewhere; None where only running it would tell."""
+    """Return every name that a source file binds; None: only running it would tell."""
     if origin is None or not origin.endswith(".py"):
         return None
     try:
@@ -159,12 +159,12 @@ def resolve_with(reference: str, kwargs: Mapping[str, Any], key: str = "") -> An
 
 
 def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
-    """See that a callable takes these keyword arguments, where Python knows what it takes.
+    """Check that a callable accepts these keyword arguments, if its signature is known.
 
-    Of the project's own callables the values are looked at too; what others name is for those who read it.
+    For callables of this project the values are checked too.
 
     Raises:
-        ConfigError: it does not; names those that it takes.
+        ConfigError: it does not; with the names that it accepts.
     """
     try:
         signature = inspect.signature(found)
@@ -196,10 +196,10 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
 
 
 def as_environment(made: Any, maker: str) -> Any:
-    """Return what `maker` has made, if it is an environment.
+    """Return the result of `maker`, if it is an environment.
 
     Raises:
-        ConfigError: it lacks what Gymnasium's environments have.
+        ConfigError: it lacks attributes of Gymnasium's environments.
     """
     lacking = [
         name for name in ("action_space", "close", "observation_space", "reset", "step") if not hasattr(made, name)
@@ -232,12 +232,12 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
         except errors.Error as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
         except TypeError as exc:
-            # Gymnasium's own words for keyword arguments that an environment does not take.
+            # Gymnasium's message for keyword arguments that an environment does not accept.
             if "unexpected keyword argument" in str(exc) and "raised from the environment creator" in str(exc):
                 raise ConfigError(f"environment.kwargs: {exc}") from exc
             raise
         except ModuleNotFoundError as exc:
-            # Of `module:Name-v0`; what that module itself lacks is for who wrote it, with its traceback.
+            # For `module:Name-v0`; a failed import inside that module is raised with its traceback.
             module, colon, _ = str(kwargs.get("id", "")).partition(":")
             missing = exc.__cause__.name if isinstance(exc.__cause__, ImportError) else None
             if colon and missing and f"{module}.".startswith(f"{missing}."):

@@ -1,4 +1,4 @@
-"""Changes of the configuration between a checkpoint and the process that goes on from it.
+"""Changes of the configuration between a checkpoint and the process that resumes from it.
 
 Most take effect. This module names those that cannot.
 """
@@ -51,7 +51,7 @@ class Change:
     @property
     def fixed(self) -> str | None:
         """Reason why this change is refused; None: it is not."""
-        # A keyword argument that is left out has a default, which this module does not know.
+        # An omitted keyword argument has a default, which this module does not know.
         return None if LEFT_OUT in (self.then, self.now) else self.reason(FIXED)
 
 

@@ -1,4 +1,4 @@
-"""The configuration that a run goes on with, in the run's folder."""
+"""Configuration in force of a run, in the run's folder."""
 
 from __future__ import annotations
 

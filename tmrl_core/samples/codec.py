@@ -62,12 +62,12 @@ BytesLike = bytes | bytearray | memoryview
 
 RAW, ZSTD = b"\x00", b"\x01"
 MIN_SAVING = 0.05
-"""The part of a message that zstd has to save, or "auto" sends it as it is."""
+"""Minimum share of a message that zstd must save; otherwise "auto" sends it uncompressed."""
 
 _LEVEL = 1
 # Below this many bytes a message is not worth a frame, a plane not worth a block.
 _LEAST_MESSAGE, _LEAST_PLANE = 256, 128
-# "auto" compresses a message up to this size to see what that saves, and this much of each column of a larger one.
+# "auto" compresses messages up to this size on trial, and this much of each column of a larger one.
 _WHOLE_TRIAL, _COLUMN_TRIAL = 128 * 1024, 16 * 1024
 # Buffers up to this size are joined: a copy is cheaper than one more buffer.
 _JOIN = 64 * 1024
@@ -82,9 +82,9 @@ class SampleMessage(msgspec.Struct, frozen=True):
     """One message.
 
     Attributes:
-        chunk: the samples, or None if it holds records only.
+        chunk: the samples; None: records only.
         records: finished episodes.
-        signature: whatever the sender said of its environment, opaque.
+        signature: the sender's description of its environment, opaque.
     """
 
     chunk: Chunk | None
@@ -158,11 +158,10 @@ def encode_message_buffers(
     signature: bytes = b"",
     compression: Compression = "auto",
 ) -> list[bytes | memoryview]:
-    """Return one message as buffers that follow each other; arguments and errors as in `encode_message`.
+    """Return one message as consecutive buffers; arguments and errors as in `encode_message`.
 
-    Large columns that are not compressed are not copied: their buffers are the chunk's memory, which must not change
-    while they are in use. What is copied here under the interpreter's lock are pieces of at most 64 kB, apart from
-    values in lists and infos.
+    Large uncompressed columns are not copied: their buffers are the chunk's memory, which must not change while they
+    are in use. Copies under the interpreter's lock have at most 64 kB, apart from values in lists and infos.
     """
     head, columns = _body([chunk] if isinstance(chunk, Chunk) else chunk or (), records, signature)
     size = len(head) + sum(column.nbytes for column in columns)
@@ -178,17 +177,17 @@ def encode_message_buffers(
 
 
 def decode_message(data: BytesLike, *, max_bytes: int) -> SampleMessage:
-    """Return what `encode_message` was given.
+    """Undo `encode_message`.
 
-    Arrays are views of `data` (or of what it decompresses to), not to be written to, and may be unaligned, unless a
+    Arrays are views of `data` (or of its decompressed form), must not be written to, and may be unaligned, unless a
     filter had to be undone.
 
     Args:
         data: one message.
-        max_bytes: the most that the message may be, compressed or decompressed. Checked before anything is allocated.
+        max_bytes: maximum size of the message, compressed or decompressed. Checked before any allocation.
 
     Raises:
-        CodecError: too large, or not what `encode_message` writes.
+        CodecError: too large, or not written by `encode_message`.
     """
     view = memoryview(data).cast("B")
     if len(view) > max_bytes:
@@ -213,7 +212,7 @@ def split_chunk(chunk: Chunk, max_bytes: int) -> Iterator[Chunk]:
         CodecError: a value in the chunk cannot be carried.
     """
     head, columns = _body([chunk.slice(0, 0)], (), b"")
-    # What comes once a message, then what comes with each row. Counts and flags grow a little with the rows.
+    # The size of a message's fixed part, then of each row. Counts and flags grow a little with the rows.
     fixed = len(head) + 64 + sum(len(_column_head(column, PLAIN)) for column in columns)
     row_bytes = sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in columns)
     sizes = np.full(chunk.rows, row_bytes + 1, np.int64)
@@ -237,7 +236,7 @@ def split_chunk(chunk: Chunk, max_bytes: int) -> Iterator[Chunk]:
 
 
 def _check(chunk: Chunk) -> None:
-    """Check that the parts of a chunk belong together, on its way out as on its way in.
+    """Check that the parts of a chunk belong together, when encoding and when decoding.
 
     Raises:
         CodecError: they do not.
@@ -328,7 +327,7 @@ def _packed(flags: Sequence[NDArray[np.bool_]]) -> bytes:
 
 
 def _node(trees: Sequence[Tree], name: str, columns: list[_Column]) -> Any:
-    """Return what the entry says of the trees, which are of one layout; their columns are added to `columns`."""
+    """Return the entry's description of the trees, which have one layout; add their columns to `columns`."""
     tree: Any = trees[0]
     if isinstance(tree, np.ndarray):
         columns.append(_Column(trees))  # type: ignore[arg-type]  # all are arrays
@@ -374,7 +373,7 @@ def _compress(head: bytes, columns: Sequence[_Column]) -> bytes:
 
 
 def _promises_saving(columns: Sequence[_Column], size: int) -> bool:
-    """Return whether zstd is worth a try; for a large message, judged by a piece from the middle of each column."""
+    """Return whether zstd is worth a try; for a large message, judged by a part from the middle of each column."""
     if size <= _WHOLE_TRIAL:
         return size >= _LEAST_MESSAGE
     left = 0.0

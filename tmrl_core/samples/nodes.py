@@ -1,10 +1,10 @@
-"""Columns that grow, one row after another, in the structure of one field of a sample.
+"""Columns that grow row by row, in the structure of one field of a sample.
 
-A leaf's dtype, shape and kind come from the first value. `write` returns False for a value that does not fit. What a
-failed write leaves behind at its row is written over by the next, and conversions of a column (a Python 0.0 that
-becomes a float32) keep every value.
+A leaf's dtype, shape and kind come from the first value. `write` returns False for a value that does not fit. The next
+write overwrites the row of a failed one, and conversions of a column (a Python 0.0 that becomes a float32) keep every
+value.
 
-Python's own numbers are weak: they take a NumPy dtype where no value changes.
+Python's own numbers are weak: they take a NumPy dtype if no value changes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ArrayLeaf:
         self.column = grown
 
     def fill_missing(self, start: int, stop: int) -> None:
-        """Write what stands for missing values into rows `start` to `stop` (exclusive)."""
+        """Write the placeholder of missing values into rows `start` to `stop` (exclusive)."""
         self.column[start:stop] = 0
 
     def write(self, value: Any, row: int) -> bool:
@@ -122,7 +122,7 @@ class ArrayLeaf:
         return True
 
     def finish(self, rows: int, kinds: list[Kind]) -> Tree:
-        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        """Return the first `rows` rows, which later writes do not change; append the kinds of the leaves to `kinds`."""
         kinds.append(self.kind)
         return self.column[:rows]
 
@@ -144,20 +144,20 @@ class ListLeaf:
         """Do nothing: a list grows by itself."""
 
     def fill_missing(self, start: int, stop: int) -> None:
-        """Write what stands for missing values into rows `start` to `stop` (exclusive)."""
+        """Write the placeholder of missing values into rows `start` to `stop` (exclusive)."""
         self.values[start:] = [None] * (stop - start)
 
     def write(self, value: Any, row: int) -> bool:
-        """Write one row; a list takes what the codec carries.
+        """Write one row; a list accepts every type that the codec supports.
 
         Raises:
-            CodecError: the value cannot be carried.
+            CodecError: the value's type is not supported.
         """
         self.values[row:] = [own(value, self.path)]
         return True
 
     def finish(self, rows: int, kinds: list[Kind]) -> Tree:
-        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        """Return the first `rows` rows, which later writes do not change; append the kinds of the leaves to `kinds`."""
         kinds.append("")
         return self.values[:rows]
 
@@ -177,7 +177,7 @@ class TupleNode:
         return write_all(self.children, value, row)
 
     def finish(self, rows: int, kinds: list[Kind]) -> Tree:
-        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        """Return the first `rows` rows, which later writes do not change; append the kinds of the leaves to `kinds`."""
         return tuple([child.finish(rows, kinds) for child in self.children])
 
 
@@ -197,7 +197,7 @@ class DictNode:
         return write_all(self.children, value.values(), row)
 
     def finish(self, rows: int, kinds: list[Kind]) -> Tree:
-        """Return the first `rows` rows, which later writes do not touch; append what the leaves hold to `kinds`."""
+        """Return the first `rows` rows, which later writes do not change; append the kinds of the leaves to `kinds`."""
         return {key: child.finish(rows, kinds) for key, child in zip(self.keys, self.children, strict=True)}
 
 
@@ -208,7 +208,7 @@ Node = ArrayLeaf | ListLeaf | TupleNode | DictNode
 def write_all(nodes: Iterable[Node], values: Iterable[Any], row: int) -> bool:
     """Write one row into several nodes; return whether all values fit.
 
-    Each is asked, also after one that refuses, so that every shape that varies is found at once.
+    All nodes are written, also after one that refuses, so that every varying shape is found at the first attempt.
     """
     written = [node.write(value, row) for node, value in zip(nodes, values, strict=True)]
     return all(written)
@@ -231,11 +231,11 @@ def plan(value: Any, name: str, ragged: set[str]) -> Node:
 
     Args:
         value: a field of the first sample.
-        name: the field, for messages and paths.
-        ragged: paths of leaves whose shapes vary, which become lists. Leaves add to it what they find.
+        name: name of the field, for messages and paths.
+        ragged: paths of leaves whose shapes vary, which become lists. Leaves add their own.
 
     Raises:
-        CodecError: the structure cannot be carried.
+        CodecError: the structure is not supported.
     """
     try:
         return _plan_node(value, name, ragged, 0)
@@ -259,7 +259,7 @@ def _plan_node(value: Any, path: str, ragged: set[str], depth: int) -> Node:
         return ArrayLeaf(value.dtype, value.shape, "" if value.shape else "0-d", path, ragged)
     if isinstance(value, np.generic) and value.dtype.str in DTYPES:
         return ArrayLeaf(value.dtype, (), "", path, ragged)
-    # Whether this is something that a list holds, or nothing that can be carried, shows when it is written.
+    # The first write shows whether a list can hold it.
     kind = weak_kind(value)
     return ListLeaf(path) if kind is None else ArrayLeaf(_WEAK[kind], (), kind, path, ragged)
 

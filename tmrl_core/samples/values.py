@@ -49,21 +49,21 @@ _NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def encode_value(value: Any) -> bytes:
-    """Return a nested value as bytes; structure, types and dtypes come back as they were.
+    """Return a nested value as bytes; structure, types and dtypes are preserved.
 
-    Subclasses of the allowed types travel as what they derive from (a named tuple as a tuple).
+    Subclasses of the supported types are encoded as their base type (a named tuple as a tuple).
 
     Raises:
-        CodecError: the value, or something in it, is of a type that cannot be carried.
+        CodecError: the value, or a part of it, is of an unsupported type.
     """
     return encode(pack(value, "value"))
 
 
 def decode_value(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Any:
-    """Return what `encode_value` was given. Arrays are views of `data`, perhaps unaligned, and not to be written to.
+    """Undo `encode_value`. Arrays are views of `data`, perhaps unaligned, and must not be written to.
 
     Raises:
-        CodecError: more than `max_bytes`, or not what `encode_value` writes.
+        CodecError: more than `max_bytes`, or not written by `encode_value`.
     """
     view = memoryview(data).cast("B")
     if len(view) > max_bytes:
@@ -81,9 +81,9 @@ def own(value: Any, name: str) -> Any:
 
 
 def own_entries(entries: dict[Any, Any], name: str) -> tuple[dict[Any, Any], list[str]]:
-    """Return a deep copy of a dict without what cannot be carried, and a sentence for each part left out.
+    """Return a deep copy of a dict without unsupported values, and a sentence for each part left out.
 
-    Of a dict in it only the entries that cannot be carried are left out; of other containers all.
+    Of a nested dict only the unsupported entries are left out; other containers are left out as a whole.
     """
     try:
         return _walk(entries, _OWN, 0), []
@@ -119,10 +119,10 @@ def pack(value: Any, name: str) -> Any:
 
 
 def unpack(packed: Any, depth: int = 0) -> Any:
-    """Return the value whose `pack` this is.
+    """Undo `pack`.
 
     Raises:
-        CodecError: it is not what `pack` returns.
+        CodecError: `pack` does not return this.
     """
     kind = type(packed)
     if kind in _NATIVE or isinstance(packed, (np.ndarray, np.generic)):
@@ -170,7 +170,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | bytearray | memo
     """Decode MessagePack; `decoder` has `ext_hook` as its hook.
 
     Raises:
-        CodecError: anything else than what the decoder expects, or too many values.
+        CodecError: not the type that the decoder expects, or too many values.
     """
     if len(data) > _UNCOUNTED_BYTES:
         _check_count(data)
@@ -183,9 +183,9 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | bytearray | memo
 
 
 def _check_count(data: bytes | bytearray | memoryview) -> None:
-    """Check that MessagePack holds no more than `_MOST_VALUES` values, containers and keys included.
+    """Check that MessagePack holds at most `_MOST_VALUES` values, containers and keys included.
 
-    What is malformed is left to the decoder.
+    The decoder reports malformed data.
 
     Raises:
         CodecError: it holds more.

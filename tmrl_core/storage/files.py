@@ -28,7 +28,7 @@ class FileCalls:
     """The calls that change a file: the seam at which tests make a disk fail."""
 
     def write(self, descriptor: int, buffers: Sequence[Buffer]) -> int:
-        """Write from buffers, in order; returns how many bytes, which may be fewer than there are.
+        """Write from buffers, in order; return the number of bytes, which may be fewer than given.
 
         Raises:
             OSError: nothing could be written.
@@ -38,7 +38,7 @@ class FileCalls:
         return os.writev(descriptor, buffers)
 
     def sync(self, descriptor: int) -> None:
-        """Return when what was written is on the disk.
+        """Wait until written data is on the disk.
 
         Raises:
             OSError: it may not be.
@@ -69,21 +69,21 @@ def flush_folder(folder: Path) -> None:
 
 
 def storage_error(what: str, exc: OSError) -> StorageError:
-    """The documented error for what the operating system says."""
+    """Return the documented error for an error of the operating system."""
     if exc.errno in _FULL:
         return StorageFullError(f"{what}: {exc.strerror}. Make room on this disk (or raise the quota or limit).")
     return StorageError(f"{what}: {exc.strerror or exc}")
 
 
 class SegmentFile:
-    """Writes one file of records, at its end. Not safe for several threads, but for `flush`.
+    """Writes one file of records, at its end. Not thread-safe, except for `flush`.
 
     Use `create` or `open`, not the constructor.
 
     Attributes:
         path: the file.
-        bytes: its length up to the end of the last whole record, which is where the next goes.
-        torn_bytes: how many bytes after the last whole record `open` cut off.
+        bytes: its length up to the end of the last complete record, where the next begins.
+        torn_bytes: number of bytes after the last complete record that `open` truncated.
     """
 
     def __init__(self, path: Path, descriptor: int, length: int, sync: Sync, calls: FileCalls) -> None:
@@ -107,12 +107,12 @@ class SegmentFile:
         calls: FileCalls = OS,
         mode: int = 0o644,
     ) -> SegmentFile:
-        """A new file with its head and, if there is a `first_note`, a record with it and no payload.
+        """Create a file with its head and, if there is a `first_note`, a record with it and no payload.
 
-        `mode` is the file's, from the moment that it exists, less the umask.
+        `mode` is the file's mode from its creation, less the umask.
 
         Raises:
-            StorageError: it is there already, or cannot be written; no file is left then.
+            StorageError: it exists already, or cannot be written; no file is left then.
         """
         parts: list[Buffer] = [head_bytes(format_name, description)]
         if first_note is not None:
@@ -140,16 +140,16 @@ class SegmentFile:
     def open(
         cls, path: Path, *, sync: Sync = "os", calls: FileCalls = OS, good_bytes: int | None = None
     ) -> SegmentFile:
-        """An existing file; what follows its last whole record is cut off and counted in `torn_bytes`.
+        """Open an existing file; data after its last complete record is truncated and counted in `torn_bytes`.
 
         Args:
             path: the file.
             sync: see `RecordLog`.
-            calls: how it is written.
-            good_bytes: the length up to the end of the last whole record, where it is known; otherwise all is read.
+            calls: functions that write it.
+            good_bytes: the length up to the end of the last complete record, if known; otherwise all is read.
 
         Raises:
-            StorageError: it cannot be read or cut, or its head is cut short or damaged.
+            StorageError: it cannot be read or truncated, or its head is incomplete or damaged.
         """
         if good_bytes is None:
             reader = SegmentReader(path)
@@ -208,7 +208,7 @@ class SegmentFile:
                 self._calls.sync(self._descriptor)
         except OSError as exc:
             self._dirty = True
-            # Where the cut fails too it is done before the next record is written, or by whoever opens the file next.
+            # If this fails too, the next write, or the next opening of the file, truncates it.
             with suppress(OSError):
                 self._calls.truncate(self._descriptor, self.bytes)
                 self._dirty = False
@@ -234,23 +234,23 @@ class SegmentFile:
 
 
 class SegmentReader:
-    """Reads one file of records through a mapping: only what is looked at is read from the disk.
+    """Reads one file of records through a mapping: the disk reads only the accessed parts.
 
-    The file must not be cut while it is read: hold the folder's lock.
+    The file must not be truncated meanwhile: hold the folder's lock.
 
     Args:
         path: the file.
-        limit_bytes: read no further than this.
+        limit_bytes: maximum number of bytes to read.
 
     Raises:
-        StorageError: it cannot be read, or its head is cut short or damaged.
+        StorageError: it cannot be read, or its head is incomplete or damaged.
 
     Attributes:
-        format_name: what kind of file it is.
-        description: what its head says of its records.
-        head_bytes: where its first record begins.
+        format_name: kind of the file.
+        description: description of its records, from its head.
+        head_bytes: offset of its first record.
         size: its length (at most `limit_bytes`).
-        good_bytes: up to where it was found whole by what has been taken from `records`.
+        good_bytes: end of the last complete record that `records` has returned.
     """
 
     def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
@@ -275,10 +275,10 @@ class SegmentReader:
         return self.size - self.good_bytes
 
     def records(self, check_payloads: bool = True) -> Iterator[Record]:
-        """The whole records, lazily, up to the first that is cut short or damaged; that is no error.
+        """Yield the complete records, lazily, up to the first incomplete or damaged one, which is not an error.
 
         Args:
-            check_payloads: False: hop over payloads without reading them; headers and notes are checked all the same.
+            check_payloads: False: skip payloads without reading them; headers and notes are checked nevertheless.
         """
         for record in scan(self.view, self.head_bytes, check_payloads):
             self.good_bytes = max(self.good_bytes, record.end)

@@ -1,12 +1,12 @@
-"""The bytes of a file of records. All numbers are little-endian; everything begins at a multiple of 8 bytes.
+"""Bytes of a file of records. All numbers are little-endian; everything begins at a multiple of 8 bytes.
 
     file:    b"TMRLREC2"  u32 length  u32 CRC-32 of the head  head (JSON: format, description)  zeros up to 8
     record:  b"REC2"  u32 note bytes  u64 payload bytes  u32 CRC-32 of the payload  u32 CRC-32 of header and note
              note  zeros up to 8  payload  zeros up to 8
 
-A header and its note are checked without the payload, so that a reader may hop from record to record. Payloads begin at
-a multiple of 8 bytes, so that arrays of any numbers in them can be used where they lie. What follows the last whole
-record was cut short when a process or machine died, or is damage; a reader says how many bytes that are.
+A header and its note are checked without the payload, so that a reader may skip from record to record. Payloads begin
+at a multiple of 8 bytes, so that arrays of any numbers in them can be used in place. Data after the last complete
+record is an incomplete record of a process or machine that died, or damage; a reader reports its size.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Record:
     """One record of a file.
 
     Args:
-        note: a few bytes that say what the payload is.
-        payload: the rest; a view of the file's mapping, valid as long as it is referred to.
-        offset: where in the file the record begins.
-        payload_offset: where its payload begins, a multiple of 8.
-        end: where the next one begins.
+        note: a few bytes that describe the payload.
+        payload: the rest; a view of the file's mapping, valid as long as it is referenced.
+        offset: offset of the record in the file.
+        payload_offset: offset of its payload, a multiple of 8.
+        end: offset of the next record.
     """
 
     note: bytes
@@ -58,11 +58,11 @@ class Record:
 
 
 def head_bytes(format_name: str, description: Any) -> bytes:
-    """The first bytes of a file.
+    """Return the first bytes of a file.
 
     Args:
-        format_name: what kind of file it is.
-        description: JSON-able, what its records are.
+        format_name: kind of the file.
+        description: JSON-compatible description of its records.
 
     Raises:
         StorageError: the description is larger than 1 MiB.

@@ -1,4 +1,4 @@
-"""Files of this user's own, in folders that somebody else may have prepared: no link is followed on writing."""
+"""Files of this user, in folders that another user may have prepared: writing follows no link."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ else:
 
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int:
-    """Open a file as `os.open` does and return the descriptor, if it is a file of this user's and not a link.
+    """Open a file as `os.open` does and return the descriptor, if it is a file of this user and not a link.
 
-    A link would lead the writing to a file of somebody else's choice. It fits `open` as its `opener`. On Windows, where
-    users need a privilege to make symbolic links, it is `os.open`.
+    A link would redirect the write to a file of another user's choice. This function fits `open` as its `opener`. On
+    Windows, where users need a privilege to create symbolic links, it is `os.open`.
 
     Raises:
         OSError: it is a symbolic link, has a second name (a hard link), belongs to another user than this one or root,
-            or cannot be opened. With `os.O_TRUNC` nothing was cut off then.
+            or cannot be opened. With `os.O_TRUNC` nothing was truncated then.
     """
     if sys.platform == "win32":
         return os.open(path, flags | os.O_BINARY, mode)
@@ -56,18 +56,18 @@ def open_now(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = False) -> None:
-    """Write a file so that a reader, also after a crash, finds the old content or the new, whole.
+    """Write a file so that a reader, also after a crash, finds the old content or the new, completely.
 
     A link of that name is replaced, not followed.
 
     Args:
-        path: the file; its folder is made if it is missing.
+        path: the file; its folder is created if it is missing.
         data: the content.
-        mode: the file's, from the moment that it exists, less the umask.
-        sync: whether to wait for the disk.
+        mode: the file's mode from its creation, less the umask.
+        sync: True: wait for the disk.
 
     Raises:
-        OSError: it cannot be written; what was there is as before.
+        OSError: it cannot be written; the old content is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

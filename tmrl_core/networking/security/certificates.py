@@ -1,11 +1,10 @@
-"""Keys and certificates of the project's own certificate authority (CA): made and read here, nowhere else.
+"""Keys and certificates of the project's certificate authority (CA): created and read only here.
 
-ECDSA P-256 throughout: small, fast to make, and understood by every TLS library in use. `cryptography` is imported
-inside the functions, since a running worker or Server needs none of this: the standard library's `ssl` reads what is
-made here.
+All are ECDSA P-256: small, fast to create, and supported by every TLS library in use. `cryptography` is imported inside
+the functions, since a running worker or Server does not need it: the standard library's `ssl` reads the files.
 
-A client certificate says who its holder is in three places: common name (the name), organizational unit (the role) and
-a URI among the alternative names, `urn:tmrl-core:<role>:<name>`, which is the one that a Server goes by.
+A client certificate names its holder in three places: common name (the name), organizational unit (the role) and a URI
+among the alternative names, `urn:tmrl-core:<role>:<name>`, which is the one that a Server checks.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def check_name(name: str) -> str:
 
 
 def identity_uri(role: str, name: str) -> str:
-    """The URI that says in a client certificate who its holder is."""
+    """Return the URI that identifies the holder in a client certificate."""
     return f"{URN}{role}:{quote(name, safe='')}"
 
 
@@ -128,7 +127,7 @@ def clean_host(host: str) -> str:
 
 def make_authority(not_after: datetime) -> Signed:
     """Make a CA that can sign certificates of peers, and no further CA."""
-    # The random part tells one CA from the next, so that a foreign one is reported as foreign, not as a bad signature.
+    # The random part distinguishes CAs, so that a foreign one is reported as foreign, not as a bad signature.
     return _issue(_subject(f"tmrl_core CA {secrets.token_hex(4)}", None), not_after)
 
 
@@ -140,7 +139,7 @@ def make_server_certificate(authority: Signed, hosts: Iterable[str], not_after: 
         hosts: DNS names and IP addresses, as `clean_host` returns them.
         not_after: the certificate ends then, or with the CA if that is earlier.
     """
-    # The common name is for people only: clients look at the alternative names.
+    # The common name is for display only: clients check the alternative names.
     return _issue(_subject("tmrl_core server", "server"), not_after, _host_names(hosts), authority, server=True)
 
 
@@ -323,7 +322,7 @@ def _issue(
         # A certificate that is already over must still begin before it ends.
         .not_valid_before(min(datetime.now(timezone.utc), not_after) - _CLOCK_SLACK)
         .not_valid_after(not_after)
-        # Both identifiers are asked for by the strict checks that Python 3.13 turned on.
+        # The strict checks that Python 3.13 enables require both identifiers.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), critical=True)

@@ -1,9 +1,9 @@
-"""Certificates that count no more: the list of them, and the record of those that were handed out.
+"""List of revoked certificates, and record of issued ones.
 
-`issued.json` is kept beside the CA's key, so that a stolen machine's certificates can be found by its name.
-`revoked.json` is what a Server reads, from its credentials folder (or beside its bundle file), also while it runs.
-Certificates are known by their serial numbers, which one CA never uses twice: a new bundle for the same name works.
-Both files are replaced in one step; what expired a month ago is left out when they are written.
+`issued.json` is beside the CA's key, so that a stolen machine's certificates can be found by its name. A Server reads
+`revoked.json` from its credentials folder (or beside its bundle file), also while it runs. Certificates are identified
+by their serial numbers, which one CA never repeats: a new bundle for the same name works. Both files are replaced in
+one step, without certificates that expired more than a month ago.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEEP = timedelta(days=30)
 
 
 class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One certificate of a client; `at` is when it was handed out, or revoked."""
+    """One certificate of a client; `at` is the time of its issue or revocation."""
 
     serial: str
     role: str
@@ -78,21 +78,21 @@ def revoked_file(directory: str | os.PathLike[str]) -> Path:
 
 
 def note_issued(folder: Path, serial: str, role: str, name: str, not_after: datetime) -> None:
-    """Note that a certificate was handed out. The caller holds the folder's lock."""
+    """Record an issued certificate. The caller holds the folder's lock."""
     now = datetime.now(timezone.utc)
     file = folder / ISSUED_FILE
     write_list(file, [*read_list(file), Listed(serial, role, name, not_after, now)], now)
 
 
 def issued(folder: Path, name: str, role: str | None = None) -> list[Listed]:
-    """The certificates that were handed out to that name, in that role or in any."""
+    """Return the certificates issued to that name, in that role or in any."""
     return [one for one in read_list(folder / ISSUED_FILE) if one.name == name and role in (None, one.role)]
 
 
 def forget_lists(folder: Path) -> None:
-    """Another CA takes the place of the one whose certificates are listed. The caller holds the folder's lock.
+    """Clear both lists for a new CA. The caller holds the folder's lock.
 
-    A list of revoked ones is emptied, not removed: a running Server takes one that is gone for an accident.
+    The list of revoked certificates is emptied, not deleted: a running Server treats a missing list as an accident.
     """
     (folder / ISSUED_FILE).unlink(missing_ok=True)
     if (folder / REVOKED_FILE).exists():

@@ -1,12 +1,12 @@
-"""The files that tlspyo looks for in its `keys_dir`, and its password: for the transport `tlspyo` and tlspyo itself.
+"""Files of tlspyo's `keys_dir`, and its password: for the transport `tlspyo` and tlspyo itself.
 
-    certificate.pem    the Relay's certificate, signed by itself: clients trust it by having it
+    certificate.pem    the Relay's self-signed certificate, which clients trust
     key.pem            its key: the Server's machine only
-    tlspyo.password    the one password of all roles (ours: tlspyo is given its password in other ways)
+    tlspyo.password    the one password of all roles (this project's file: tlspyo gets its password in other ways)
 
-tlspyo's own command for making the first two fails with today's pyOpenSSL. The certificate is for tlspyo's usual host
-name `default`, for this machine's loopback, and for the hosts that were named when it was made; it is not made anew
-when others are named later, since every client would need the new one.
+tlspyo's own command for the first two fails with today's pyOpenSSL. The certificate is for tlspyo's default host name
+`default`, for this machine's loopback, and for the hosts named at its creation. Hosts named later do not renew it,
+because every client would need the new one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tmrl_core.networking.security.tls_contexts import TlspyoPart, read_bundle
 
 CERTIFICATE, KEY, PASSWORD = "certificate.pem", "key.pem", "tlspyo.password"
 HOSTNAME = "default"
-"""The name that tlspyo's clients expect in the certificate unless they are told another."""
+"""Default name that tlspyo's clients expect in the certificate."""
 
 _PASSWORD_BYTES = 32
 
 
 def make(folder: Path, hosts: Iterable[str], not_after: datetime, *, overwrite: bool = False) -> bool:
-    """Make what is missing; whether anything was. The folder is being written by this process alone."""
+    """Create missing files. Return whether any were missing. Only this process may write the folder."""
     made = False
     if overwrite or not ((folder / CERTIFICATE).exists() or (folder / KEY).exists()):
         names = dict.fromkeys((HOSTNAME, *hosts, *LOOPBACK_HOSTS))
@@ -55,7 +55,7 @@ def part_of(folder: Path, *, server: bool) -> TlspyoPart | None:
 
 
 def install(part: TlspyoPart, folder: Path) -> list[Path]:
-    """Write what a bundle holds for tlspyo; the files."""
+    """Write a bundle's files for tlspyo and return them."""
     files = []
     for name, text in ((KEY, part.key), (PASSWORD, part.password)):
         if text:
@@ -67,7 +67,7 @@ def install(part: TlspyoPart, folder: Path) -> list[Path]:
 
 
 def password_in(directory: str | os.PathLike[str]) -> str:
-    """The password in a credentials folder or bundle file; empty: there is none."""
+    """Return the password in a credentials folder or bundle file; empty: there is none."""
     folder = Path(directory).expanduser()
     if folder.is_file():
         part = read_bundle(folder).tlspyo
@@ -79,7 +79,7 @@ def load(directory: str | os.PathLike[str], *, server: bool) -> TlspyoPart:
     """Load tlspyo's part of a Server or a client from a credentials folder, a folder of tlspyo's, or a bundle file.
 
     Raises:
-        CredentialsError: it is not there; the message says what to run.
+        CredentialsError: it is missing; the message names the command to run.
     """
     folder = Path(directory).expanduser()
     if folder.is_file():
