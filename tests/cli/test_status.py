@@ -17,6 +17,7 @@ from tmrl_core.cli import main as cli
 from tmrl_core.cli import status as cli_status
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import NetworkError, RefusedError
+from tmrl_core.metrics.text import bytes_text, duration_text
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import ObserverLink, WorkerLink
 from tmrl_core.networking.protocol.status import (
@@ -237,14 +238,14 @@ def test_labels_that_peers_chose_move_no_cursor(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (cli_status.size(0), "0 B"),
-        (cli_status.size(999), "999 B"),
-        (cli_status.size(67_108_864), "67.1 MB"),
-        (cli_status.size(5e15), "5,000.0 TB"),
-        (cli_status.duration(3.2), "3 s"),
-        (cli_status.duration(150), "2 min 30 s"),
-        (cli_status.duration(7_260), "2 h 01 min"),
-        (cli_status.duration(400_000), "4 d 15 h"),
+        (bytes_text(0), "0 B"),
+        (bytes_text(999), "999 B"),
+        (bytes_text(67_108_864), "67.1 MB"),
+        (bytes_text(5e15), "5,000.0 TB"),
+        (duration_text(3.2), "3 s"),
+        (duration_text(150), "2 min 30 s"),
+        (duration_text(7_260), "2 h 01 min"),
+        (duration_text(400_000), "4 d 15 h"),
     ],
 )
 def test_figures_for_people(made: str, text: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tmrl_core.config import from_values
-from tmrl_core.local.outcome import Outcome, files, minutes, python_here, what_next
+from tmrl_core.local.outcome import Outcome, files, python_here, what_next
 from tmrl_core.metrics import MetricRecord, names
+from tmrl_core.metrics.text import duration_text
 
 
 def record(kind: str, step: int = 0, **values: float | str) -> MetricRecord:
@@ -106,7 +107,7 @@ def test_the_suggested_test_is_seen_in_a_window_or_a_film(display: str, monkeypa
 
 
 def test_durations_are_said_as_people_do() -> None:
-    assert [minutes(s) for s in (0.4, 59.4, 60, 125)] == ["0 s", "59 s", "1 min 00 s", "2 min 05 s"]
+    assert [duration_text(s) for s in (0.4, 59.4, 60, 125)] == ["0 s", "59 s", "1 min 00 s", "2 min 05 s"]
 
 
 def test_the_python_to_type_is_the_one_that_runs_this(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

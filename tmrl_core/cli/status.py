@@ -17,6 +17,8 @@ from rich.text import Text
 from tmrl_core.config import CFG, Config
 from tmrl_core.config.ratios import count
 from tmrl_core.errors import ConfigError
+from tmrl_core.metrics.text import bytes_text as size
+from tmrl_core.metrics.text import duration_text as duration
 from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.protocol.messages import plain
 from tmrl_core.networking.protocol.status import (
@@ -435,23 +437,3 @@ def _spooled(streams: Sequence[SpooledStatus]) -> Table:
             for stream in streams
         ],
     )
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    whole = int(seconds)
-    if whole < 100:
-        return f"{seconds:.0f} s"
-    hours, rest = divmod(whole, 3600)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"

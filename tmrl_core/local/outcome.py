@@ -13,7 +13,7 @@ from tmrl_core.config import Config
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import MetricRecord
-from tmrl_core.metrics.text import return_text
+from tmrl_core.metrics.text import duration_text, return_text
 from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS
 
 FINISHED_BEFORE = (
@@ -72,7 +72,7 @@ class Outcome:
         """Summarize the result of learning, or the reason why there is none."""
         if not self._told:  # a trainer that trains begins with a record of that
             return FINISHED_BEFORE
-        effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {minutes(self.elapsed_s)}"
+        effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {duration_text(self.elapsed_s)}"
         evaluated = "no evaluation was finished" if self.evaluates else NO_EVALUATION
         if self.last is not None:
             mean = self.last.number(names.RETURN_EVALUATION) or 0.0
@@ -87,14 +87,8 @@ class Outcome:
         if self.reached:
             return f"Learned: {evaluated}, the target is {target}; {effort}."
         if self.samples == 0:
-            return f"Not learned: no sample reached the trainer in {minutes(self.elapsed_s)}."
+            return f"Not learned: no sample reached the trainer in {duration_text(self.elapsed_s)}."
         return f"Not learned: {evaluated}, the target is {target}; {effort}."
-
-
-def minutes(seconds: float) -> str:
-    """A duration as people say it."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
 
 
 def draw_curve(config: Config) -> str:

@@ -53,8 +53,19 @@ def _significant(value: float, digits: int) -> str:
 
 def bytes_text(count: float) -> str:
     """Return a number of bytes as short text, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
         count /= 1000
-    return f"{count:.1f} GB"
+    return f"{count:,.1f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time span in the two largest units that it has."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {rest // 60:02d} min"
+    return f"{whole} s" if whole < 60 else f"{rest // 60} min {rest % 60:02d} s"
