@@ -178,7 +178,9 @@ def test_the_trainers_evaluations_and_end_reach_the_clients(tmp_path: Path) -> N
         records = list(read_records(tmp_path / "tests" / "metrics.jsonl"))
         evaluations = [record.values for record in records if record.kind == "evaluation"]
         assert evaluations
-        assert all(row["eval/episodes"] == 2 and "/" in str(row["worker"]) for row in evaluations)
+        assert [(row["eval/episodes"], "/" in str(row["worker"])) for row in evaluations] == [(2, True)] * len(
+            evaluations
+        )
         played = {record.values["worker"] for record in records if record.kind == "episode"}
         assert played == {evaluations[0]["worker"]}
 
@@ -210,6 +212,23 @@ def test_agents_of_both_modes_serve_beside_each_other(tmp_path: Path) -> None:
         wait_until(lambda: run.training.total_samples == len(together.transitions) + 1)
     finally:
         run.close()
+
+
+def test_a_websocket_that_is_open_at_the_gateways_end_leaves_a_truncated_episode(run: Run) -> None:
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+
+    with connect(f"ws://127.0.0.1:{run.gateway.port}/shepherd/ws/") as client:
+        client.send(json.dumps({"apikey": run.key}))
+        assert "ok" in json.loads(client.recv(20))
+        for reward in (0.0, 1.0, 1.0):
+            client.send(json.dumps({"obs": [0.0] * 4, "reward": reward, "done": False}))
+            assert json.loads(client.recv(20))["action"] in (0, 1)
+        run.gateway.close()
+        with pytest.raises(ConnectionClosed):
+            client.recv(20)
+    wait_until(lambda: run.training.total_samples == 3)
+    assert [bool(run.training.memory.get_transition(index)[5]) for index in range(2)] == [False, True]
 
 
 def test_localhost_is_reached_by_both_address_families(run: Run) -> None:

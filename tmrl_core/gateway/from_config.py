@@ -49,7 +49,10 @@ def make_agents(config: Config) -> list[GatewayAgent]:
             f"gateway.agents: {' and '.join(central)} are central, and a gateway serves one run with at most one "
             "central agent. Make the others `mode: advice`, or start a gateway for each with its own run.name."
         )
-    return [_advice(config, name) if name not in central else central_agent(config, name) for name in sections]
+    # The central one last: it begins to connect, and the settings of the others may be wrong.
+    made: dict[str, GatewayAgent] = {name: _advice(config, name) for name in sections if name not in central}
+    made |= {name: central_agent(config, name) for name in central}
+    return [made[name] for name in sections]
 
 
 def _advice(config: Config, name: str) -> GatewayAgent:

@@ -150,26 +150,27 @@ class Gateway:
             loop.close()
 
     async def _serve(self) -> None:
-        started = []
-        expiring: asyncio.Task[None] | None = None
-        try:
+        async with contextlib.AsyncExitStack() as ending:
+            ending.callback(self._episodes.close)
+            for agent in self.agents:
+                ending.push_async_callback(agent.close)
             for agent in self.agents:
                 await agent.start()
-                started.append(agent)
+            ending.push_async_callback(self.sessions.close)
             expiring = asyncio.create_task(self._expire())
+            ending.callback(expiring.cancel)
             serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
             while not self._uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)
             logger.info("the gateway serves %s at %s", ", ".join(agent.name for agent in self.agents), self.url)
             self._ready.set()
+            # Expiry never ends by itself: its failure is the gateway's, and what is left is sent and saved.
+            await asyncio.wait([serving, expiring], return_when=asyncio.FIRST_COMPLETED)
+            if expiring.done():
+                self._uvicorn.should_exit = True
+                await serving
+                await expiring
             await serving
-        finally:
-            if expiring is not None:
-                expiring.cancel()
-            await self.sessions.close()
-            for agent in started:
-                await agent.close()
-            self._episodes.close()
 
     async def _expire(self) -> None:
         while True:

@@ -6,13 +6,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tmrl_core.actor import ActorModule
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training.loops.evaluation import Evaluator
-from tmrl_core.training.remote.interface import RemoteInterface
+from tmrl_core.training.remote.interface import RemoteInterface, episode_label
 
 
 class Noisy(ActorModule):
@@ -55,6 +57,20 @@ def test_most_policies_say_nothing_of_exploration() -> None:
 
 def episode(value: float, mode: Any = "train", end: Any = "truncated", **kwargs: Any) -> EpisodeRecord:
     return EpisodeRecord("", value, 10, mode, end, worker="robot", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shown"),
+    [
+        ("robot", "gateway"),
+        ("gateway/ab12", "gateway/ab12"),
+        ("gateway2/ab12", "gateway"),
+        ("gateway/" + "x" * 99, None),
+    ],
+)
+def test_a_gateway_adds_its_sessions_to_the_servers_label(chosen: str, shown: str | None) -> None:
+    found = episode_label("gateway", chosen)
+    assert found == (shown or "gateway/" + "x" * 32)
 
 
 def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() -> None:

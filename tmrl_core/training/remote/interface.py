@@ -46,6 +46,9 @@ from tmrl_core.training.value_types import Metrics, Policy, State
 
 logger = logging.getLogger(__name__)
 
+MAX_SESSION_CHARACTERS = 33
+"""Maximum length of a slash and the id of a gateway's session."""
+
 SLICE_S = 0.2
 """Maximum wait in seconds between two checks for a stop."""
 NETWORK_RECORD_S = 2.0
@@ -198,9 +201,10 @@ class RemoteInterface(TrainingInterface):
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
         else:
-            # The Server's label: two workers may give themselves the same one.
             name = self.link.worker_name(one.stream)
-            records = [msgspec.structs.replace(record, worker=name) for record in message.records]
+            records = [
+                msgspec.structs.replace(record, worker=episode_label(name, record.worker)) for record in message.records
+            ]
             delivery.buffer.extend([] if chunk is None else [chunk], records)
         return delivery
 
@@ -649,3 +653,11 @@ def _signature_of(member: Member) -> State:
     except CodecError:
         signature = {}
     return signature if isinstance(signature, dict) else {}
+
+
+def episode_label(name: str, chosen: str) -> str:
+    """Return the label of an episode: the Server's, since two workers may choose the same one.
+
+    A gateway adds a slash and the id of the session to its own label.
+    """
+    return chosen[: len(name) + MAX_SESSION_CHARACTERS] if chosen.startswith(f"{name}/") else name
