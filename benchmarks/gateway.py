@@ -9,7 +9,8 @@ All connections use TLS on loopback.
 
 - steps: one client sends prepared messages of CartPole one after another, over HTTP with keep-alive and over a
   WebSocket. In turn it sends the same messages to a path of the same server that answers with the bytes it got: a plain
-  ASGI function without JSON, session or policy. The client only moves bytes, so that little of its own time counts.
+  ASGI function without JSON, session or policy. A client of "prepared bytes" only moves bytes, so that little of its
+  own time counts; the others use the libraries that clients in Python use.
 - latency: 200 WebSocket clients, each with a session of its own at 10 steps/s; the time from sending a message to its
   answer.
 - memory: resident memory of the gateway for each of 1,000 sessions that have made 20 steps, and for each of the 200
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -27,6 +29,7 @@ import random
 import socket
 import ssl
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -137,8 +140,10 @@ def gateway_process(folder: str, port: int, pipe: Pipe) -> None:
     """Answer "processor" with the seconds used, "memory" with resident bytes, until "end"."""
     from starlette.routing import Route, WebSocketRoute
 
+    from tmrl_core.cli.main import SWITCH_INTERVAL_S
     from tmrl_core.gateway.serve import Gateway
 
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the role does
     routes = [
         Route("/echo/", _Plain(echo), methods=["POST"]),
         WebSocketRoute("/echo/ws/", _Plain(echo_socket)),
@@ -192,6 +197,15 @@ def frame(text: bytes) -> bytes:
     return b"\x81" + size + b"\0\0\0\0" + text
 
 
+def without_pings(data: bytes, send: Callable[[bytes], object]) -> bytes:
+    """Answer the WebSocket pings at the beginning of what was received; return the rest."""
+    while data.startswith(b"\x89"):
+        end = 2 + data[1]
+        send(bytes([0x8A, 0x80 | data[1]]) + b"\0\0\0\0" + data[2:end])
+        data = data[end:]
+    return data
+
+
 class Client:
     """A connection to the gateway that sends prepared bytes and waits for each answer: the lightest client.
 
@@ -208,7 +222,9 @@ class Client:
     def exchange(self, data: bytes) -> bytes:
         """Send a message and return the answer with its head. Small answers arrive in one piece."""
         self._socket.sendall(data)
-        answer = self._socket.recv(65536)
+        answer = b""
+        while not answer:
+            answer = without_pings(self._socket.recv(65536), self._socket.sendall)
         while answer.endswith(b"\r\n\r\n") and b"101 Switching" not in answer:  # the head alone
             answer += self._socket.recv(65536)
         return answer
@@ -229,7 +245,9 @@ class SwarmClient(asyncio.Protocol):
         self._key = key
         self._latencies = latencies
         self._ready = ready
-        self._messages = itertools.cycle([frame(message) for message in episode()])
+        frames = [frame(message) for message in episode()]
+        begin = random.randrange(EPISODE)  # clients do not end their episodes at the same time
+        self._messages = itertools.cycle(frames[begin:] + frames[:begin])
         self._answers = 0
         self._sent = 0.0
 
@@ -238,6 +256,9 @@ class SwarmClient(asyncio.Protocol):
         self.transport.write(upgrade("/shepherd/ws/"))
 
     def data_received(self, data: bytes) -> None:
+        data = without_pings(data, self.transport.write)
+        if not data:
+            return
         self._answers += 1
         if self._answers == 1:
             assert b" 101 " in data, data
@@ -301,57 +322,111 @@ class Setting(NamedTuple):
     gateway: Process
     port: int
     key: str
+    ca: str
     context: ssl.SSLContext
 
     def client(self) -> Client:
         return Client(self.port, self.context)
 
 
+Exchange = tuple[Callable[[Any], Any], list[Any]]
+"""A function that sends a message and returns the answer, and the messages of an episode."""
+
+
+@contextlib.contextmanager
+def prepared_http(setting: Setting) -> Iterator[dict[str, Exchange]]:
+    """Move the bytes of HTTP requests."""
+    with contextlib.closing(setting.client()) as ours, contextlib.closing(setting.client()) as theirs:
+        texts = episode(ours.log_in(setting.key))
+        yield {
+            "gateway": (ours.exchange, [request("/shepherd/env/", text) for text in texts]),
+            "echo": (theirs.exchange, [request("/echo/", text) for text in texts]),
+        }
+
+
+@contextlib.contextmanager
+def prepared_websocket(setting: Setting) -> Iterator[dict[str, Exchange]]:
+    """Move the bytes of WebSocket frames."""
+    with contextlib.closing(setting.client()) as ours, contextlib.closing(setting.client()) as theirs:
+        ours.exchange(upgrade("/shepherd/ws/"))
+        theirs.exchange(upgrade("/echo/ws/"))
+        ours.exchange(frame(json.dumps({"apikey": setting.key}).encode()))
+        frames = [frame(text) for text in episode()]
+        yield {"gateway": (ours.exchange, frames), "echo": (theirs.exchange, frames)}
+
+
+@contextlib.contextmanager
+def requests_session(setting: Setting) -> Iterator[dict[str, Exchange]]:
+    """Use the library requests, as `examples/clients/client.py` does."""
+    import requests
+
+    url = f"https://localhost:{setting.port}"
+    with contextlib.closing(setting.client()) as other, requests.Session() as session:
+        texts = episode(other.log_in(setting.key))
+
+        def exchange(path: str) -> Callable[[bytes], bytes]:
+            return lambda text: session.post(url + path, text, verify=setting.ca).content
+
+        yield {"gateway": (exchange("/shepherd/env/"), texts), "echo": (exchange("/echo/"), texts)}
+
+
+@contextlib.contextmanager
+def websockets_library(setting: Setting) -> Iterator[dict[str, Exchange]]:
+    """Use the library websockets, as `examples/clients/websocket_client.py` does."""
+    from websockets.sync.client import ClientConnection, connect
+
+    def exchange(socket: ClientConnection) -> Callable[[str], Any]:
+        def both(text: str) -> Any:
+            socket.send(text)
+            return socket.recv()
+
+        return both
+
+    url = f"wss://localhost:{setting.port}"
+    with (
+        connect(f"{url}/shepherd/ws/", ssl=setting.context, compression=None) as ours,
+        connect(f"{url}/echo/ws/", ssl=setting.context, compression=None) as theirs,
+    ):
+        exchange(ours)(json.dumps({"apikey": setting.key}))
+        texts = [text.decode() for text in episode()]
+        yield {"gateway": (exchange(ours), texts), "echo": (exchange(theirs), texts)}
+
+
+CLIENTS = {
+    "HTTP keep-alive, prepared bytes": prepared_http,
+    "HTTP keep-alive, requests": requests_session,
+    "WebSocket, prepared bytes": prepared_websocket,
+    "WebSocket, websockets": websockets_library,
+}
+
+
 def steps(setting: Setting, repetitions: int, episodes: int) -> Iterator[tuple[str, bool]]:
     """Yield lines of the table, each with whether the figure is reached."""
     messages = episodes * (EPISODE + 1)
     yield f"{repetitions} repetitions in turn of {messages:,} messages each\n", True
-    yield (
-        "| one client | steps/s, median | echo | gateway / echo, median (spread) | server's processor | reach |",
-        True,
-    )
+    yield "| one client | steps/s, median | echo | gateway / echo, median (spread) | server's processor | reach |", True
     yield "| --- | --- | --- | --- | --- | --- |", True
-    for kind in ("HTTP keep-alive", "WebSocket"):
-        client, echoing = setting.client(), setting.client()
-        if kind == "WebSocket":
-            client.exchange(upgrade("/shepherd/ws/"))
-            echoing.exchange(upgrade("/echo/ws/"))
-            client.exchange(frame(json.dumps({"apikey": setting.key}).encode()))
-            sides = {
-                side: (one, [frame(text) for text in episode()])
-                for side, one in (("gateway", client), ("echo", echoing))
-            }
-        else:
-            texts = episode(client.log_in(setting.key))
-            sides = {
-                "gateway": (client, [request("/shepherd/env/", text) for text in texts]),
-                "echo": (echoing, [request("/echo/", text) for text in texts]),
-            }
-        rates: dict[str, list[float]] = {side: [] for side in sides}
-        processor: dict[str, list[float]] = {side: [] for side in sides}
-        for repetition in range(repetitions + 1):
-            for side, (one, prepared) in sides.items():
-                used, began = setting.gateway.ask("processor"), time.perf_counter()
-                for data in itertools.chain.from_iterable(itertools.repeat(prepared, episodes)):
-                    answer = one.exchange(data)
-                elapsed = time.perf_counter() - began
-                assert answer.endswith(b'{"action":null}' if side == "gateway" else prepared[-1][-20:]), answer
-                if repetition:  # the first one warms up
-                    rates[side].append(messages / elapsed)
-                    processor[side].append((setting.gateway.ask("processor") - used) / messages * 1e6)
-        client.close()
-        echoing.close()
+    for name, client in CLIENTS.items():
+        rates: dict[str, list[float]] = {"gateway": [], "echo": []}
+        processor: dict[str, list[float]] = {"gateway": [], "echo": []}
+        with client(setting) as sides:
+            for repetition in range(repetitions + 1):
+                for side, (exchange, texts) in sides.items():
+                    used, began = setting.gateway.ask("processor"), time.perf_counter()
+                    for text in itertools.chain.from_iterable(itertools.repeat(texts, episodes)):
+                        exchange(text)
+                    elapsed = time.perf_counter() - began
+                    if repetition:  # the first one warms up
+                        rates[side].append(messages / elapsed)
+                        processor[side].append((setting.gateway.ask("processor") - used) / messages * 1e6)
+            exchange, texts = sides["gateway"]
+            assert "action" in str(exchange(texts[0])), "the gateway gives no action"
         shares = [ours / theirs for ours, theirs in zip(rates["gateway"], rates["echo"], strict=True)]
         share = statistics.median(shares)
-        used_us = " / ".join(f"{statistics.median(processor[side]):.0f} us" for side in sides)
+        used_us = " / ".join(f"{statistics.median(processor[side]):.0f} us" for side in rates)
         yield (
             (
-                f"| {kind} | {statistics.median(rates['gateway']):,.0f} | {statistics.median(rates['echo']):,.0f} "
+                f"| {name} | {statistics.median(rates['gateway']):,.0f} | {statistics.median(rates['echo']):,.0f} "
                 f"| {share:.2f} ({min(shares):.2f} to {max(shares):.2f}) | {used_us} | {REACH_SHARE} |"
             ),
             share >= REACH_SHARE,
@@ -432,7 +507,8 @@ def main() -> int:
         sink = Process(sink_process, folder, port)
         sink.recv()
         gateway = Process(gateway_process, folder, port)
-        setting = Setting(gateway, gateway.recv(), key, ssl.create_default_context(cafile=keys / "ca.pem"))
+        ca = str(keys / "ca.pem")
+        setting = Setting(gateway, gateway.recv(), key, ca, ssl.create_default_context(cafile=ca))
         figures: dict[str, Callable[[], Iterator[tuple[str, bool]]]] = {
             "steps": lambda: steps(setting, arguments.repetitions, arguments.episodes),
             "latency": lambda: latency(setting, arguments.clients, 10.0, arguments.seconds),
