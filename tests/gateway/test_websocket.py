@@ -8,10 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.gateway.serving import FIRST, Served, serve
+from tests.gateway.test_app import MESSAGES
 from tmrl_core.gateway import websocket
 
 
@@ -125,6 +128,37 @@ def test_pages_of_other_origins_and_other_hosts_are_refused(
 def test_the_page_of_the_gateway_itself_may_connect(gateway: Served) -> None:
     with opened(gateway, origin=f"http://localhost:{gateway.port}") as socket:
         assert ask(socket, {"apikey": gateway.apikey})["ok"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(
+        MESSAGES.map(lambda fields: json.dumps({**FIRST, **fields}))
+        | MESSAGES.map(lambda fields: encoded({**FIRST, **fields}))
+        | st.binary(max_size=20)
+        | st.text(max_size=20),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_no_message_makes_the_gateway_fail(gateway: Served, messages: list[str | bytes]) -> None:
+    with opened(gateway) as socket:
+        assert ask(socket, {"apikey": gateway.apikey})["ok"]
+        for message in messages:
+            socket.send(message)
+            data = socket.recv(timeout=30)
+            answer = msgspec.msgpack.decode(data) if isinstance(data, bytes) else json.loads(data)
+            assert isinstance(data, type(message))
+            assert answer.keys() <= {"action", "ok", "session_key", "error", "status"}
+            assert answer.get("status", 400) < 500
+        ask(socket, {"obs": None})
+
+
+def encoded(fields: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(fields)
+    except OverflowError:  # an integer of more than 64 bits
+        return b""
 
 
 def test_ten_thousand_logins(tmp_path: Path) -> None:
