@@ -4,8 +4,9 @@
 
 For each seed, a session of an agent with `mode: advice` learns CartPole with DQN and stays open. Then newcomers play
 their first 20 episodes, on the same starts, each in an agent of its own with the same settings: from scratch without
-advice, from scratch with the advice of the trained session, and the same two from the trained session's save. The
-clients run in the process of the agents and exchange messages over the channel.
+advice, from scratch with the advice of the trained session, and the same two from the trained session's save. At last
+the trained session ends, and a session of another gateway goes on from its last save (`restarted`). The clients run in
+the process of the agents and exchange messages over the channel.
 """
 
 from __future__ import annotations
@@ -98,6 +99,10 @@ async def run(folder: Path, seed: int, steps: int, episodes: int) -> dict[str, f
                 for path in trained.saves_folder.glob("*newcomer*"):
                     path.unlink()
     await trained.close()
+    restarted = make_agent(folder / "trained", seed + 2000)
+    player = restarted.open("restarted")
+    found["restarted"] = statistics.mean(await play(player, seed + 500, episodes=episodes))
+    await player.close()
     return found
 
 
