@@ -108,6 +108,16 @@ def test_a_box_takes_integers_and_booleans_and_leaves_bounds_to_the_environment(
 
 
 @pytest.mark.parametrize(
+    ("space", "value"), [(spaces.Box(-1, 1, (2,)), [0.5, -10.5]), (spaces.Box(0, 255, (1,), np.uint8), [11])]
+)
+def test_numbers_of_a_box_may_be_limited(space: spaces.Box, value: Any) -> None:
+    reader = observation_reader(spaces.Dict({"a": spaces.Tuple((space,))}), largest=10.0)
+    assert reader({"a": [[10] * len(value)]})
+    with pytest.raises(ObservationError, match=r"obs\.a\[0\]\[.\]: .* [<>]= -?10"):
+        reader({"a": [value]})
+
+
+@pytest.mark.parametrize(
     ("space", "value", "said"),
     [
         ([2, -1, 1], [1.0], r"obs: expected `array` of length >= 2; the space wants float32 of shape \[2\]"),

@@ -145,6 +145,17 @@ def test_errors_have_a_status(tmp_path: Path) -> None:
     assert gateway.step(key) == 1
 
 
+def test_numbers_that_would_make_updates_infinite_are_refused(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path, max_number=1e6)
+    key = gateway.login()
+    gateway.step(key)
+    for reward in (1e308, -1e38, 1.1e6):
+        refused(400, r"reward is .*1e\+06 .*gateway.max_number", gateway.step, key, reward=reward)
+    refused(400, r"obs\[1\]: expected `float` >= -1000000", gateway.step, key, obs=[0.0, -3e38])
+    gateway.step(key, reward=-1e6)
+    assert len(next(iter(gateway.agent.players.values())).transitions) == 1
+
+
 def test_a_session_ends_with_its_learner(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path)
     key = gateway.login()

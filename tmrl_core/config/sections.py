@@ -774,6 +774,13 @@ class GatewaySection(Section, frozen=True, kw_only=True):
     ] = None
     idle_s: Annotated[PositiveSeconds, doc("Seconds without a request after which a session ends.")] = 3600.0
     max_body_bytes: Annotated[Positive, doc("Maximum size of a request.")] = 1_048_576
+    max_number: Annotated[
+        Ratio,
+        doc(
+            "Maximum absolute value of a reward, and of the numbers in a Box observation. Larger ones are refused "
+            "(400): a few of them make all updates of the agent infinite, which ends its trainer."
+        ),
+    ] = 1e6
     send_every: Annotated[
         Positive, doc("central: send the samples of a session every n steps, also in an episode.")
     ] = 100

@@ -81,7 +81,9 @@ def _numbers(value: Any, missing: float, name: str) -> Any:
     return float(value)
 
 
-def observation_reader(space: gymnasium.Space[Any], name: str = "obs") -> Callable[[Any], Any]:
+def observation_reader(
+    space: gymnasium.Space[Any], name: str = "obs", largest: float = math.inf
+) -> Callable[[Any], Any]:
     """Return a function that turns JSON values into observations with the dtype and shape of the space.
 
     Entries of a Dict come in the order of the space. Bounds of a Box are not checked, since many environments leave
@@ -91,18 +93,19 @@ def observation_reader(space: gymnasium.Space[Any], name: str = "obs") -> Callab
     Args:
         space: of Discrete, Box, MultiBinary, MultiDiscrete, Dict and Tuple spaces.
         name: of the value, in messages.
+        largest: maximum absolute value of the numbers in a Box.
 
     Raises:
         ConfigError: a space of another kind.
     """
     if isinstance(space, spaces.Dict):
-        return _dict_reader(space, name)
+        return _dict_reader(space, name, largest)
     if isinstance(space, spaces.Tuple):
-        return _tuple_reader(space, name)
+        return _tuple_reader(space, name, largest)
     if isinstance(space, spaces.Discrete):
         return _discrete_reader(space, name)
     if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
-        return _array_reader(space, name)
+        return _array_reader(space, name, largest)
     raise ConfigError(f"the space of {name} is {space}, which JSON values cannot be converted to")
 
 
@@ -131,23 +134,24 @@ def _discrete_reader(space: spaces.Discrete, name: str) -> Callable[[Any], Any]:
     return lambda value: scalar(checked(value))
 
 
-def _array_reader(space: Any, name: str) -> Callable[[Any], Any]:
+def _array_reader(space: Any, name: str, largest: float) -> Callable[[Any], Any]:
     dtype, shape = np.dtype(space.dtype), tuple(space.shape)
     kind: Any
     if np.issubdtype(dtype, np.floating):
-        largest = float(np.finfo(dtype).max)
+        largest = min(largest, float(np.finfo(dtype).max))
         kind = Annotated[float, Meta(ge=-largest, le=largest)]  # NaN is in no range
     elif dtype == np.bool_ or isinstance(space, spaces.MultiBinary):
         kind = _integers(0, 1)
     else:
-        kind = _integers(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        kind = _integers(int(max(low, -largest)), int(min(high, largest)))
     kind |= bool
     for length in reversed(shape):
         kind = Annotated[list[kind], Meta(min_length=length, max_length=length)]
     checked = _converter(kind, f"{dtype} of shape {list(shape)}", name)
     array = np.array
     if np.issubdtype(dtype, np.floating) and len(shape) == 1 and shape[0] <= _FEW:
-        return _vector_reader(checked, shape[0], dtype)
+        return _vector_reader(checked, shape[0], dtype, largest)
     if not isinstance(space, spaces.MultiDiscrete):
         return lambda value: array(checked(value), dtype)
 
@@ -162,9 +166,11 @@ def _array_reader(space: Any, name: str) -> Callable[[Any], Any]:
     return multi_discrete
 
 
-def _vector_reader(checked: Callable[[Any], Any], size: int, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
+def _vector_reader(
+    checked: Callable[[Any], Any], size: int, dtype: np.dtype[Any], largest: float
+) -> Callable[[Any], Any]:
     """Read short vectors in a quarter of the time: their sum shows that all are numbers, finite and in range."""
-    array, largest = np.array, float(np.finfo(dtype).max)
+    array = np.array
 
     def read(value: Any) -> Any:
         try:
@@ -177,8 +183,8 @@ def _vector_reader(checked: Callable[[Any], Any], size: int, dtype: np.dtype[Any
     return read
 
 
-def _dict_reader(space: spaces.Dict, name: str) -> Callable[[Any], Any]:
-    readers = {key: observation_reader(inner, f"{name}.{key}") for key, inner in space.spaces.items()}
+def _dict_reader(space: spaces.Dict, name: str, largest: float) -> Callable[[Any], Any]:
+    readers = {key: observation_reader(inner, f"{name}.{key}", largest) for key, inner in space.spaces.items()}
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -192,8 +198,8 @@ def _dict_reader(space: spaces.Dict, name: str) -> Callable[[Any], Any]:
     return read
 
 
-def _tuple_reader(space: spaces.Tuple[Any], name: str) -> Callable[[Any], Any]:
-    readers = [observation_reader(inner, f"{name}[{index}]") for index, inner in enumerate(space.spaces)]
+def _tuple_reader(space: spaces.Tuple[Any], name: str, largest: float) -> Callable[[Any], Any]:
+    readers = [observation_reader(inner, f"{name}[{index}]", largest) for index, inner in enumerate(space.spaces)]
 
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or len(value) != len(readers):

@@ -91,7 +91,11 @@ class Sessions:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._doors = {
-            agent.name: _Door(agent, observation_reader(agent.observation_space), action_writer(agent.action_space))
+            agent.name: _Door(
+                agent,
+                observation_reader(agent.observation_space, largest=settings.max_number),
+                action_writer(agent.action_space),
+            )
             for agent in agents
         }
         self._keys = keys
@@ -203,6 +207,11 @@ class Sessions:
         client = self._clients.get(key)
         if client is None:
             raise RequestError(401, "this session_key is not valid, or its session has ended: log in again")
+        largest = self._settings.max_number
+        if abs(message.reward) > largest:
+            raise RequestError(
+                400, f"reward is {message.reward:g}: at most {largest:g} is allowed (gateway.max_number); scale rewards"
+            )
         usage = client.usage
         client.last_request = now
         self._clients.move_to_end(key)
