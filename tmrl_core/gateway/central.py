@@ -305,6 +305,10 @@ class CentralAgent:
         try:
             await asyncio.get_running_loop().run_in_executor(self._sender, self._uplink.close)
         finally:
+            if self.samples_dropped:
+                logger.warning(
+                    "agent %s: %d samples were dropped before they were sent", self.name, self.samples_dropped
+                )
             self._sender.shutdown(wait=False)
             self._on_close()
 
