@@ -29,8 +29,8 @@ MOST_UNEXPLAINED_PROBES = 10
 MOST_ANY_IN_TRAINING = 135
 """`Any` in annotations and aliases in `training/`, imports left out."""
 
-MOST_ODD_DOCSTRINGS = 0.01
-"""Share of docstrings that do not begin with a verb or a noun."""
+MOST_ODD_DOCSTRINGS = 0
+"""Docstrings that do not begin with a verb or a noun."""
 
 # Source of a probe -> why no protocol or attribute can take its place.
 ALLOWED = {
@@ -120,7 +120,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
         if isinstance(node, documented) and (text := ast.get_docstring(node))
     ]
     odd = [place for place, text in docstrings if re.match(r"(What|Whether|How|Where|Who|That|So)\b", text)]
-    at_most(odd, MOST_ODD_DOCSTRINGS, of=len(docstrings))
+    at_most(odd, MOST_ODD_DOCSTRINGS)
 
 
 def imported(node: ast.AST) -> Iterator[str]:

@@ -22,12 +22,13 @@ FILE_FORMAT = "file"
 class ActorModule(ABC):
     """A policy that a RolloutWorker can run.
 
-    A subclass implements `act`, and `save` and `load` if its weights are to travel or to be kept. Its constructor
-    takes `observation_space` and `action_space` by these names.
+    A subclass implements `act`, and `save` and `load` if its weights are published or stored. Its constructor takes
+    `observation_space` and `action_space` by these names.
 
     Args:
-        observation_space: of the environment, after the worker's `obs_preprocessor` if the policy expects one.
-        action_space: of the environment.
+        observation_space: observation space of the environment, after the worker's `obs_preprocessor` if the policy
+            expects one.
+        action_space: action space of the environment.
     """
 
     weights_format: ClassVar[str] = FILE_FORMAT
@@ -107,7 +108,7 @@ class ActorModule(ABC):
     def load(self, path: str | Path, device: Any) -> ActorModule:
         """Read the weights from a file that `save` wrote, and return the actor that has them (may be self).
 
-        After a failure this actor is as it was.
+        After a failure this actor is unchanged.
 
         Raises:
             NotImplementedError: the class has no `load`.
@@ -137,9 +138,9 @@ class ActorModule(ABC):
             return self.load(path, device)
 
     def architecture(self) -> dict[str, Any]:
-        """Return what `tmrl_core.actor.policies.weights.describe` makes; it must be equal at worker and trainer.
+        """Return the result of `tmrl_core.actor.policies.weights.describe`, which must be equal at worker and trainer.
 
-        The trainer compares it when a worker joins. Nothing by default: weights are compared when they arrive.
+        The trainer compares it when a worker joins. Default: nothing; weights are compared when they arrive.
         """
         return {}
 
@@ -152,12 +153,12 @@ class ActorModule(ABC):
         return self.weights_format, self.to_bytes()
 
     def from_blob(self, tag: str, data: bytes, device: Any) -> ActorModule:
-        """Return the actor with the weights that `to_blob` of an actor of the same format made.
+        """Return the actor with the weights that `to_blob` of an actor of the same format returned.
 
         Raises:
             NotImplementedError: the class has no `load`.
-            WeightsError: the format is another one, the weights are for another architecture, or a `load` of one's own
-                has failed.
+            WeightsError: the format is another one, the weights are for another architecture, or a custom `load` has
+                failed.
         """
         if tag != self.weights_format:
             raise WeightsError(
@@ -168,7 +169,7 @@ class ActorModule(ABC):
             return self.from_bytes(data, device)
         except (WeightsError, NotImplementedError, MemoryError):
             raise
-        except Exception as exc:  # whatever a class's own `load` makes of bytes that anybody may have published
+        except Exception as exc:  # a custom `load` may raise any error for bytes that any member may have published
             name = self.owner or type(self).__name__
             raise WeightsError(f"{name} cannot load the weights: {type(exc).__name__}: {exc}") from exc
 
@@ -193,8 +194,8 @@ class BatchActor(ActorModule):
 
         Args:
             obs_B: observations whose arrays have a leading batch dimension; nesting is kept.
-            state_B: of `initial_state`, or as the call for the step before returned it.
-            rng: draws the exploration.
+            state_B: the result of `initial_state`, or the state that the call for the step before returned.
+            rng: random generator of the exploration.
             deterministic: True: no exploration.
 
         Returns:

@@ -1,4 +1,4 @@
-"""A role's own screen: a panel drawn in place on a terminal, elsewhere a line in the log every half minute."""
+"""Display of a role: a panel on a terminal, otherwise a line in the log every half minute."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 LINE_S = 30.0
 """Seconds between two lines where there is no terminal."""
 SERVER_LINE_S = 60.0
-"""Seconds between two lines of a Server where nobody comes or goes."""
+"""Seconds between two lines of a Server without joining or leaving peers."""
 CHANGE_LINE_S = 5.0
-"""Shortest time between two lines of a Server where somebody does."""
+"""Minimum time between two lines of a Server with joining or leaving peers."""
 _LOOK_S = 1.0
 _RATE_WINDOW_S = 10.0
 
@@ -36,22 +36,22 @@ class Display(Protocol):
     """Content of a screen; used by one thread."""
 
     def look(self) -> None:
-        """Take what is new."""
+        """Update the display's data."""
 
     def line(self) -> str:
         """Return everything as one plain line."""
 
     def panel(self) -> Any:
-        """Return everything as rich draws it."""
+        """Return the display as a renderable of rich."""
 
 
 class Screen:
-    """Shows a role's state on standard error from a thread of its own; log messages appear above the panel.
+    """Shows a role's state on standard error in its own thread; log messages appear above the panel.
 
     Args:
-        display: what to show.
-        line_every_s: seconds between two lines in the log where standard error is no terminal.
-        look_every_s: seconds between two looks.
+        display: the display to show.
+        line_every_s: seconds between two lines in the log if standard error is not a terminal.
+        look_every_s: seconds between two updates.
     """
 
     def __init__(self, display: Display, *, line_every_s: float = LINE_S, look_every_s: float = _LOOK_S) -> None:
@@ -93,7 +93,7 @@ class Screen:
 
 @contextlib.contextmanager
 def _drawn(display: Display) -> Iterator[Callable[[], None]]:
-    """Draw on the terminal of standard error, and have log messages printed above."""
+    """Render on the terminal of standard error, with log messages printed above."""
     from rich.console import Console
     from rich.live import Live
 
@@ -106,7 +106,7 @@ def _drawn(display: Display) -> Iterator[Callable[[], None]]:
             if isinstance(handler, logging.StreamHandler) and handler.stream is before
         ]
         for handler in handlers:
-            handler.setStream(sys.stderr)  # which is the panel's by now
+            handler.setStream(sys.stderr)  # which is the panel's stream now
         try:
             yield live.refresh
         finally:
@@ -136,7 +136,7 @@ class TrainerDisplay:
             config.run.name, return_target=evaluation.target_return, time_limit_s=evaluation.time_limit_s
         )
         self._reader = follow(config.metrics_path)
-        with contextlib.suppress(OSError):  # who writes it says what is wrong with it
+        with contextlib.suppress(OSError):  # the trainer, which writes the file, reports its problems
             self._reader.read()  # an earlier part of the run is not news
         self._where = f"{config.server.host} port {config.server.port}"
         self._connected = connected
@@ -162,7 +162,7 @@ class TrainerDisplay:
         return self._progress.line()
 
     def panel(self) -> Any:
-        """Return everything as rich draws it."""
+        """Return the display as a renderable of rich."""
         return self._progress
 
 
@@ -189,7 +189,7 @@ class WorkerDisplay:
         self._window: deque[tuple[float, int]] = deque([(self._started, worker.steps_collected)])
 
     def look(self) -> None:
-        """Note what has changed since the look before."""
+        """Record the changes since the last update."""
         now = self._clock()
         if self._worker.policy_version != self._version:
             self._version, self._policy_since = self._worker.policy_version, now
@@ -207,7 +207,7 @@ class WorkerDisplay:
         )
 
     def panel(self) -> Any:
-        """Return everything as rich draws it."""
+        """Return the display as a renderable of rich."""
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text

@@ -1,4 +1,4 @@
-"""`python -m tmrl_core --status`: what the Server sees, for people and as JSON."""
+"""`python -m tmrl_core --status`: the Server's status, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 RATE_S = 1.0
-"""Seconds between the two looks of which the rates are made, where only one answer is wanted."""
+"""Seconds between the two snapshots that rates are computed from, without `--watch`."""
 PIPED_COLUMNS = 200
 """Width where there is no terminal: every column is shown, lines are long rather than broken, for `grep`, `less -S`."""
 
@@ -69,12 +69,12 @@ def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
 
 class Shown:
-    """Writes each look to standard output.
+    """Writes each snapshot to standard output.
 
     Args:
-        terminal: True: it is one; an overview that fits there is shown, each look in the place of the one before.
-        as_json: JSON instead of tables; a line for each look when it is watched.
-        watched: whether more than one comes.
+        terminal: True: standard output is a terminal; each snapshot is an overview that fits it and replaces the last.
+        as_json: True: JSON instead of tables; one line per snapshot with `--watch`.
+        watched: True: several snapshots follow each other.
     """
 
     def __init__(self, terminal: bool, *, as_json: bool, watched: bool) -> None:
@@ -145,7 +145,7 @@ _WIDEST_NAME = 24
 
 
 class _Worker(NamedTuple):
-    """A worker's stream, the link that it comes over, and what is wrong; worse troubles have larger ranks."""
+    """A worker's stream, its link, and its problem; worse problems have larger ranks."""
 
     stream: StreamStatus
     peer: PeerStatus | None
@@ -181,7 +181,7 @@ def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | Non
 
 
 def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
-    """Return how many versions a worker's policy is behind the latest of its run; None: unknown."""
+    """Return the policy lag of a worker, in versions; None: unknown."""
     policy = status.policy
     if policy is None or peer is None or peer.run != policy.run or peer.policy[0] != policy.incarnation:
         return None
@@ -191,10 +191,10 @@ def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
 def overview(
     status: ServerStatus, rate: Rates | None, where: str, width: int, height: int | None = None
 ) -> RenderableType:
-    """Return the status for a terminal: what matters in a few lines, then the workers, those in trouble first.
+    """Return the status for a terminal: totals in a few lines, then the workers, those with problems first.
 
     Args:
-        width: columns; the table leaves out what fits not.
+        width: columns; table columns that do not fit are left out.
         height: lines; workers that do not fit are counted. None: all are shown.
     """
     lines = _headlines(status, rate, where)
@@ -251,7 +251,7 @@ def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Tex
 
 
 def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates | None, width: int) -> Table:
-    """Return as many columns as fit; the last ones of this list go first, and what is wrong takes what is left."""
+    """Return as many columns as fit; the last ones of this list are dropped first, and the problem takes the rest."""
 
     def cells(of: Callable[[StreamStatus, PeerStatus | None], str]) -> list[str]:
         return [of(worker.stream, worker.peer) for worker in workers]
@@ -335,7 +335,7 @@ def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
 
 
 def _table(title: str, columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> Table:
-    """A table; columns are (name, whether it is a number)."""
+    """Return a table; columns are (name, True for a number)."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, number in columns:
         table.add_column(name, justify="right" if number else "left", no_wrap=True)

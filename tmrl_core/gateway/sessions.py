@@ -52,7 +52,7 @@ class _Client:
 
 @dataclass(slots=True)
 class _Usage:
-    """What one API key uses."""
+    """Usage of one API key."""
 
     key_id: str
     steps: TokenBucket | None

@@ -1,4 +1,4 @@
-"""Summary of a run on one machine, made from its records for the person who started it."""
+"""Summary of a run on one machine, made from its records for the user who started it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates 
 
 
 class Outcome:
-    """Follows a run's records.
+    """Reads a run's records.
 
     Args:
         target_return: mean return of an evaluation that counts as learned; None: the run has no target.
-        evaluates: False: the configuration asks for no evaluation.
+        evaluates: False: the configuration has no evaluation.
     """
 
     def __init__(self, target_return: float | None, evaluates: bool = True) -> None:
@@ -69,7 +69,7 @@ class Outcome:
         return self.reached or self.target_return is None
 
     def sentence(self) -> str:
-        """Summarize the result of learning, or the reason why there is none."""
+        """Summarize the result of learning, or the reason for its absence."""
         if not self._told:  # a trainer that trains begins with a record of that
             return FINISHED_BEFORE
         effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {duration_text(self.elapsed_s)}"
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def draw_curve(config: Config) -> str:
-    """Draw the run's learning curve; an empty text, or why there is none."""
+    """Draw the run's learning curve. Return an empty text, or the reason for its absence."""
     from tmrl_core.metrics import draw
 
     try:
@@ -124,7 +124,7 @@ def has_checkpoint(path: Path | None) -> bool:
 
 
 def files(folder: Path) -> str:
-    """The run's files that are there, one a line."""
+    """Return the run's existing files, one per line."""
     there = [(name, what) for name, what in FILES if (folder / name).exists()]
     if not has_checkpoint(folder / "checkpoint"):
         there = [(name, what) for name, what in there if name != "checkpoint"]

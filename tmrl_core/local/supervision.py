@@ -154,7 +154,7 @@ class Child:
                 self.process.stdin.close()
 
     def request_checkpoint(self) -> None:
-        """Ask the process for a checkpoint, if it is running."""
+        """Request a checkpoint from the process, if it is running."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self.process.stdin.write(CHECKPOINT + b"\n")
@@ -166,7 +166,7 @@ class Child:
             self.process.kill()
 
     def release(self) -> None:
-        """Wait for the process that has ended, and close what belongs to it."""
+        """Wait for the ended process, and close its files."""
         if self.process is None:
             return
         self.process.wait()
@@ -280,7 +280,7 @@ class Processes(Group):
 
     def _care(self, child: Child, view: Watcher) -> None:
         status = child.status
-        # A worker that ends with 0 has reached its limit or was told to finish; the others never do by themselves.
+        # A worker with exit status 0 has reached its limit or was finished; the others never end by themselves.
         if status is None or (status == 0 and child in self.workers):
             return
         if child.resting_until == 0.0:
@@ -299,7 +299,7 @@ class Processes(Group):
         """End gateway and workers while the trainer acknowledges, the trainer after its checkpoint, then the Server."""
         self._end([*self.gateways, *self.workers], self._config.worker.drain_timeout_s + 10.0, view)
         self._end([self.trainer], TRAINER_END_S, view)
-        if (self.trainer.status or 0) > 0:  # one that was killed is said to be
+        if (self.trainer.status or 0) > 0:  # the log names a killed one
             self.failed = self.trainer.failure()
         self._end([self.server], SERVER_END_S, view)
 
@@ -317,7 +317,7 @@ class Processes(Group):
             child.release()
 
     def checkpoint(self) -> None:
-        """Ask the trainer's process for a checkpoint."""
+        """Request a checkpoint from the trainer's process."""
         self.trainer.request_checkpoint()
 
     def kill(self) -> None:
@@ -374,7 +374,7 @@ class Threads(Group):
             try:
                 call()
             except BaseException as exc:
-                # `look` raises it, and whoever catches that says it; one that is unexpected has its traceback with it.
+                # `look` raises it, and its caller reports it; an unexpected error has its traceback.
                 logger.debug("the %s failed", name, exc_info=True)
                 self._failed.put((name, exc))
 
@@ -412,7 +412,7 @@ class Threads(Group):
             logger.error("the %s failed: %s: %s", name, type(exc).__name__, exc, exc_info=unexpected)
 
     def checkpoint(self) -> None:
-        """Ask the trainer for a checkpoint."""
+        """Request a checkpoint from the trainer."""
         if self._trainer is not None:
             self._trainer.checkpoint()
 

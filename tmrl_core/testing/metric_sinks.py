@@ -1,4 +1,4 @@
-"""What every metric sink is held to, as tests for pytest to collect; hold your own sink to them.
+"""Conformance suite for metric sinks, as tests for pytest to collect; apply it to custom sinks.
 
 class TestMySink(SinkSuite):
     def make_sink(self, folder):
@@ -22,22 +22,22 @@ from tmrl_core.metrics.sinks import MetricSink
 _KINDS: tuple[Kind, ...] = ("event", "network", "episode", "round", "evaluation")
 
 Written = tuple[int, dict[str, float]]
-"""Environment steps and the metrics by name: what a sink must keep of a record."""
+"""Environment steps and the metrics by name: the part of a record that a sink must store."""
 
 
 class SinkSuite:
-    """Subclass it in a test file and say how to make the sink; pytest passes each test an empty folder, `tmp_path`."""
+    """Base class of a sink's tests, which creates the sink; pytest passes each test an empty folder, `tmp_path`."""
 
     def make_sink(self, folder: Path) -> MetricSink:
-        """Make the sink; what it keeps goes into this folder."""
+        """Create the sink; its files belong into this folder."""
         raise NotImplementedError("a suite says how its sink is made")
 
     def read_back(self, folder: Path) -> list[Written] | None:
-        """Return what the sinks kept, in order; None: this sink's output cannot be read back."""
+        """Return the stored records, in order; None: this sink's output cannot be read back."""
         return None
 
     def keeps(self, record: MetricRecord) -> bool:
-        """Say whether the sink means to keep a record of this kind with these values."""
+        """Return whether the sink stores a record of this kind with these values."""
         return True
 
     def test_takes_records_of_every_kind(self, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ class SinkSuite:
             sink.close()
 
     reads_unclosed = True
-    """Whether `read_back` works before the close."""
+    """True: `read_back` works before the close."""
 
     def test_close_keeps_what_was_not_flushed(self, tmp_path: Path) -> None:
         """A close flushes first."""
@@ -100,7 +100,7 @@ class SinkSuite:
         sink.close()
 
     def test_a_write_after_the_close_is_an_error(self, tmp_path: Path) -> None:
-        """A closed sink says so, with ValueError, rather than lose records in silence."""
+        """A closed sink raises ValueError instead of losing records silently."""
         sink = self.make_sink(tmp_path)
         sink.close()
         try:
@@ -118,7 +118,7 @@ class SinkSuite:
         assert record == before
 
     def test_a_second_sink_goes_on_where_the_first_ended(self, tmp_path: Path) -> None:
-        """A resumed run loses nothing that was there."""
+        """A resumed run loses no earlier records."""
         first, second = _record("round", step=1), _record("round", step=2)
         with self.make_sink(tmp_path) as sink:
             sink.write(first)
@@ -145,7 +145,7 @@ class SinkSuite:
 
 
 def _record(kind: Kind, *, step: int, values: dict[str, Value] | None = None) -> MetricRecord:
-    # Halves and quarters are exact in the 32 bits that some sinks keep of a number.
+    # Halves and quarters are exact in the 32 bits that some sinks store of a number.
     own: dict[str, Value] = {names.UPDATES: 2 * step, names.RETURN_TRAIN: -1.25 * step, "worker": "robot7"}
     return MetricRecord(
         time_s=1_700_000_000.0 + step,

@@ -1,4 +1,4 @@
-"""A TCP proxy that spoils a connection as bad networks do: for tests, and for trying a pipeline on bad Wi-Fi.
+"""TCP proxy that impairs connections as bad networks do: for tests, and to try a pipeline on bad Wi-Fi.
 
     python -m tmrl_core.testing.proxy --listen 55556 --to 127.0.0.1:55555 --latency-ms 80 --jitter-ms 40
 
@@ -7,10 +7,10 @@ Peers then connect to port 55556 instead of the Server's; TLS passes through unc
 Theory of operation
 -------------------
 Each connection has two directions, *up* (towards the Server) and *down*. A direction has a reader, a bounded queue of
-what is under way, and a writer that lets each piece out when its time has come. TCP neither loses nor changes bytes, so
-the proxy does not either: what enters a black hole is held, not thrown away, and goes on when the hole heals, as
-retransmission would have it. A connection's end stays in the hole too, and so does a new connection: it is accepted,
-since the kernel does that, and goes no further. A reset or a truncation is how an established connection ends badly.
+data in transit, and a writer that sends each part when it is due. TCP neither loses nor changes bytes, so the proxy
+does not either: data in a black hole is held and continues when the hole ends, as with retransmission. The end of a
+connection stays in the hole too, and so does a new connection: it is accepted, since the kernel does that, and goes no
+further. Established connections can also end with a reset or a truncation.
 
 One thread runs all of it. `Proxy`'s public methods may be called from any thread.
 """
@@ -57,14 +57,14 @@ class Conditions:
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
-    """At most so much is added to the latency, at random; order is kept."""
+    """Maximum random addition to the latency; the order is kept."""
     bytes_per_s: float | None = None
     """None: as fast as it goes."""
     slice_bytes: int | None = None
     """Nothing larger is sent at once; None: as it came."""
     retransmission: bool = False
-    """Data held in a black hole goes on when TCP would send it again, after waits that double, instead of at once.
-    That is what makes a network that has healed look dead for some time."""
+    """True: data held in a black hole continues when TCP would send it again, after doubling waits, instead of
+    immediately. A recovered network thus looks dead for some time."""
 
     def __post_init__(self) -> None:
         if min(self.latency_s, self.jitter_s) < 0:
@@ -75,17 +75,17 @@ class Conditions:
 
 
 class Proxy:
-    """Forwards TCP connections to one address, and spoils them.
+    """Forwards TCP connections to one address, and impairs them.
 
     Args:
-        to: host and port that connections go on to; looked up for each connection.
-        listen: port on which it listens; 0 takes a free one, see `port`.
-        host: address on which it listens.
-        conditions: how the network is at first.
-        seed: of the jitter.
+        to: host and port of the target; resolved for each connection.
+        listen: port to listen on; 0 takes a free one, see `port`.
+        host: address to listen on.
+        conditions: initial impairments.
+        seed: seed of the jitter.
 
     Raises:
-        NetworkError: the port cannot be had.
+        NetworkError: the port cannot be opened.
     """
 
     def __init__(
@@ -121,23 +121,23 @@ class Proxy:
     # --- the faults, from any thread ---
 
     def change(self, **conditions: Any) -> None:
-        """Change some of the conditions, for what is read from now on."""
+        """Change some of the impairments, for data read from now on."""
         self.conditions = replace(self.conditions, **conditions)
 
     def black_hole(self, direction: Direction | Literal["both"] = "both") -> None:
-        """Let nothing through any more, without a word to anybody, until `heal`."""
+        """Hold all data silently until `heal`."""
         self._in_loop(lambda: self._shut(_directions(direction)))
 
     def heal(self) -> None:
-        """Let everything through again, what was held in the hole first."""
+        """Forward all data again, beginning with the held data."""
         self._in_loop(lambda: self._shut([]))
 
     def reset_all(self) -> int:
-        """Reset (RST) every connection, both sides; returns how many there were."""
+        """Reset (RST) every connection, both sides; return their number."""
         return self._in_loop(self._reset_all)
 
     def truncate(self, after_bytes: int | None) -> None:
-        """End (FIN) each connection made from now on after so many bytes in one direction; None: none any more."""
+        """End (FIN) each later connection after this number of bytes in one direction; None: not any more."""
         if after_bytes is not None and after_bytes <= 0:
             raise ValueError("a connection is truncated after one byte or more")
         self._truncate_bytes = after_bytes
@@ -234,7 +234,7 @@ class Proxy:
 
 
 class _Pair:
-    """One connection: a socket on each side, and what is under way between them."""
+    """One connection: a socket on each side, and the data in transit between them."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, truncate_bytes: int | None) -> None:
         self._proxy = proxy
@@ -295,7 +295,7 @@ class _Pair:
             try:
                 data = await self._loop.sock_recv(sock, _READ_BYTES)
             except OSError as exc:
-                await queue.put(due, exc)  # the other side hears of a reset when the network lets it
+                await queue.put(due, exc)  # the other side receives a reset when the network lets it through
                 return
             conditions = proxy.conditions
             delay = conditions.latency_s + proxy._rng.random() * conditions.jitter_s
@@ -338,7 +338,7 @@ class _Pair:
             queue.taken(len(data))
 
     def _end(self) -> None:
-        """End both sides in order, whatever was still to come."""
+        """End both sides in order, and discard data in transit."""
         for sock in (self._client, self._server):
             if sock is not None:
                 with contextlib.suppress(OSError):
@@ -357,7 +357,7 @@ class _Pair:
 
 
 class _Queue:
-    """What is under way in one direction, bounded in bytes."""
+    """Data in transit in one direction, bounded in bytes."""
 
     def __init__(self) -> None:
         self._items: deque[tuple[float, bytes | OSError]] = deque()
@@ -373,13 +373,13 @@ class _Queue:
         self._changed.set()
 
     async def get(self) -> tuple[float, bytes | OSError]:
-        """The next piece; waits for one."""
+        """Wait for the next part and return it."""
         while not self._items:
             await self._change()
         return self._items.popleft()
 
     def taken(self, size: int) -> None:
-        """So many bytes have been sent on."""
+        """Record the number of bytes sent."""
         self._bytes -= size
         self._changed.set()
 
@@ -405,7 +405,7 @@ def _prepared(sock: socket.socket) -> socket.socket:
 
 
 def _note(task: asyncio.Task[Any]) -> None:
-    """Look at a task's exception, so that asyncio does not complain of one that nobody waits for any more."""
+    """Retrieve a task's exception, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
@@ -438,7 +438,7 @@ class _Faults:
         return max(0.0, min(soonest - time.monotonic(), 3600.0))
 
     def act(self) -> None:
-        """Do what is due."""
+        """Send due data."""
         now = time.monotonic()
         options = self._options
         if now >= self._heals:

@@ -10,16 +10,16 @@ from tmrl_core.samples import Buffer, Chunk
 def without_stale(
     buffer: Buffer, counter: int, max_lag: int | None, note_lag: Callable[[int, int], None]
 ) -> tuple[Buffer, int]:
-    """A buffer without the samples whose policy is too far behind.
+    """Return a buffer without stale samples.
 
     Args:
-        buffer: what has arrived.
+        buffer: buffer of arrived samples.
         counter: number of the latest version.
-        max_lag: versions that a sample's policy may be behind; None: any number.
-        note_lag: told the lag of each run of samples of one policy, and how many they are.
+        max_lag: maximum policy lag of a sample, in versions; None: no limit.
+        note_lag: called with the lag of each run of samples of one policy, and their number.
 
     Returns:
-        The buffer, or one with what is left of it; and how many samples were left out.
+        The buffer, or one with the remaining samples; and the number of samples left out.
     """
     stale = 0
     kept: list[Chunk] = []

@@ -22,9 +22,9 @@ from tmrl_core.training.value_types import State
 
 
 class RowLease:
-    """Rows `[start, stop)` that somebody still reads. An append that would overwrite them waits for the reader.
+    """Rows `[start, stop)` that are still being read. An append that would overwrite them waits for the reader.
 
-    The reader calls `advance` as it goes and `release` at the end, from any thread.
+    The reader calls `advance` during reading and `release` at the end, from any thread.
     """
 
     def __init__(self, start: int, stop: int) -> None:
@@ -50,10 +50,10 @@ class RowLease:
 
 @runtime_checkable
 class RowMemory(Protocol):
-    """A memory whose rows checkpoints keep apart from its state, in files that they share.
+    """A memory whose rows checkpoints store separately from its state, in shared files.
 
     Attributes:
-        memory_size: rows that it holds at most.
+        memory_size: maximum number of rows.
     """
 
     memory_size: int
@@ -70,7 +70,7 @@ class RowMemory(Protocol):
         """Rows that it holds."""
 
     def lease_rows(self, start: int) -> RowLease:
-        """Keep the rows from absolute index `start` on until the lease is released."""
+        """Retain the rows from absolute index `start` on until the lease is released."""
 
     def state_dict(self) -> State:
         """Return all but the rows."""
@@ -80,14 +80,15 @@ class RowMemory(Protocol):
 
 
 class Rows(ABC):
-    """The newest `capacity` rows that were written.
+    """The newest `capacity` rows.
 
     Args:
-        capacity: number of rows that are kept.
+        capacity: number of rows.
 
     Attributes:
-        durable: True: rows are in files and can be read after a commit. False: rows are in RAM and can be read at once.
-        layout: of the columns; None before the first row.
+        durable: True: rows are in files and can be read after a commit. False: rows are in RAM and can be read
+            immediately.
+        layout: layout of the columns; None before the first row.
         oldest: index before which no row can be read, also if there are fewer than `capacity`.
         readable: index after the newest row that can be read.
     """
@@ -107,7 +108,7 @@ class Rows(ABC):
     @property
     @abstractmethod
     def written(self) -> int:
-        """Index after the newest row that was stored, whether or not it can be read."""
+        """Index after the newest stored row, readable or not."""
 
     def store(self, transitions: TransitionColumns) -> None:
         """Store transitions behind the newest row."""
@@ -163,10 +164,10 @@ class Rows(ABC):
 
     @abstractmethod
     def allocate(self, layout: RowLayout) -> None:
-        """Rows look like this from now on; called once.
+        """Set the layout of the rows; called once.
 
         Raises:
-            ConfigError: there is no room for so many.
+            ConfigError: there is not enough memory.
         """
 
     @abstractmethod
@@ -191,11 +192,11 @@ class Rows(ABC):
 
         Args:
             positions: int64, 0 <= each < len(self). The row at a position is fixed until the next `publish`; in all
-                implementations that have lost nothing it is the same one.
+                implementations without lost rows it is the same one.
             looked_at: number of them, from the first, whose versions are returned too.
 
         Returns:
-            Of each dtype group the rows, [len(positions), width]; and [looked_at] int64 the counters of their versions.
+            The rows of each dtype group, [len(positions), width]; and [looked_at] int64 the counters of their versions.
         """
 
     @abstractmethod
@@ -226,7 +227,7 @@ class Rows(ABC):
 class RamRows(Rows):
     """Rows in rings of this process: one array per dtype group, and one of policy versions.
 
-    Row `i` lies at `i` modulo the capacity, which is its position.
+    The position of row `i` is `i` modulo the capacity.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -250,7 +251,7 @@ class RamRows(Rows):
                 for dtype, width in zip(layout.dtypes, layout.widths, strict=True)
             ]
             versions = np.empty((self.capacity, 2), np.int64)
-        except (MemoryError, ValueError) as exc:  # ValueError: beyond what there are addresses for
+        except (MemoryError, ValueError) as exc:  # ValueError: beyond the address space
             needed = self.capacity * (layout.row_bytes + 16) / 1e9
             raise ConfigError(
                 f"memory.capacity: {self.capacity} transitions of {layout.row_bytes} bytes need {needed:.1f} GB, "
@@ -273,12 +274,12 @@ class RamRows(Rows):
         ]
 
     def lease(self, start: int) -> RowLease:
-        """Keep the rows from absolute index `start` (or the oldest there is) until the lease is released."""
+        """Retain the rows from absolute index `start` (or the oldest) until the lease is released."""
         self._lease = RowLease(max(start, self.readable - len(self)), self.readable)
         return self._lease
 
     def prepare(self, start: int, count: int) -> None:
-        """Wait for who still reads the rows that will be overwritten."""
+        """Wait for readers of the rows that will be overwritten."""
         if self._lease is not None:
             self._lease.wait_until_free(start + count - self.capacity)
 
@@ -335,7 +336,7 @@ class RamRows(Rows):
 
     @property
     def _fewer(self) -> bool:
-        """Tell whether rows that are still in the rings can no longer be read."""
+        """Return whether rows that are still in the rings can no longer be read."""
         return self.oldest > 0 and self.readable - self.oldest < self.capacity
 
     def _places(self, positions: Array) -> Array:
@@ -347,7 +348,7 @@ class RamRows(Rows):
         return positions
 
     def versions(self) -> Any:
-        """A view of the ring, or a copy of what can be read of it."""
+        """Return a view of the ring, or a copy of its readable part."""
         if self._fewer:
             return self._versions[self._places(np.arange(len(self)))]
         return self._versions[: len(self)]

@@ -31,13 +31,13 @@ ADVICE = (
 def expect(
     memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Space, Space], what: Collection[str]
 ) -> None:
-    """Have a memory refuse samples that differ from what is declared, if it can.
+    """Let a memory refuse samples that differ from the declaration, if it supports that.
 
     Args:
         memory: its `expect` is called.
-        agent: whose policy workers act with.
-        declared_spaces: of observations and actions.
-        what: of `WHAT`; nothing: the memory is left as it is.
+        agent: agent whose policy workers act with.
+        declared_spaces: spaces of observations and actions.
+        what: of `WHAT`; empty: the memory stays unchanged.
 
     Raises:
         ConfigError: `what` names something else.
@@ -46,7 +46,7 @@ def expect(
     if odd:
         raise ConfigError(f"declared: found {_names(odd)}, allowed: {_names(WHAT)}")
     if what:
-        # A policy that says nothing of its extras may bring some all the same.
+        # A policy without a declaration of extras may still produce some.
         extras: Mapping[str, Tree] = {}
         if "extras" in what:
             actor = agent.get_actor()
@@ -58,10 +58,10 @@ class DeclaredSamples:
     """Required format of samples.
 
     Args:
-        observation_space, action_space: of the environment. Parts that are no Box, Discrete, MultiBinary or
-            MultiDiscrete, nor a Dict or Tuple of these, may be anything.
-        what: of `WHAT`, what comes as it is declared; the rest may be anything.
-        extras: one value of each extra column that the policy brings; for "extras".
+        observation_space, action_space: spaces of the environment. Parts other than Box, Discrete, MultiBinary or
+            MultiDiscrete, or a Dict or Tuple of these, are not checked.
+        what: of `WHAT`, the declared properties; the rest is not checked.
+        extras: one value of each extra column of the policy; for "extras".
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class DeclaredSamples:
             self._extras = {name: np.asarray(value) for name, value in extras.items()}
 
     def check(self, chunk: Chunk) -> None:
-        """See that samples look so; actions and extras where there are any.
+        """Check the format of samples; actions and extras if there are any.
 
         Raises:
-            SampleRefusedError: they do not; with the part of them, how it looks and how it has to.
+            SampleRefusedError: it differs; with the part of the samples, its format and the required one.
         """
         if self._observation is not None:
             _check(self._observation, chunk.observation, "the observation", None, _of_environment)
@@ -112,14 +112,14 @@ class DeclaredSamples:
 
 
 def _check(space: Space, tree: Tree, what: str, rows: Any, fits: Callable[[Space, np.dtype], bool]) -> None:
-    """See that columns are as a space says.
+    """Check that columns match a space.
 
     Args:
-        space: of one row.
+        space: space of one row.
         tree: the columns.
-        what: names them, for the error.
-        rows: [rows] bool, which of them count; None: all.
-        fits: whether a space has this dtype.
+        what: their name, for the error.
+        rows: [rows] bool, rows to check; None: all.
+        fits: returns whether a space has this dtype.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
@@ -149,7 +149,7 @@ def _of_environment(space: Space, dtype: np.dtype) -> bool:
 
 
 def _of_policy(space: Space, dtype: np.dtype) -> bool:
-    """The project's policies choose among numbered actions by int64, whatever integers the space has."""
+    """Accept int64 for any integer space: the built-in policies choose among numbered actions by int64."""
     return bool(dtype.newbyteorder("=") == _dtype_of_policy(space))
 
 
@@ -164,7 +164,7 @@ def _of_space(space: Space, dtype: np.dtype) -> bool:
 
 
 def _check_values(space: Space, column: Any, what: str) -> None:
-    """Integers that choose one of so many are used as indices."""
+    """Accept integers as indices of numbered actions."""
     if isinstance(space, spaces.Discrete):
         first, count = np.asarray(space.start), np.asarray(space.n)
     elif isinstance(space, spaces.MultiDiscrete):
