@@ -7,7 +7,6 @@ A configuration is checked on machines without torch, so built-in algorithms are
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,6 +21,7 @@ from tmrl_core.config.agent_settings import (
     SacSettings,
     Td3Settings,
 )
+from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
@@ -220,8 +220,7 @@ def unknown_keywords(config: Config) -> Iterator[str]:
     if algorithm is None:
         return
     for key in sorted(config.agent.kwargs.keys() - algorithm.keywords):
-        matches = difflib.get_close_matches(key, algorithm.keywords, n=2)
-        hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
+        hint = near(key, algorithm.keywords)
         place = " The device is trainer.device." if key == "device" else ""
         yield (
             f"agent.kwargs.{key}: {algorithm.name} takes no such keyword argument.{hint}{place} It takes "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ type_info = functools.cache(inspect.type_info)
 _PATH = re.compile(r" - at (?:the key in )?`\$(.*)`$")
 
 
-def near(word: str, words: list[str]) -> str:
+def near(word: str, words: Collection[str]) -> str:
     """` Did you mean ...?`, or nothing."""
     matches = difflib.get_close_matches(word, words, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import importlib
 import importlib.machinery
@@ -17,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tmrl_core.config.annotations import misfits
+from tmrl_core.config.error_messages import near
 from tmrl_core.errors import ConfigError
 
 
@@ -55,8 +55,7 @@ def resolve(reference: str, key: str = "") -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as exc:
-            matches = difflib.get_close_matches(part, public_names(found), n=3)
-            hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
+            hint = near(part, public_names(found))
             raise ConfigError(f"{label}: {module_name!r} has no {part!r}.{hint}") from exc
     return found
 
@@ -109,9 +108,7 @@ def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
     first = name.partition(".")[0]
     names = _names_in(spec.origin) if spec is not None and spec.has_location and not places else None
     if names is not None and first not in names:
-        matches = difflib.get_close_matches(first, names, n=3)
-        hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
-        raise ConfigError(f"{label}: {module_name!r} has no {first!r}.{hint}")
+        raise ConfigError(f"{label}: {module_name!r} has no {first!r}.{near(first, names)}")
 
 
 def _find_installed(module: str) -> importlib.machinery.ModuleSpec | None:

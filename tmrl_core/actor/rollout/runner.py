@@ -14,6 +14,7 @@ from tmrl_core.actor.module import ActorModule, BatchActor, State
 from tmrl_core.actor.rollout.environment import check_maker
 from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
 from tmrl_core.errors import ConfigError, PolicyFailedError
+from tmrl_core.samples.columns import map_leaves
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
 """`(observation, action, extras)` of the policy -> the action and extras that count."""
@@ -196,23 +197,7 @@ class PolicyRunner:
 
     def _act_batch(self, obs: Any, test: bool) -> tuple[Any, dict[str, Any]]:
         assert self._batch is not None
-        action_B, self.state, extras_B = self._batch.act_batch(_batch_of_one(obs), self.state, self._rng, test)
-        return _first(action_B), {name: np.asarray(value)[0] for name, value in extras_B.items()}
-
-
-def _batch_of_one(value: Any) -> Any:
-    """Return an observation with a leading batch dimension of 1 in each of its arrays."""
-    if isinstance(value, dict):
-        return {key: _batch_of_one(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_batch_of_one, value))
-    return np.asarray(value)[None]
-
-
-def _first(value_B: Any) -> Any:
-    """Return the first action of a batch."""
-    if isinstance(value_B, dict):
-        return {key: _first(item) for key, item in value_B.items()}
-    if isinstance(value_B, tuple):
-        return tuple(map(_first, value_B))
-    return np.asarray(value_B)[0]
+        obs_B = map_leaves(lambda value: np.asarray(value)[None], obs)
+        action_B, self.state, extras_B = self._batch.act_batch(obs_B, self.state, self._rng, test)
+        action = map_leaves(lambda value_B: np.asarray(value_B)[0], action_B)
+        return action, {name: np.asarray(value)[0] for name, value in extras_B.items()}

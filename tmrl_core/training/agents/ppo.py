@@ -24,6 +24,7 @@ from tmrl_core.actor.policies.torch.on_policy import (
 )
 from tmrl_core.config.agent_settings import PpoSettings
 from tmrl_core.errors import ConfigError
+from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
@@ -269,7 +270,7 @@ class PPOAgent(TrainingAgent):
         next_value_T = torch.cat([value_T[1:], value_T[:1]])
         at = torch.nonzero(ends_T).squeeze(1)
         with torch.no_grad():
-            flat_ED = flatten_batch(self.model.actor.layout, _rows(next_obs, at))
+            flat_ED = flatten_batch(self.model.actor.layout, map_leaves(lambda leaf: leaf[at], next_obs))
             next_value_T[at] = self.model.value(flat_ED)
         arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, ends_T))
         advantages, returns = generalized_advantages(*arrays, gamma=self.gamma, gae_lambda=self.gae_lambda)
@@ -312,12 +313,3 @@ class PPOAgent(TrainingAgent):
             part = min(1.0, self.rounds / self.lr_rounds)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr * (1.0 + part * (self.lr_final - 1.0))
-
-
-def _rows(tree: Tree, at: Tensor) -> Any:
-    """Return the rows `at` of each leaf."""
-    if isinstance(tree, dict):
-        return {key: _rows(value, at) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_rows(value, at) for value in tree)
-    return tree[at]

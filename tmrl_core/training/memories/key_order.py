@@ -7,8 +7,10 @@ A `KeyOrders` remembers, beside them, the order in which batches are put togethe
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
+from tmrl_core.samples.columns import leaves as leaves_of
 from tmrl_core.training.memories.trees import flatten, rebuild, template
 from tmrl_core.training.value_types import Tree
 
@@ -99,10 +101,8 @@ def _like(tree: Tree, other: Tree) -> Tree:
 
 
 def _numbers(order: Tree) -> list[int]:
-    if isinstance(order, (dict, tuple)):
-        items = order.values() if isinstance(order, dict) else order
-        return [number for item in items for number in _numbers(item)]
-    return [order]
+    numbers: Iterator[Any] = leaves_of(order)
+    return list(numbers)
 
 
 def _sorted_by(place: dict[int, int], order: Tree) -> Tree:

@@ -9,9 +9,9 @@ import numpy as np
 
 from tmrl_core.errors import CodecError, StorageError
 from tmrl_core.samples import decode_value, encode_value
-from tmrl_core.samples.columns import tree_bytes
+from tmrl_core.samples.columns import leaves, tree_bytes
 from tmrl_core.storage import MAX_NOTE_BYTES
-from tmrl_core.training.value_types import State, Tree
+from tmrl_core.training.value_types import State
 
 MAX_STREAMS = 4096
 """Streams whose state is kept; the longest silent one is forgotten first."""
@@ -85,16 +85,8 @@ def decoded(data: bytes) -> Changes:
                 isinstance(value, list | tuple)
                 and len(value) == length
                 and all(type(number) is int and 0 <= number < _MAX_NUMBER for number in value[:whole])
-                and all(_is_tree(tree) for tree in value[whole:])
+                and all(isinstance(leaf, np.ndarray) for tree in value[whole:] for leaf in leaves(tree))
             )
             if not isinstance(stream, bytes) or not right:
                 raise StorageError(f"a note of the replay memory has invalid {name} of a stream")
     return changes
-
-
-def _is_tree(tree: Tree) -> bool:
-    if isinstance(tree, dict):
-        return all(map(_is_tree, tree.values()))
-    if isinstance(tree, tuple):
-        return all(map(_is_tree, tree))
-    return isinstance(tree, np.ndarray)
