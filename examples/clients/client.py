@@ -107,7 +107,9 @@ class Client:
                     "loopback address the gateway speaks plain http."
                 ) from None
             except LOST as problem:
-                error = GatewayError(f"no answer from {self._url}: {problem}. Does the gateway run there?")
+                error = GatewayError(
+                    f"no answer from {self._url}: {problem}. Does the gateway run there, with http or https?"
+                )
             if time.monotonic() > deadline or error.status not in RETRIED:
                 raise error
             if wait_s == 0.4:

@@ -200,6 +200,22 @@ def test_each_step_counts_once_on_a_connection_that_breaks(tmp_path: Path) -> No
         assert len(played) == 5
 
 
+def test_the_client_class_goes_on_after_the_gateway_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(CLIENTS))
+    from client import Client  # type: ignore[import-not-found,unused-ignore]
+
+    obs = [0.0, 0.0, 0.0, 0.0]
+    with running(tmp_path, CARTPOLE) as first:
+        client = Client(first.key, first.url())
+        assert client.begin(obs) in (0, 1)
+        assert client.step(obs, 1.0) in (0, 1)
+    with running(tmp_path, CARTPOLE, f"gateway.port={first.port}") as second:
+        assert client.step(obs, 1.0) in (0, 1)
+        assert client.step(obs, 1.0, terminated=True) is None
+        client.close()
+        assert second.end() == [(1, 1.0)]
+
+
 def test_the_thermostat_runs_over_https(tmp_path: Path) -> None:
     with running(tmp_path, CLIENTS / "thermostat.yaml", "gateway.host=0.0.0.0") as gateway:
         command = [*python("thermostat.py"), "--url", gateway.url("https"), "--ca", str(gateway.ca), "--days", "3"]
