@@ -4,8 +4,8 @@
 
 Three processes on this machine: a Server; a sink that takes, decodes, checks and acknowledges what arrives, as a
 trainer does; and a worker with Pendulum and the NumPy policy of two hidden layers of 256, which it has received from
-the sink. The worker has no brake, and waits rather than drop. In its process a bare loop (act, step, reset at the end
-of an episode, nothing kept) and the RolloutWorker's `run` take turns, nine times; the clock of `run` goes on until
+the sink. The worker has no rate limit, and waits rather than drop. In its process a bare loop (act, step, reset at the
+end of an episode, nothing kept) and the RolloutWorker's `run` take turns, nine times; the clock of `run` goes on until
 everything that was collected in it has been acknowledged. One thread each for NumPy's libraries.
 """
 

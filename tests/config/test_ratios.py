@@ -84,8 +84,8 @@ class Worker:
         worker = self.config.worker
         if worker.collection == "asynchronous":
             assert worker.max_env_steps_per_update is not None
-            brake = exact(worker.max_env_steps_per_update)
-            return samples <= self.config.trainer.start_training + brake * (updates + 1)
+            rate = exact(worker.max_env_steps_per_update)
+            return samples <= self.config.trainer.start_training + rate * (updates + 1)
         assert worker.max_steps_per_update is not None
         if self.initial and self.counted < worker.initial_steps:
             return True
@@ -155,13 +155,13 @@ def test_whole_episodes_of_unknown_length_are_refused_by_their_rates() -> None:
     assert ratios_conflict(synchronous(**{**keys, "max_steps_per_update": 100.0}, steps=1_000_000)) is None
 
 
-@pytest.mark.parametrize("brake", [0.1, 0.5, 0.9, 1.0, 2.0])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 1.0, 2.0])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.5, 2.0, 10.0])
 @pytest.mark.parametrize("start", [0, 3, 1000])
-def test_the_brake_against_the_simulation(brake: float, ratio: float, start: int) -> None:
+def test_the_rate_limit_against_the_simulation(rate: float, ratio: float, start: int) -> None:
     config = from_values(
         {
-            "worker": {"max_env_steps_per_update": brake},
+            "worker": {"max_env_steps_per_update": rate},
             "trainer": {
                 "epochs": 1,
                 "rounds": 1,
@@ -176,11 +176,11 @@ def test_the_brake_against_the_simulation(brake: float, ratio: float, start: int
         assert not finishes(config, 2, random.Random(3), longest=5)
 
 
-@pytest.mark.parametrize("brake", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("rate", [0.5, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("per_insert", [2.0, 4.0, 8.0])
 @pytest.mark.parametrize("error", [8.0, 40.0])
 @pytest.mark.parametrize("start", [0, 30])
-def test_the_band_against_the_simulation(brake: float, per_insert: float, error: float, start: int) -> None:
+def test_the_band_against_the_simulation(rate: float, per_insert: float, error: float, start: int) -> None:
     trainer = {
         "epochs": 1,
         "rounds": 1,
@@ -190,9 +190,9 @@ def test_the_band_against_the_simulation(brake: float, per_insert: float, error:
         "limiter": {"samples_per_insert": per_insert, "error_buffer": error},
     }
     memory = {"batch_size": 8, "capacity": 1000}
-    braked = from_values({"worker": {"max_env_steps_per_update": brake}, "trainer": trainer, "memory": memory})
-    assert (ratios_conflict(braked, episode_steps=0) is None) == finishes(braked, 1)
-    worker = {"collection": "synchronous", "max_steps_per_update": brake, "initial_steps": 30, "end_episodes": False}
+    limited = from_values({"worker": {"max_env_steps_per_update": rate}, "trainer": trainer, "memory": memory})
+    assert (ratios_conflict(limited, episode_steps=0) is None) == finishes(limited, 1)
+    worker = {"collection": "synchronous", "max_steps_per_update": rate, "initial_steps": 30, "end_episodes": False}
     stepwise = from_values({"worker": worker, "trainer": trainer, "memory": memory})
     assert (ratios_conflict(stepwise) is None) == finishes(stepwise, 1)
 
@@ -214,7 +214,7 @@ LOCKSTEP = {
 }
 
 
-def test_no_brake_and_no_ratio_never_starve() -> None:
+def test_no_rate_limit_and_no_ratio_never_starve() -> None:
     assert ratios_conflict(from_values({"worker": {"max_env_steps_per_update": None}})) is None
     assert ratios_conflict(from_values({"worker": {"collection": "synchronous"}})) is None
     assert ratios_conflict(from_values(LOCKSTEP)) is None
@@ -263,7 +263,7 @@ def test_where_the_length_is_known_nothing_is_warned_of() -> None:
     assert ratios_warning(from_values({})) is None
 
 
-def test_a_brake_that_starves_short_episodes_is_warned_of() -> None:
+def test_a_rate_limit_that_starves_short_episodes_is_warned_of() -> None:
     config = from_values(
         {
             "worker": {"max_env_steps_per_update": 0.5},
@@ -294,9 +294,9 @@ def test_the_messages_name_the_numbers_and_what_to_change() -> None:
     assert slow is not None
     for part in ("update_model_interval = 5", "max_steps_per_update = 2", "to 2.5 or more"):
         assert part in slow
-    brake = ratios_conflict(from_values({"worker": {"max_env_steps_per_update": 0.5}}))
-    assert brake is not None
-    assert "Their product, 0.5, must be at least 1" in brake
+    rate = ratios_conflict(from_values({"worker": {"max_env_steps_per_update": 0.5}}))
+    assert rate is not None
+    assert "Their product, 0.5, must be at least 1" in rate
 
 
 def test_what_the_messages_advise_is_enough() -> None:

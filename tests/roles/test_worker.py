@@ -305,7 +305,7 @@ def test_both_waiting_is_an_error_that_names_the_numbers(
     assert "5 samples and 5 updates: 1 sample for the next update" in str(errors[0])
 
 
-def test_the_brake_waits_for_the_trainers_updates(make: Any, sink: Sink) -> None:
+def test_the_rate_limit_waits_for_the_trainers_updates(make: Any, sink: Sink) -> None:
     worker = make(max_samples_per_episode=9, max_env_steps_per_update=1.0)
     thread = threading.Thread(target=worker.run, kwargs={"verbose": False, "nb_episodes": 3})
     thread.start()

@@ -32,20 +32,20 @@ logger = logging.getLogger(__name__)
 
 @described_by(ServerSection, NetworkSection)
 class Server:
-    """Relays between workers and a trainer, from construction on, in a thread of its own.
+    """Relays between workers and a trainer, from construction on, in its own thread.
 
     Args:
         port: TCP port; 0 takes a free one, see `port`.
-        password: the token that clients must show when `security` is None; with TLS, tokens come from the credentials.
-            With the transport `tlspyo`: tlspyo's password.
+        password: token that clients must show if `security` is None; with TLS, tokens come from the credentials. With
+            the transport `tlspyo`: tlspyo's password.
         local_port: for the transport `tlspyo` only.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
-        config: what arguments left out are taken from; None: `tmrl_core.config.current()`.
+        config: source of omitted arguments; None: `tmrl_core.config.current()`.
 
     Raises:
-        NetworkError: the port cannot be had.
-        ConfigError, CredentialsError: the settings or the credentials do not serve.
+        NetworkError: the port cannot be opened.
+        ConfigError, CredentialsError: the settings or the credentials are invalid.
         StorageError: `server.spool_dir` cannot be used, or another Server uses it.
     """
 
@@ -70,11 +70,11 @@ class Server:
         self._security = given(security, network.security)
         host = server.bind_address
         if network.transport != "local" and self._security is not None and is_loopback(host):
-            # Nobody has to name a host for these, so they are made when they are first needed.
+            # These need no host names, so they are created at their first use.
             folder = credentials.find(given(keys_dir, network.credentials_dir))
             credentials.ensure(folder, tlspyo=network.transport == "tlspyo")
         self.refusals = Refusals()
-        """Connections that were refused, or closed for what came over them."""
+        """Number of connections that were refused, or closed for a violation of the protocol."""
         transport, authenticate = server_transport(
             transport=network.transport,
             security=self._security,
@@ -126,7 +126,7 @@ class Server:
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raise what kept the Server from listening, if something did."""
+        """Raise the error that kept the Server from listening, if there is one."""
         if self._failure is not None:
             self._thread.join(timeout=10.0)
             raise self._failure
@@ -261,7 +261,7 @@ def _is_local(transport: Transport) -> bool:
 
 
 def process_memory() -> tuple[int | None, int | None]:
-    """Bytes of memory that this process occupies now, and has at most; None where the system does not say."""
+    """Return the current and the maximum memory of this process in bytes; None: the system does not report it."""
     resident = peak = None
     with contextlib.suppress(OSError, ValueError):  # only Linux has this file
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():

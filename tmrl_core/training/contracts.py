@@ -1,9 +1,9 @@
 """Contracts between a training loop, its agent, its memory and a Trainer.
 
-A class of a user's own satisfies `AgentLike`, `MemoryLike` or `LoopLike` and derives from nothing here. Whatever a part
-may offer beyond that is declared, with a default, in `TrainingAgent` (agent.py), `TrainingMemory` and `TrainingLoop`: a
-class that supports it derives from one of these and overrides it. `as_agent`, `as_memory` and `as_loop` give all other
-objects the defaults, so that no other place has to find out what an object has.
+Custom classes satisfy `AgentLike`, `MemoryLike` or `LoopLike` and need no base class. Optional capabilities are
+declared, with a default, in `TrainingAgent` (agent.py), `TrainingMemory` and `TrainingLoop`: a class that supports one
+derives from these and overrides it. `as_agent`, `as_memory` and `as_loop` give all other objects the defaults, so that
+no other place has to probe an object.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class LoopLike(Protocol):
 class TrainingMemory(ABC):
     """Stores received samples and yields batches. Keeps the returns of the latest episodes.
 
-    A memory on disk sets `disk`, and may be asked to write only when told (`deferred`): `commit` then writes the new
+    A memory on disk sets `disk`, and may be set to write on request only (`deferred`): `commit` then writes the new
     samples together with the offsets of their streams, before these are acknowledged.
 
     Attributes:
         stat_test_return, stat_train_return: return of the latest episode of each mode; NaN before one. Episodes of an
             evaluation do not count.
-        stat_test_steps, stat_train_steps: its length.
+        stat_test_steps, stat_train_steps: length of that episode.
         deferred: on disk, write with `commit` only.
     """
 
@@ -141,7 +141,7 @@ class TrainingMemory(ABC):
         return [self.stat_test_return, self.stat_train_return, self.stat_test_steps, self.stat_train_steps]
 
     def restore_statistics(self, state: Sequence[float]) -> None:
-        """Take over what `statistics_state` returned."""
+        """Load the result of `statistics_state`."""
         self.stat_test_return, self.stat_train_return = float(state[0]), float(state[1])
         self.stat_test_steps, self.stat_train_steps = int(state[2]), int(state[3])
 
@@ -153,10 +153,10 @@ class TrainingMemory(ABC):
         return self
 
     def expect(self, schema: DeclaredSamples) -> None:  # noqa: B027  # not abstract: a memory may take any samples
-        """Refuse samples that differ from what environment and policy declare. Default: take any."""
+        """Refuse samples that differ from the declaration of environment and policy. Default: accept all."""
 
     def update_priorities(self, indices: Indices, td_errors: Indices) -> None:  # noqa: B027  # not abstract: few sample by them
-        """Set priorities of transitions of a batch: its extra `indices`, and TD errors [n]. Default: none are kept."""
+        """Set priorities of transitions of a batch: its extra `indices`, and TD errors [n]. Default: there are none."""
 
     def indices_of(self, batch: Batch) -> Indices | None:
         """Return the indices of a batch's transitions, to describe them in a log; None (default): unknown."""
@@ -197,22 +197,22 @@ class TrainingMemory(ABC):
         """
 
     def flush(self) -> None:  # noqa: B027  # not abstract: as `commit`
-        """Have what is on disk survive the end of the machine.
+        """Flush the disk, so that its data survives the end of the machine.
 
         Raises:
-            StorageError: it may not.
+            StorageError: it cannot be flushed.
         """
 
     def close(self) -> None:  # noqa: B027  # not abstract: as `commit`
-        """Release what only one process can hold: a folder, threads."""
+        """Release exclusive resources: a folder, threads."""
 
 
 class TrainingLoop(ABC):
-    """Trains an agent with what an interface delivers.
+    """Trains an agent with the samples of an interface.
 
     Attributes:
-        epoch: epochs done.
-        epochs: epochs to do.
+        epoch: number of finished epochs.
+        epochs: total number of epochs.
         total_updates: updates since the run began.
         total_samples: samples received since the run began.
         samples_stale: samples that were discarded on arrival, because their policy was too old.
@@ -290,10 +290,10 @@ class TrainingLoop(ABC):
         return int(self.delivery.get("counter", 0))
 
     def update_buffer(self, interface: TrainingInterface) -> None:  # noqa: B027  # not abstract: may be left to epochs
-        """Take what has arrived, outside of an epoch. Default: leave it to the workers."""
+        """Insert arrived samples outside of an epoch. Default: leave them to the workers."""
 
     def commit(self, interface: TrainingInterface) -> bool:
-        """Acknowledge what was accepted. False: the disk does not take it, which was logged."""
+        """Acknowledge accepted samples. False: the disk could not store them, which was logged."""
         try:
             interface.commit()
         except StorageError as exc:
@@ -388,7 +388,7 @@ def as_loop(loop: LoopLike) -> TrainingLoop:
 
 
 def declarations_of(agent_cls: object) -> type[TrainingAgent]:
-    """Return the class that says what agents of this class or factory accept: itself, or that of the defaults."""
+    """Return the class with the declarations of this agent class or factory: itself, or the class of the defaults."""
     return agent_cls if isinstance(agent_cls, type) and issubclass(agent_cls, TrainingAgent) else TrainingAgent
 
 

@@ -86,7 +86,7 @@ def test_short_episodes_leave_together_and_all_before_the_end(make: Any, link: A
     assert link.sends == [4, 8, 8]
 
 
-def test_everything_is_sent_before_the_brake_waits(make: Any, link: Any) -> None:
+def test_everything_is_sent_before_the_rate_limit_waits(make: Any, link: Any) -> None:
     worker = make(send_pause_s=3600.0, max_env_steps_per_update=1.0)
     link.progress = Progress(start_training=9)
     unsent: list[int] = []
@@ -183,7 +183,7 @@ def test_a_link_that_failed_for_good_ends_the_run_with_its_error(make: Any, link
         worker.run(verbose=False)
 
 
-def test_the_brake_waits_for_updates_after_sending(make: Any, link: Any) -> None:
+def test_the_rate_limit_waits_for_updates_after_sending(make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=2.0)
     link.progress = Progress(start_training=4)
     waited_at: list[int] = []
@@ -201,7 +201,7 @@ def test_the_brake_waits_for_updates_after_sending(make: Any, link: Any) -> None
     assert waited_at == [8, 12, 12, 16, 16]
 
 
-def test_the_brake_counts_what_is_not_acknowledged_yet(make: Any, link: Any) -> None:
+def test_the_rate_limit_counts_what_is_not_acknowledged_yet(make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=1.0)
     link.counts = link.counts._replace(queued_samples=100)
     link.on_wait = lambda link: setattr(link, "counts", link.counts._replace(queued_samples=0))
@@ -209,7 +209,7 @@ def test_the_brake_counts_what_is_not_acknowledged_yet(make: Any, link: Any) -> 
     assert link.waits == 1
 
 
-def test_the_brake_and_a_trainer_that_waits_end_the_run_with_their_numbers(
+def test_the_rate_limit_and_a_trainer_that_waits_end_the_run_with_their_numbers(
     make: Any, link: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count()
@@ -227,7 +227,7 @@ def test_the_brake_and_a_trainer_that_waits_end_the_run_with_their_numbers(
     assert link.waits_for == ""
 
 
-def test_a_brake_that_holds_while_training_goes_on_is_nothing_to_tell(make: Any, link: Any) -> None:
+def test_a_rate_limit_that_holds_while_training_goes_on_is_nothing_to_tell(make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=1.0)
     link.progress = Progress(samples=4, updates=1)
     link.on_wait = lambda link: setattr(link, "progress", Progress(samples=4, updates=100))
@@ -237,7 +237,7 @@ def test_a_brake_that_holds_while_training_goes_on_is_nothing_to_tell(make: Any,
 
 
 @pytest.mark.parametrize("end", ["finish", "stop"])
-def test_the_end_of_the_run_releases_the_brake(end: str, make: Any, link: Any) -> None:
+def test_the_end_of_the_run_releases_the_rate_limit(end: str, make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=1.0)
     link.progress = Progress(samples=10)
 
@@ -301,7 +301,7 @@ def test_an_evaluation_that_fails_is_played_again_with_its_seed(make: Any, link:
     ]
 
 
-def test_an_evaluation_comes_before_the_brake_lets_go(make: Any, link: Any) -> None:
+def test_an_evaluation_comes_before_the_rate_limit_lets_go(make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=1.0)
 
     def evaluate_then_free(link: Any) -> None:

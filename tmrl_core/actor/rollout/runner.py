@@ -29,23 +29,24 @@ def exploration_seed(seed: int) -> int:
 
 
 class PolicyRunner:
-    """Run a policy: one action for each observation, and a state that begins anew with each episode.
+    """Run a policy: one action for each observation, and a state that is reset with each episode.
 
     Args:
-        make_actor: `(observation_space=, action_space=)` makes the actor.
-        observation_space, action_space: of the environment.
-        device: of the actor.
-        seed: of the environment; `exploration_seed` derives the actor's. None: from the operating system.
+        make_actor: `(observation_space=, action_space=)` creates the actor.
+        observation_space, action_space: spaces of the environment.
+        device: device of the actor.
+        seed: seed of the environment; `exploration_seed` derives the actor's. None: from the operating system.
 
     Raises:
-        ConfigError: `make_actor` makes no actor.
+        ConfigError: `make_actor` does not return an actor.
 
     Attributes:
-        device: of the actor.
-        override: chooses the action in the policy's place, as a person or an expert does; called after the policy, so
-            that its state goes on. None: the policy acts. A change within an episode counts from the next slice.
+        device: device of the actor.
+        override: chooses the action in place of the policy, as a person or an expert does; called after the policy, so
+            that its state continues. None: the policy acts. A change within an episode takes effect with the next
+            slice.
         always_finite: True: the action space holds integers only.
-        few: shape of actions that are short vectors: such an action is finite where the sum of its values is.
+        few: shape of actions that are short vectors: such an action is finite if the sum of its values is.
         state: recurrent state of the open episode; empty without recurrence.
     """
 
@@ -77,7 +78,7 @@ class PolicyRunner:
 
     @property
     def actor(self) -> ActorModule:
-        """The actor. Another one goes on with the state of the one before it."""
+        """The actor. A new one continues with the state of the one before it."""
         return self._actor
 
     @actor.setter
@@ -104,7 +105,7 @@ class PolicyRunner:
         self._actor.begin_episode()
 
     def reset_extras(self) -> dict[str, Any] | None:
-        """Return the extras of a reset, which no action led to; None: the actor keeps none."""
+        """Return the extras of a reset, which has no action; None: the actor has none."""
         return self._actor.reset_extras() if self.keeps_extras else None
 
     def act(self, obs: Any, test: bool = False) -> Any:
@@ -122,10 +123,10 @@ class PolicyRunner:
         """Return the action to execute, and the extras to store with it.
 
         Args:
-            obs: after the worker's `obs_preprocessor`.
+            obs: observation after the worker's `obs_preprocessor`.
             test: True: no exploration.
-            extras: return extras too, if the actor keeps any.
-            act: `(obs, test)` acts in the place of an actor that keeps no extras.
+            extras: True: return extras too, if the actor has any.
+            act: `(obs, test)` acts in place of an actor without extras.
 
         Raises:
             PolicyFailedError: the action is not finite.
@@ -176,7 +177,7 @@ class PolicyRunner:
         self._adopt(self._actor.from_blob(tag, data, self.device))
 
     def load_file(self, path: Path) -> None:
-        """Load weights that `PolicyFiles` has kept. Raises what the actor's own `load` raises."""
+        """Load weights that `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
         if type(self._actor).from_bytes is ActorModule.from_bytes:
             self.actor = self._actor.load(path, self.device)
         else:
@@ -187,7 +188,7 @@ class PolicyRunner:
         self._actor.set_exploration(parameters)
 
     def _bind(self) -> None:
-        # One call less a step where an actor has no preparation of its own.
+        # Saves one call per step for actors without preparation.
         actor = self._actor
         self._act = actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
 

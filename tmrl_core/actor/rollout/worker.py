@@ -43,10 +43,10 @@ class Worker:
 
     Args:
         collector: plays the episodes.
-        send_every: send every so many steps also within an episode; 0: at episode ends.
+        send_every: number of steps after which samples are also sent within an episode; 0: at episode ends.
         update_weights: `episode`: load new weights between episodes; `step`: as soon as they have arrived.
         max_env_steps_per_update: of asynchronous collection, see `AsynchronousSchedule`; None: never wait.
-        send_pause_s: of asynchronous collection: episodes that end within so many seconds leave together.
+        send_pause_s: of asynchronous collection: episodes that end within this many seconds are sent together.
 
     Attributes:
         collector, loop, runner, recorder, uplink: the parts.
@@ -126,7 +126,7 @@ class Worker:
 
     @property
     def model_path(self) -> Path | None:
-        """File of the worker's own copy of the policy; None: it keeps none."""
+        """File of the worker's copy of the policy; None: there is none."""
         return self.uplink.model_path
 
     @property
@@ -428,7 +428,7 @@ class Worker:
         own = getattr(inner, "benchmarks", None) if getattr(inner, "benchmark", False) else None
         env_s = act_s = 0.0
         exploration = self.actor.exploration()
-        # Drawn from the action space instead, as before anything is learned, an action costs less.
+        # Sampled from the action space instead, an action costs less, as before anything is learned.
         self.actor.set_exploration({name: 0.0 for name in ("random", "epsilon") if name in exploration})
         with self._running(), contextlib.ExitStack() as after:
             after.callback(self.actor.set_exploration, exploration)

@@ -174,7 +174,7 @@ class StreamSender:
         if self._queue:
             victim = self._unqueue()
             follower = self._queue[0] if self._queue else None
-            # The trainer is known to lack the messages in the queue, so this one is lost.
+            # The trainer lacks the messages in the queue, so this one is lost.
             self.samples_dropped += victim.samples
         else:
             victim = self._sent.popleft()
@@ -220,7 +220,7 @@ class StreamSender:
         """Return whether every message is acknowledged, or stored by the Server."""
         return self.held_messages == 0 or self._newest < self._stored
 
-    # --- what the trainer says, or the Server in its place ---
+    # --- messages of the trainer, or of the Server in its place ---
 
     def stored(self, next_number: int) -> None:
         """Record that the Server stores every message below `next_number`. They stay here too: the Server may fail.
@@ -245,7 +245,7 @@ class StreamSender:
                 f"the trainer asks for message {next_number} of a stream that has made {self._next_number}"
             )
         self._stop_sending()
-        self._stored = min(self._stored, next_number)  # what is asked for is not kept, by this Server or any more
+        self._stored = min(self._stored, next_number)  # no Server stores a requested message any more
         while self._sent and self._sent[-1].number >= next_number:
             self._requeue(self._sent.pop())
         # Messages that it does not request have arrived and will be acknowledged.
@@ -311,7 +311,7 @@ class StreamSender:
         if epoch == self._epoch and limit > self._limit:
             self._limit = limit
 
-    # --- what goes out ---
+    # --- sending ---
 
     def next_frame(self) -> Wire | None:
         """Return the next frame to send; None: nothing to send, no credit, or no trainer."""

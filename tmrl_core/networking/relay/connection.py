@@ -65,8 +65,7 @@ class RelayConnection(Connection):
         self._reader.max_payload_bytes = GREETING_PAYLOAD_BYTES
         self._held: tuple[float, str, str] | None = None
         self.principal = ""
-        """Whom its streams and its id belong to, once it is let in: the holder of a certificate's name, or of a token.
-        """
+        """Owner of its streams and its id, once it is admitted: the holder of a certificate's name, or of a token."""
         self.version = 0
         """Negotiated version of the protocol."""
         self.run = ""

@@ -318,7 +318,7 @@ class Relay:
         trainer = self.trainer
         worker = stream.worker
         if trainer is None or trainer.run != stream.run:
-            if worker is not None and not stream.handing:  # the spool serves as its trainer, and goes on
+            if worker is not None and not stream.handing:  # the spool still serves as its trainer
                 self._halt(worker, stream)
             return
         stream.trainer_channel = self._next_trainer_channel
@@ -437,7 +437,7 @@ class Relay:
             if len(self._lasting) > _MAX_RUNS:
                 self._lasting.popitem(last=False)
         self.policies.abandon()
-        self.notify_policy()  # workers that were receiving it may lack the previous one
+        self.notify_policy()  # workers may have received it only partly
         self.trainer = None
         self._by_trainer_channel.clear()
         self._report = None
@@ -446,13 +446,13 @@ class Relay:
             stream.trainer_channel = 0
             stream.in_turn = False
             if stream.handing:
-                continue  # the spool serves as its trainer, and goes on
+                continue  # the spool still serves as its trainer
             self.flow.void(stream)
             if stream.worker is None:
                 del self.streams[stream.id]
                 self._stream_budget.release(stream.id)
             else:
-                stream.worker.prioritize("report")  # it is the word of the one that has left
+                stream.worker.prioritize("report")  # the report of the trainer that has left
                 stream.worker.send(Halt(stream.channel))
         self.flow.trainer_left()
 
@@ -483,7 +483,7 @@ class Relay:
         if self.trainer is not None and stream.trainer_channel:
             self.trainer.put(("waits", stream.trainer_channel), Waits(stream.trainer_channel, stream.waits))
 
-    # --- what the trainer says ---
+    # --- messages of the trainer ---
 
     def forward_ack(self, message: Ack) -> None:
         """Forward the trainer's acknowledgement of a stream's messages."""
