@@ -61,39 +61,32 @@ class WebSocketEndpoint:
             await send({"type": "websocket.close", "code": 1008, "reason": reason})
             return
         connection = _Connection(self._sessions, self._settings.max_body_bytes, address_of(scope))
+        loop = asyncio.get_running_loop()
+        deadline, waits = loop.time() + LOGIN_S, True
         self._without_session += 1
         try:
             await send({"type": "websocket.accept"})
-            await asyncio.wait_for(self._log_in(connection, receive, send), LOGIN_S)
+            while True:
+                event = await (asyncio.wait_for(receive(), deadline - loop.time()) if waits else receive())
+                if event["type"] != "websocket.receive":
+                    return
+                text = event.get("text")
+                answer = await connection.answer(event["bytes"] if text is None else text, self._clock())
+                if text is None:
+                    await send({"type": "websocket.send", "bytes": msgspec.msgpack.encode(answer)})
+                else:
+                    await send({"type": "websocket.send", "text": msgspec.json.encode(answer).decode()})
+                if waits and connection.session_key is not None:
+                    waits = False
+                    self._without_session -= 1
+                    self._with_session += 1
         except asyncio.TimeoutError:
             await send({"type": "websocket.close", "code": 1008, "reason": f"no session within {LOGIN_S:g} s"})
-            return
         finally:
-            self._without_session -= 1
-        self._with_session += 1
-        try:
-            while connection.session_key is not None and await self._exchange(connection, receive, send):
-                pass
-        finally:
-            self._with_session -= 1
-
-    async def _log_in(self, connection: _Connection, receive: Receive, send: Send) -> None:
-        while connection.session_key is None and await self._exchange(connection, receive, send):
-            pass
-
-    async def _exchange(self, connection: _Connection, receive: Receive, send: Send) -> bool:
-        """Answer one message; return False at the end of the connection."""
-        event = await receive()
-        if event["type"] != "websocket.receive":
-            return False
-        text = event.get("text")
-        data = event["bytes"] if text is None else text
-        answer = await connection.answer(data, self._clock())
-        if text is None:
-            await send({"type": "websocket.send", "bytes": msgspec.msgpack.encode(answer)})
-        else:
-            await send({"type": "websocket.send", "text": msgspec.json.encode(answer).decode()})
-        return True
+            if waits:
+                self._without_session -= 1
+            else:
+                self._with_session -= 1
 
     def _is_allowed(self, headers: Headers) -> bool:
         """Browsers name the page's origin and connect to other origins without asking."""
