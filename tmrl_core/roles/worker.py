@@ -1,4 +1,4 @@
-"""RolloutWorker: a worker with a link to the Server, configured as the public API says."""
+"""RolloutWorker: a worker with a link to the Server, with the public API's constructor."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def mixed_seed(seed: int | None, name: str) -> int | None:
 
 
 def join_signature(env: Any, actor: ActorModule) -> dict[str, Any]:
-    """Return what the trainer checks when this worker joins; without the policy where that makes it too long."""
+    """Return the description that the trainer checks when this worker joins, without the policy if it is too long."""
     of_env = env_signature(env)
     whole = {**of_env, "policy": actor.architecture()}
     return whole if len(encode_value(whole)) <= MAX_SIGNATURE_BYTES else of_env

@@ -12,7 +12,7 @@ from tmrl_core.storage.own_files import open_own
 
 LOCK_FILE = "lock"
 LOCKED_BYTE = 1 << 20
-"""Windows locks bytes against reading too, so the one that is locked lies behind what the file says."""
+"""Position of the locked byte: behind the file's content, because Windows locks bytes against reading too."""
 
 
 class FolderLock:

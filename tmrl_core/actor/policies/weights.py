@@ -1,4 +1,4 @@
-"""Named arrays and a few words about them, to and from safetensors, without torch."""
+"""Named arrays and metadata, to and from safetensors, without torch."""
 
 from __future__ import annotations
 

@@ -24,17 +24,17 @@ LOG_EVERY_S = 2.0
 
 
 class Collector:
-    """Play episodes in an environment loop, and follow the directives that an uplink brings.
+    """Play episodes in an environment loop, and follow the directives of an uplink.
 
     Args:
-        loop: plays.
-        uplink: to the trainer.
-        seed: of the first reset, and of those after evaluations; None: from the operating system.
+        loop: environment loop.
+        uplink: uplink to the trainer.
+        seed: seed of the first reset, and of those after evaluations; None: from the operating system.
 
     Attributes:
         loop, uplink: as given.
-        evaluation_videos: folder for films of the first episode of each evaluation, where the environment is `Filmed`.
-        seeded: True: another run with the same seed is to play the same episodes.
+        evaluation_videos: folder for films of the first episode of each evaluation, if the environment is `Filmed`.
+        seeded: True: another run with the same seed must play the same episodes.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Collector:
 
         Args:
             collect, test, seed, evaluation: as there.
-            allow: called before each slice of it; None: it may go on until the run ends.
+            allow: called before each slice of it; None: it may continue until the run ends.
             max_samples: number of steps at which it is truncated; None: the recorder's.
 
         Raises:
-            PolicyFailedError: an action was not finite, and the worker is on its own.
+            PolicyFailedError: an action was not finite, and there is no Server.
             ValueError: `max_samples` is below 1.
         """
         limit = self.recorder.max_samples_per_episode if max_samples is None else max_samples
@@ -149,10 +149,10 @@ class Collector:
     # --- directives ---------------------------------------------------------------------------------------------------
 
     def obey(self) -> None:
-        """Between episodes: play the evaluation that the trainer asks for, and rest while it says pause.
+        """Between episodes: run a requested evaluation, and wait during a pause.
 
-        A worker rests too while none of the trainer's policies fits it and its samples are refused: those of its
-        untrained policy would only cost the others' bandwidth.
+        A worker also waits while none of the trainer's policies fits it and its samples are refused: those of its
+        untrained policy would only use up bandwidth.
         """
         uplink = self.uplink
         while uplink.link is not None and not uplink.ending():
@@ -170,14 +170,14 @@ class Collector:
                 uplink.take_policy(verbose=True)
 
     def evaluate_if_due(self) -> bool:
-        """Play the evaluation that the trainer asks for, if it is a new one and its policy has arrived.
+        """Run the evaluation that the trainer requests, if it is a new one and its policy has arrived.
 
-        An open episode is ended for it: the trainer may be waiting for nothing else.
+        It ends an open episode: the trainer may be waiting for the evaluation alone.
         """
         evaluation = self.uplink.evaluation
         if evaluation is None or evaluation.id == self._evaluated:
             return False
-        # Of another incarnation it may be an older one with a higher number: see `Welcome.anew`.
+        # A policy of another incarnation may be older with a higher number: see `Welcome.anew`.
         version = self.recorder.version
         if version < evaluation.version or version[0] != evaluation.version[0]:
             self.uplink.take_policy(verbose=False)

@@ -1,8 +1,8 @@
-"""The lockstep schedule: exactly what the trainer asks for, with exactly that version of the policy.
+"""Lockstep schedule: collect exactly the requested amount, with exactly the requested version of the policy.
 
-The request comes as a `Collect` in the trainer's directive for this stream, and holds until another one comes. Steps
-continue the open episode; whole episodes are sent whole. Evaluations are played before the next assignment, never
-within one, so that a seeded worker depends on nothing but its directives.
+The request arrives as a `Collect` in the trainer's directive for this stream, and stays in force until another one
+arrives. Steps continue the open episode; complete episodes are sent complete. Evaluations run before the next
+assignment, never within one, so that a seeded worker depends on its directives only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class LockstepSchedule:
 
     Args:
         collector: collects.
-        send_every: send every so many steps too; 0: only as time passes, and at the end of an assignment.
+        send_every: number of steps after which samples are also sent; 0: only after some time, and at the end of an
+            assignment.
         verbose: log assignments at INFO.
         clock: seconds.
     """
@@ -59,7 +60,7 @@ class LockstepSchedule:
 
     @property
     def collected(self) -> int:
-        """Collected part of the latest assignment: a number of steps or of episodes, as it asks for."""
+        """Collected part of the latest assignment: a number of steps or of episodes, as requested."""
         request = self._current
         if request is None:
             return 0
@@ -203,7 +204,7 @@ class LockstepSchedule:
 
 
 def _same(first: Collect, second: Collect) -> bool:
-    """Return True if both are the same assignment, of which one may ask for more."""
+    """Return True if both are the same assignment, perhaps with different amounts."""
     return (first.round, first.version, first.episodes is None) == (
         second.round,
         second.version,
@@ -212,5 +213,5 @@ def _same(first: Collect, second: Collect) -> bool:
 
 
 def steps_in(chunks: Sequence[Chunk]) -> int:
-    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, is none."""
+    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, does not count."""
     return sum(segment.rows - (1 if segment.first_step == 0 else 0) for chunk in chunks for segment in chunk.segments)

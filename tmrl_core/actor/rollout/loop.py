@@ -1,8 +1,8 @@
-"""The environment loop: environment, policy and recorder, step by step and episode by episode.
+"""Environment loop: environment, policy and recorder, step by step and episode by episode.
 
-An exception that the environment raised, or that a bad result of it led to, leads to a fresh reset; errors of the
-policy, of a compressor or of the codec pass. An action that is not finite is never executed: the episode ends there,
-with what was collected of it (`PolicyFailedError`).
+An exception of the environment, or caused by an invalid result of it, leads to a fresh reset; errors of the policy, of
+a compressor or of the codec propagate. An action that is not finite is never executed: the episode ends there, with its
+samples so far (`PolicyFailedError`).
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class EnvironmentLoop:
     """Play an environment with a policy, and record the steps.
 
     Args:
-        environment: is played.
+        environment: the environment.
         runner: chooses the actions.
         recorder: records the steps.
         obs_preprocessor: applied to each observation before the policy and the recorder get it.
-        max_failures: number of failures in a row that the environment may have.
+        max_failures: maximum number of consecutive failures of the environment.
 
     Attributes:
-        stepper: makes the steps of `play`; None: this loop. For a subclass of `Worker` with methods of its own.
+        stepper: makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its methods.
         failures: number of failures of the environment.
         policy_failures: number of actions that were not finite; none of them was executed.
         policy_failures_in_a_row: the same since the last episode that ended in order.
-        next_seed: of the next reset; None: the environment's generator goes on.
+        next_seed: seed of the next reset; None: the environment's generator continues.
         longest_episode_s: duration of the longest episode, in seconds.
     """
 
@@ -255,17 +255,17 @@ class EnvironmentLoop:
         return played
 
     def _recover(self, fault: Exception) -> None:
-        """Drop the unsent samples of an episode whose environment failed, and end what was sent of it.
+        """Drop the unsent samples of an episode whose environment failed, and end its sent part.
 
         Raises:
-            EnvironmentFailedError: it failed too often in a row.
+            EnvironmentFailedError: there were too many consecutive failures.
         """
         self.failures += 1
         self._failures_in_a_row += 1
         dropped = self.recorder.drop_unsent()
         episode = self.recorder.episode
         self.recorder.end(record=episode is not None and episode.sent)
-        # Found here, in what it returned, it has no traceback but ours; else the user's, once and not at every try.
+        # An invalid result has no traceback but ours; for an exception, log the user's once and not at every attempt.
         found_here = isinstance(fault, EnvironmentFailedError)
         failure = str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}"
         if self._failures_in_a_row > self.max_failures:

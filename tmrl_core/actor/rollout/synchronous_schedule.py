@@ -1,8 +1,8 @@
-"""The synchronous schedule: a maximum of environment steps for each model received, and the wait for models.
+"""Synchronous schedule: a maximum of environment steps for each model received, and the wait for models.
 
-A worker with a seed takes turns with the trainer, so that one seed gives one run: it collects all that the ratio
-allows with each version, says so, and waits. The trainer trains on that until it publishes the next version, and then
-gives the turn back (`Progress.turn`). Without a seed both go on at the same time.
+A worker with a seed takes turns with the trainer, so that one seed gives one run: it collects all that the ratio allows
+with each version, reports that, and waits. The trainer trains on these samples until it publishes the next version, and
+then gives the turn back (`Progress.turn`). Without a seed both run concurrently.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class SynchronousSchedule:
     """Keep the ratio of environment steps to models received, for one run.
 
     First `initial_steps` are collected without waiting; then the ratio is reached with them; then steps are counted
-    anew, and the ratio holds before each step, or with `end_episodes` before each episode.
+    from 0, and the ratio holds before each step, or with `end_episodes` before each episode.
 
     Args:
         collector: collects.
         max_steps_per_update: the limit; infinite: none.
         initial_steps, nb_steps: number of steps before the ratio holds, and after that.
-        end_episodes: wait between episodes only.
-        send_every: send every so many steps also within an episode; 0: at episode ends.
-        update_each_step: load new weights as soon as they have arrived.
+        end_episodes: True: wait between episodes only.
+        send_every: number of steps after which samples are also sent within an episode; 0: at episode ends.
+        update_each_step: True: load new weights as soon as they have arrived.
         verbose: log waits at INFO.
 
     Raises:
@@ -191,7 +191,7 @@ class SynchronousSchedule:
                 continue
             if watch.starving(link.progress, link.versions_published, queued):
                 raise StarvedError(self._who_waits_for_whom())
-            # Only now is it the trainer's turn: what this worker has collected is there.
+            # The trainer's turn begins here, when it has all samples of this worker.
             if not self._turns:
                 link.say_waits("" if queued or models else self._waits())
             elif not (queued or models) and self._has_turn():

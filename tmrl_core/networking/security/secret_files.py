@@ -1,6 +1,6 @@
 """Files with secrets: readable by their user only, written in one step, by one process at a time.
 
-On Windows the folder's own access rights are what protects them: the mode bits say nothing there.
+On Windows the folder's access rights protect them; mode bits have no meaning there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MAX_FILE_BYTES = 16 << 20
 
 
 def need(file: Path, *, private: bool = False) -> str:
-    """The text of a file that has to be there.
+    """Return the text of a required file.
 
     Raises:
-        CredentialsError: it is missing (the message says what to run), or cannot be read.
+        CredentialsError: it is missing (the message names the command to run), or cannot be read.
     """
     if not file.exists():
         raise CredentialsError(missing(file))
@@ -62,19 +62,19 @@ def read_file(file: Path, *, private: bool = False) -> str:
 
 
 def warn_if_readable(file: Path) -> None:
-    """Log a warning when other users can read this private file; it is used all the same."""
+    """Log a warning if other users can read this private file, which is used nevertheless."""
     if sys.platform != "win32" and stat.S_IMODE(file.stat().st_mode) & 0o077:
         logger.warning("%s can be read by other users of this machine. Run `chmod 600 %s`.", file, file)
 
 
 def warn_if_writable(folder: Path) -> None:
-    """Log a warning when other users can put their own credentials into this folder; it is used all the same."""
+    """Log a warning if other users can put their own credentials into this folder, which is used nevertheless."""
     if sys.platform == "win32":
         return
     try:
         info = folder.stat()
     except OSError:
-        return  # said where its files are read
+        return  # reported where its files are read
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid not in (0, os.getuid()):
         logger.warning(
             "%s can be written by other users of this machine, who could change whom it trusts. Restrict it to "

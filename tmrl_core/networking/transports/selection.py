@@ -40,8 +40,8 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     token: str | None = None
     allow_insecure_remote: bool = False
     connect_timeout_s: float = 5.0
-    """For each step on the way to being welcomed: TCP, TLS, the greeting. After a black hole the kernel sends again as
-    late as the hole had lasted by then, so a longer wait for it would find the network healed later than a new try."""
+    """Time limit of each step of connecting: TCP, TLS, the greeting. In a black hole the kernel's waits between
+    repetitions double, so a longer limit would find a recovered network later than a new attempt."""
     silent_s: float = 10.0
     heartbeat_s: float = 3.0
     backoff_min_s: float = 0.2
@@ -71,7 +71,7 @@ def link_settings(
     header_size: int | Cfg = CFG,
     max_buf_len: int | Cfg = CFG,
 ) -> LinkSettings:
-    """Merge the public classes' arguments with the configuration; `CFG` stands for the configuration's value."""
+    """Merge the public classes' arguments with the configuration; `CFG` selects the configuration's value."""
     network = config.network
     from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
     folder = given(keys_dir, network.credentials_dir)
@@ -97,7 +97,7 @@ def link_settings(
 
 
 def check_host(host: str, key: str) -> None:
-    """See that a host's name can be looked up, and stand in a certificate, at all.
+    """Check that a host's name can be resolved, and can be in a certificate, at all.
 
     Raises:
         ConfigError: it cannot.

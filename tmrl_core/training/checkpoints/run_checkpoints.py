@@ -62,7 +62,7 @@ class RunCheckpoints:
         self._clock = clock
         self._changes: list[Change] = []
         self._first = False
-        """Nothing of this run is on the disk."""
+        """True: the disk has no checkpoint of this run yet."""
         self._written_at = 0.0
         self._written = (-1, -1)
         self._make = make
@@ -200,18 +200,18 @@ class RunCheckpoints:
             self._lock = None
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish pending writes."""
         if self._store is not None:
             self._store.close(60.0)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def make_or_load(self) -> tuple[Any, bool]:
-        """The training object, and whether it is new.
+        """Return the training object, and True if it is new.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be used; or none can be written.
-            FolderLockedError: another trainer has them.
+            FolderLockedError: another trainer uses them.
         """
         path = self.path
         loaded = made = None

@@ -1,9 +1,8 @@
-"""Rows of a replay memory in append-only files: what a memory on disk writes, and checkpoints of one in RAM.
+"""Rows of a replay memory in append-only files: those of a memory on disk, and checkpoints of one in RAM.
 
-The files are those of `tmrl_core.storage`. A record's payload is rows, one after another: all columns of a transition
-stand beside each other, with its policy version, so that one row is one copy when it is sampled. A record's note begins
-with the number of its first row (counted from the first ever written) and how many there are; what follows is for who
-writes the file.
+The files are those of `tmrl_core.storage`. A record's payload is consecutive rows: all columns of a transition
+together, with its policy version, so that sampling one row is one copy. A record's note begins with the number of its
+first row (counted from the first ever written) and the number of rows; the rest belongs to the writer.
 
     row:   policy version (two int64)  the memory's arrays, those of the widest elements first  zeros up to 8
 """
@@ -29,7 +28,7 @@ from tmrl_core.training.memories.layout import Array
 
 FORMAT_NAME = "replay rows"
 RECORD_BYTES = 1 << 20
-"""Checkpoints are written in records of about this size, so that neither a call nor a torn tail is large."""
+"""Approximate size of a checkpoint's records, so that neither a write nor an incomplete record is large."""
 
 MAX_FIRST_ROW = 1 << 62
 """Row numbers stay within int64, and sums of them with counts."""
@@ -43,10 +42,10 @@ def rows_note(first_row: int, rows: int, rest: bytes = b"") -> bytes:
 
 
 def parse_rows_note(note: bytes) -> tuple[int, int, bytes]:
-    """First row, number of rows, and what follows.
+    """Return first row, number of rows, and the rest of a note.
 
     Raises:
-        StorageError: it is no such note.
+        StorageError: it is not such a note.
     """
     if len(note) < _NOTE.size:
         raise StorageError(f"a note of {len(note)} bytes speaks of no replay rows")
@@ -131,7 +130,7 @@ class RowFormat:
         ]
 
     def empty(self, rows: int) -> Array:
-        """[rows, row_bytes] uint8, to be filled through `columns`; what is between columns is zero."""
+        """Return [rows, row_bytes] uint8, to be filled through `columns`; bytes between columns are zero."""
         made = np.empty((rows, self.row_bytes), np.uint8)
         if self._used_bytes < self.row_bytes:
             made[:, self._used_bytes :] = 0
@@ -206,15 +205,15 @@ class Segment:
 
 
 def read_segment(path: Path, limit_bytes: int | None = None, *, over_damage: bool = False) -> Segment:
-    """Read a file up to `limit_bytes`, or up to its first record that is cut short or damaged.
+    """Read a file up to `limit_bytes`, or up to its first incomplete or damaged record.
 
     Args:
         path: the file.
-        limit_bytes: read no further.
-        over_damage: go on behind a record whose rows alone are damaged.
+        limit_bytes: maximum number of bytes to read.
+        over_damage: True: continue after a record of which only the rows are damaged.
 
     Raises:
-        CheckpointError: the file is missing, has no whole head, or holds no rows.
+        CheckpointError: the file is missing, has no complete head, or holds no rows.
     """
     try:
         reader = SegmentReader(path, limit_bytes)

@@ -33,21 +33,21 @@ SUPPORTED_ACTIVATIONS = ("relu", "tanh")
 class NumpyMLPActor(ActorModule):
     """A policy that acts on safetensors of `net.<i>.weight`, `net.<i>.bias` and of one linear layer for each head.
 
-    A layer's bias is kept as the last row of its matrix and meets a constant 1 at the end of the layer's input, which
-    spares a call per layer; all heads are one matrix. All intermediate results live in arrays made once; a policy is
-    therefore for one thread. A subclass implements `act` with `_forward`.
+    A layer's bias is the last row of its matrix and is multiplied by a constant 1 at the end of the layer's input,
+    which saves a call per layer; all heads are one matrix. All intermediate results are in arrays that are allocated
+    once, so a policy is for one thread. A subclass implements `act` with `_forward`.
 
     Args:
-        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
-        action_space: of the environment.
-        heads: outputs of each head, by its name; they stand beside each other in this order.
+        observation_space: flattened by `tmrl_core.actor.policies.flattening`.
+        action_space: action space of the environment.
+        heads: number of outputs of each head, by its name, in the order of the outputs.
         hidden_sizes: width of each hidden layer.
         activation: `relu` or `tanh`, or torch's class of that name.
-        seed: of the initial weights and of exploration; None: from the operating system.
-        parameters: other arrays that come with the weights, by their names, and their initial values.
+        seed: seed of the initial weights and of exploration; None: from the operating system.
+        parameters: names and initial values of other arrays beside the weights.
 
     Raises:
-        ConfigError: a space or an activation that this policy cannot take.
+        ConfigError: a space or an activation is not supported.
     """
 
     weights_format: ClassVar[str] = SAFETENSORS_FORMAT
@@ -134,10 +134,10 @@ class NumpyMLPActor(ActorModule):
         return encode_arrays(weights, {"activation": self._activation})
 
     def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
-        """Take the weights over, in place, and return self. After an error nothing has changed.
+        """Load the weights in place, and return self. After an error nothing has changed.
 
         Raises:
-            WeightsError: names what does not fit.
+            WeightsError: names the part that does not fit.
         """
         arrays, metadata = decode_arrays(data)
         owner = self.owner or type(self).__name__
@@ -156,10 +156,10 @@ class NumpyMLPActor(ActorModule):
         Path(path).write_bytes(self.to_bytes())
 
     def load(self, path: str | Path, device: Any = "cpu") -> Self:
-        """Take the weights of a safetensors file over, in place, and return self.
+        """Load the weights of a safetensors file in place, and return self.
 
         Raises:
-            WeightsError: names what does not fit.
+            WeightsError: names the part that does not fit.
         """
         return self.from_bytes(Path(path).read_bytes(), device)
 

@@ -16,20 +16,20 @@ from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
 _BLOCK = 1024
 """Random numbers sampled per call."""
 OBSERVATION_LIMIT = 10.0
-"""Normalized observations are cut here, so that what was constant so far and changes now does not drown the rest."""
+"""Bound of normalized observations, so that an element that was constant before does not dominate when it changes."""
 
 
 class NumpyOnPolicyActor(NumpyMLPActor):
-    """A `NumpyMLPActor` with one head, which says the log-density of its actions.
+    """A `NumpyMLPActor` with one head, which returns the log-density of its actions.
 
     The other arguments are those of `NumpyMLPActor`.
 
     Args:
-        outputs: of the head.
-        normalize_observations: by the mean and the standard deviation that come with the weights.
+        outputs: number of outputs of the head.
+        normalize_observations: True: normalize by the mean and the standard deviation that are sent with the weights.
 
     Raises:
-        ConfigError: a space or an activation that this policy cannot take.
+        ConfigError: a space or an activation is not supported.
     """
 
     head: ClassVar[str]

@@ -25,7 +25,7 @@ _UNIFORM_BLOCK = 256
 """Random actions sampled per call: one by one, they would cost more than the policy's own."""
 
 _SCALAR_ACTIONS = 4
-"""Up to so many action elements, Python's own floats are faster than calls to NumPy."""
+"""Number of action elements up to which Python's floats are faster than calls to NumPy."""
 
 
 class NumpySquashedGaussianMLPActor(NumpyMLPActor):
@@ -74,7 +74,7 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
             self._explore_with(float(parameters["random"]))
 
     def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
-        """As `NumpyMLPActor.from_bytes`; act by these weights from now on, unless something was said of `random`."""
+        """Load as `NumpyMLPActor.from_bytes`; use these weights from now on, unless `random` was set explicitly."""
         super().from_bytes(data, device)
         if not self._told:
             self._explore_with(0.0)

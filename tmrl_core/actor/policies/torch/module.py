@@ -43,7 +43,7 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
 
     weights_format: ClassVar[str] = SAFETENSORS_FORMAT
     _own_files: ClassVar[bool] = False
-    """Weights are what a subclass's `save` writes."""
+    """True: the weights are the file that a subclass's `save` writes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Determine the format of the subclass's weights."""
@@ -138,10 +138,10 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         Path(path).write_bytes(self._state_bytes() if self._own_files else self.to_bytes())
 
     def load(self, path: str | Path, device: Any) -> Self:
-        """Take the weights of a safetensors file over, in place, and return self.
+        """Load the weights of a safetensors file in place, and return self.
 
         Raises:
-            WeightsError: names what does not fit.
+            WeightsError: names the part that does not fit.
         """
         data = Path(path).read_bytes()
         return self._take_state(data, device) if self._own_files else self.from_bytes(data, device)
@@ -179,7 +179,7 @@ def check_metadata(owner: str, expected: Mapping[str, str], found: Mapping[str, 
 
 
 def collate_one(obs: Any, device: Any) -> Any:
-    """One observation as tensors on `device`, each with a batch dimension of one; nesting is kept."""
+    """Return one observation as tensors on `device`, each with a batch dimension of one; nesting is kept."""
     if isinstance(obs, np.ndarray):
         return torch.from_numpy(obs).unsqueeze(0).to(device) if _torch_takes(obs) else _tensor(obs, device)
     if isinstance(obs, Mapping):

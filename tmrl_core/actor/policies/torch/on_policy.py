@@ -1,6 +1,6 @@
-"""Policies whose log-densities on-policy training needs, made with torch; `numpy_on_policy` acts on the same weights.
+"""Policies with log-densities for on-policy training, in torch; `numpy/on_policy.py` acts on the same weights.
 
-What they act with comes with its log-density `logp`. Flattened observations are [B, D].
+The extra `logp` of an action is its log-density. Flattened observations are [B, D].
 """
 
 from __future__ import annotations

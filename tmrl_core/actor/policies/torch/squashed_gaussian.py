@@ -71,7 +71,7 @@ class SquashedGaussianMLPActor(TorchMLPActor):
             self.random = float(parameters["random"])
 
     def from_bytes(self, data: bytes, device: Any) -> Self:
-        """As `TorchActorModule.from_bytes`; act by these weights from now on, unless something was said of `random`."""
+        """Load as `TorchActorModule.from_bytes`; use these weights from now on, unless `random` was set explicitly."""
         actor = super().from_bytes(data, device)
         if not self._told:
             self.random = 0.0
