@@ -2,7 +2,7 @@
 
     GATEWAY_KEY=... python client.py [--url https://gateway.example:8000/ --ca ca.pem] [--env CartPole-v1]
 
-Needs `pip install requests gymnasium`.
+Needs `pip install requests`; the script also needs gymnasium.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import sys
 import time
 from typing import Any
 
-import gymnasium
-import numpy as np
 import requests
 
 RETRIED = {None, 409, 429, 500, 502, 503, 504}
@@ -118,18 +116,20 @@ class Client:
             wait_s = min(2 * wait_s, 5.0)
 
 
-def play(client: Client, env: gymnasium.Env[Any, Any]) -> float:
-    """Play one episode and return its return."""
+def play(client: Client, env: Any) -> float:
+    """Play one episode of an environment of Gymnasium and return its return."""
     obs, _ = env.reset()
-    total, action = 0.0, client.begin(np.asarray(obs).tolist())
+    total, action = 0.0, client.begin(obs.tolist())
     while action is not None:
         obs, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
-        action = client.step(np.asarray(obs).tolist(), float(reward), terminated, truncated)
+        action = client.step(obs.tolist(), float(reward), terminated, truncated)
     return total
 
 
 def main() -> None:
+    import gymnasium
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://localhost:8000/")
     parser.add_argument("--ca", help="the gateway's ca.pem, for HTTPS")
