@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 from tests.gateway.players import RecordingAgent, RecordingPlayer
 from tmrl_core.config.sections import GatewaySection
 from tmrl_core.gateway.app import make_app
-from tmrl_core.gateway.connections import Connections
+from tmrl_core.gateway.connections import Connections, LimitedWebSocket
 from tmrl_core.gateway.sessions import Sessions
 from tmrl_core.networking.security.api_keys import ApiKeys, make_key
 
@@ -121,7 +121,7 @@ def serve(folder: Path, context: ssl.SSLContext | None = None, **arguments: Any)
     config = uvicorn.Config(
         served.app,
         http=served.connections.protocol(),
-        ws="websockets-sansio",
+        ws=LimitedWebSocket,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -4,13 +4,16 @@ import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import ClientConnection, connect
 
 from tests.gateway.serving import Served, serve
-from tmrl_core.gateway.connections import MAX_HEAD_BYTES, REQUEST_S
+from tmrl_core.gateway.connections import FRAMES_AT_ONCE, MAX_HEAD_BYTES, REQUEST_S
 
 BEGUN = b"POST /shepherd/env/ HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -124,3 +127,49 @@ def test_the_number_of_connections_is_limited(gateway: Served) -> None:
         while len(gateway.connections) == 5:
             gateway.request("GET", "/shepherd/", connection=held[1])
         assert gateway.login()
+
+
+@pytest.fixture
+def websocket(gateway: Served) -> Iterator[ClientConnection]:
+    with connect(f"ws://127.0.0.1:{gateway.port}/shepherd/ws/", proxy=None) as connection:
+        yield connection
+
+
+def send_frames(connection: ClientConnection, frames: Iterable[Frame]) -> None:
+    connection.socket.sendall(b"".join(frame.serialize(mask=True) for frame in frames))
+
+
+def test_many_small_messages_at_once_are_all_answered(gateway: Served, websocket: ClientConnection) -> None:
+    send_frames(websocket, [Frame(Opcode.TEXT, b'{"n":1}'), Frame(Opcode.BINARY, b"\x80")] * 2000)
+    for _ in range(2000):
+        assert isinstance(websocket.recv(timeout=30), str)
+        assert isinstance(websocket.recv(timeout=30), bytes)
+    websocket.send(b"".join([b"{", b" " * 50_000, b"}"]).decode())
+    assert "obs is missing" in websocket.recv(timeout=30)
+
+
+@pytest.mark.parametrize(
+    "frame", [Frame(Opcode.PING, b"x"), Frame(Opcode.PONG, b"x"), Frame(Opcode.CONT, b"", fin=False)]
+)
+def test_frames_that_are_no_messages_are_limited(
+    gateway: Served, websocket: ClientConnection, frame: Frame, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = [Frame(Opcode.TEXT, b"{", fin=False)]
+    send_frames(websocket, begun + [frame] * (FRAMES_AT_ONCE - 10))
+    send_frames(websocket, [Frame(Opcode.CONT, b"}")])
+    assert "obs is missing" in websocket.recv(timeout=30)
+    with contextlib.suppress(ConnectionError):
+        send_frames(websocket, begun + [frame] * FRAMES_AT_ONCE)
+    with pytest.raises(ConnectionClosedError):
+        websocket.recv(timeout=30)
+    assert gateway.login()
+    assert not caplog.records
+
+
+def test_text_that_is_not_utf_8_closes_a_websocket_without_a_traceback(
+    websocket: ClientConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    send_frames(websocket, [Frame(Opcode.TEXT, b"\xff", fin=False), Frame(Opcode.CONT, b"\xff")])
+    with pytest.raises(ConnectionClosedError, match="1007"):
+        websocket.recv(timeout=30)
+    assert not caplog.records

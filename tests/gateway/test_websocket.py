@@ -110,6 +110,7 @@ def test_a_refusal_leaves_the_connection_open(gateway: Served) -> None:
         ({}, None, True),
         ({}, "https://game.example", True),
         ({}, "https://evil.example", False),
+        ({}, "http://[", False),
         ({"Host": "evil.example"}, None, False),
     ],
 )

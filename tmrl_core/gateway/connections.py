@@ -4,6 +4,8 @@ A connection is closed if its first request does not begin, or a request is not 
 bytes of a request besides its body (request line, headers, sizes of chunks, trailers) exceed `MAX_HEAD_BYTES`. Beyond
 the maximum number of connections, new ones are closed at once. One address may have half of them; this machine may have
 all, because a reverse proxy may run here.
+
+WebSockets have a limit for frames besides messages (pings, fragments), and many small frames do not delay others.
 """
 
 from __future__ import annotations
@@ -12,14 +14,23 @@ import asyncio
 from collections import Counter
 from typing import ClassVar
 
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from tmrl_core.config.sections import is_loopback
 from tmrl_core.networking.security.admission import network_of
+from tmrl_core.token_bucket import TokenBucket
 
 REQUEST_S = 60.0
 """Time in seconds within which a request must be complete."""
 MAX_HEAD_BYTES = 65_536
+_PART_BYTES = 2048
+"""Bytes of a WebSocket that are parsed at once: a frame may have only 6, and takes longer than other bytes."""
+FRAMES_AT_ONCE = 2000
+FRAMES_PER_S = 10.0
+"""Rate of a WebSocket's frames that are no message after a burst. Beyond it, the connection is closed."""
 
 
 class Connections:
@@ -132,3 +143,82 @@ class LimitedProtocol(HttpToolsProtocol):
         """End a request."""
         self.waits_since = None
         super().on_message_complete()
+
+
+class LimitedWebSocket(WebSocketsSansIOProtocol):
+    """One WebSocket. Parsing its bytes in small parts, it never delays other connections for long."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin without frames."""
+        super().connection_made(transport)
+        self._rest = bytearray()
+        self._frames = TokenBucket(FRAMES_PER_S, FRAMES_AT_ONCE)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a small part at once, and more of them in turn with other connections."""
+        if len(data) <= _PART_BYTES and not self._rest:
+            super().data_received(data)
+            return
+        waits = bool(self._rest)
+        self._rest += data
+        self.transport.pause_reading()
+        if not waits:
+            self._parse()
+
+    def _parse(self) -> None:
+        if self.transport.is_closing():
+            return
+        part = bytes(self._rest[:_PART_BYTES])
+        del self._rest[:_PART_BYTES]
+        super().data_received(part)
+        if not self.read_paused:  # otherwise a message waits for the app
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._rest:
+            self.loop.call_soon(self._parse)
+        else:
+            self.transport.resume_reading()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Return the next message, and parse on after the last one."""
+        event = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._go_on()
+        return event
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a fragment."""
+        if self._admits_frame():
+            super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Answer a ping."""
+        if self._admits_frame():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Take the answer to a ping."""
+        if self._admits_frame():
+            super().handle_pong(event)
+
+    def _admits_frame(self) -> bool:
+        if self.transport.is_closing():
+            return False
+        if self._frames.take(self.loop.time()):
+            return True
+        self.conn.fail(1008, "too many fragments, pings or pongs")
+        self.handle_parser_exception()
+        return False
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message over. One that is not UTF-8 closes the connection, without a traceback in the log."""
+        if self.curr_msg_data_type == "text":
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.conn.fail(1007, "invalid UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()

@@ -30,7 +30,7 @@ try:
     from starlette.routing import BaseRoute
 
     from tmrl_core.gateway.app import make_app
-    from tmrl_core.gateway.connections import Connections
+    from tmrl_core.gateway.connections import Connections, LimitedWebSocket
     from tmrl_core.gateway.episodes import EpisodeFiles
     from tmrl_core.gateway.owner import OwnerPages
     from tmrl_core.gateway.sessions import Sessions
@@ -98,7 +98,7 @@ class Gateway:
             settings = uvicorn.Config(
                 make_app(self.sessions, section, [*owner.routes(), *routes]),
                 http=self._connections.protocol(),
-                ws="websockets-sansio",
+                ws=LimitedWebSocket,
                 ws_max_size=section.max_body_bytes,
                 ws_per_message_deflate=False,  # costs more time and memory than the bytes of small messages
                 timeout_keep_alive=KEEP_ALIVE_S,

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers
@@ -92,7 +91,10 @@ class WebSocketEndpoint:
         """Browsers name the page's origin and connect to other origins without asking."""
         origin, allowed = headers.get("origin"), self._settings.origins
         return (
-            origin is None or origin in allowed or "*" in allowed or urlsplit(origin).netloc == headers.get("host", "")
+            origin is None
+            or origin in allowed
+            or "*" in allowed
+            or origin.partition("://")[2] == headers.get("host", "")
         )
 
 
