@@ -1,4 +1,4 @@
-"""Paths of modules in releases from before their move, so that a benchmark also measures an older package."""
+"""Former paths of modules and names, so that a benchmark also measures an older package."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 FORMER = {
     "tmrl_core.networking.protocol": "tmrl_core.networking",
@@ -38,3 +39,8 @@ def accept_former_paths() -> None:
     """Make the new names of `FORMER` importable where the package has them at the former paths only."""
     if find_spec("tmrl_core") is not None and find_spec("tmrl_core.networking.protocol") is None:
         sys.meta_path.insert(0, _FormerPaths())
+
+
+def acknowledge(link: Any, received: Any) -> None:
+    """Acknowledge what a trainer's link has received, by the name that the method has in this package."""
+    (link.acknowledge if hasattr(link, "acknowledge") else link.commit)(received)

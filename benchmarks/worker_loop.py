@@ -20,6 +20,7 @@ import time
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
+from moved import acknowledge
 from processes import Cost, Process, timed
 from wire_bytes import versions
 
@@ -69,7 +70,7 @@ def sink_process(keys: str, port: int, pipe: Pipe) -> None:
             assert isinstance(chunk.observation, np.ndarray)
             assert np.allclose(np.hypot(chunk.observation[:, 0], chunk.observation[:, 1]), 1.0, atol=1e-4)
             rows += chunk.rows
-        link.acknowledge(received)
+        acknowledge(link, received)
     pipe.recv()
     counts = link.counts
     pipe.send((rows, counts.gap_samples, counts.duplicate_messages))
