@@ -30,7 +30,7 @@ from tmrl_core.training.checkpoints.model_file import ModelFile
 from tmrl_core.training.checkpoints.run_checkpoints import RunCheckpoints
 from tmrl_core.training.contracts import LoopLike, TrainingLoop, actor_of, as_loop
 from tmrl_core.training.remote.delivery import LinkedTraining
-from tmrl_core.training.remote.run_shutdown import Farewell
+from tmrl_core.training.remote.run_shutdown import RunShutdown
 
 if TYPE_CHECKING:
     from tmrl_core.training.remote.interface import RemoteInterface
@@ -264,7 +264,7 @@ class Trainer:
     def finish(self) -> None:
         """After `train_iteration`: tell the workers that the run has ended, and insert their last samples."""
         if self.interface is not None and self.training is not None:
-            Farewell(as_loop(self.training), self.interface).send_home()
+            RunShutdown(as_loop(self.training), self.interface).finish_workers()
 
     # State of `train_iteration` and its related methods.
 
@@ -413,8 +413,8 @@ class Trainer:
                 self._linked.commit(training)
             else:
                 if not interface.reached_target:
-                    Farewell(training, interface).evaluate()
-                Farewell(training, interface).send_home()
+                    RunShutdown(training, interface).evaluate()
+                RunShutdown(training, interface).finish_workers()
             try:
                 self._write_end(training, interface, recorder)
             except StorageError:
@@ -469,7 +469,7 @@ class Trainer:
 
     def _confirmed(self, training: TrainingLoop, interface: RemoteInterface) -> bool:
         """Evaluate the current policy; the one that has reached the target is some updates older."""
-        Farewell(training, interface).evaluate()
+        RunShutdown(training, interface).evaluate()
         return interface.confirm_target()
 
     def _pass_on_the_end(self, training: TrainingLoop) -> None:
@@ -484,7 +484,7 @@ class Trainer:
                 while not interface.stop_requested and time.monotonic() < deadline:
                     if interface.link.wait_connected(0.1):
                         logger.info("workers that wait for this run are notified of its end")
-                        Farewell(training, interface).send_home(just_come=True)
+                        RunShutdown(training, interface).finish_workers(just_come=True)
                         break
                 else:
                     logger.info("no Server was notified: none accepted this trainer within %g s", FINISHED_S)

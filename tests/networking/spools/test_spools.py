@@ -56,9 +56,9 @@ class Kept:
         self.spool.on_stored = lambda stream: self.stored.append((stream, self.spool.streams[stream].stored))
         self.spool.on_failed = lambda stream, reason: self.failed.append((stream, reason))
 
-    def append(self, number: int, body: bytes = b"body", *, floor: int = 0, samples: int = 2, who: StreamInfo) -> str:
+    def append(self, number: int, body: bytes = b"body", *, floor: int = 0, samples: int = 2, info: StreamInfo) -> str:
         return self.spool.append(
-            who,
+            info,
             number=number,
             floor=floor,
             position=10 * number,
@@ -66,17 +66,17 @@ class Kept:
             body=[body[:3], memoryview(body)[3:]],
         )
 
-    def fill(self, *numbers: int, who: StreamInfo, body: bytes = b"body") -> None:
+    def fill(self, *numbers: int, info: StreamInfo, body: bytes = b"body") -> None:
         for number in numbers:
-            assert self.append(number, body, who=who) == ""
-        stream = who.stream
+            assert self.append(number, body, info=info) == ""
+        stream = info.stream
         self.thread.run(lambda: self.spool.streams[stream].stored == numbers[-1] + 1)
 
-    def bodies(self, who: StreamInfo) -> list[tuple[int, int, bytes]]:
+    def bodies(self, info: StreamInfo) -> list[tuple[int, int, bytes]]:
         """Number, floor and body of each message, as a trainer would get them."""
         found, number = [], 0
-        while (message := self.spool.peek(who.stream, number)) is not None:
-            head, body = self.spool.read(who.stream, message)
+        while (message := self.spool.peek(info.stream, number)) is not None:
+            head, body = self.spool.read(info.stream, message)
             got, floor, position, samples, length = SAMPLES_HEAD.unpack(head)
             assert (got, position, samples) == (message.number, 10 * message.number, 2)
             assert length == sum(map(len, body)) == message.length
@@ -113,7 +113,7 @@ def kept(make: Callable[[int, Thread], Spool]) -> Kept:
 def test_messages_are_kept_in_order_and_read_as_they_came(kept: Kept) -> None:
     bodies = [b"first", b"", b"x" * 300_000]
     for number, body in enumerate(bodies):
-        assert kept.append(number, body, who=A) == ""
+        assert kept.append(number, body, info=A) == ""
     assert [body for _, _, body in kept.bodies(A)] == bodies, "also while they are being written"
     kept.thread.run(lambda: len(kept.stored) == 3)
     assert kept.stored[-1] == (A.stream, 3)
@@ -123,18 +123,18 @@ def test_messages_are_kept_in_order_and_read_as_they_came(kept: Kept) -> None:
 
 def test_stored_rises_in_order(kept: Kept) -> None:
     for number in range(20):
-        kept.append(number, who=A)
-        kept.append(number, who=B)
+        kept.append(number, info=A)
+        kept.append(number, info=B)
     kept.thread.run(lambda: len(kept.stored) == 40)
-    for who in (A, B):
-        assert [stored for stream, stored in kept.stored if stream == who.stream] == list(range(1, 21))
+    for info in (A, B):
+        assert [stored for stream, stored in kept.stored if stream == info.stream] == list(range(1, 21))
 
 
 def test_numbers_may_be_left_out_but_not_come_again(kept: Kept) -> None:
-    kept.fill(3, 7, who=A)
+    kept.fill(3, 7, info=A)
     assert kept.spool.streams[A.stream].next_number == 8
     with pytest.raises(ValueError, match="message 7 comes after message 7"):
-        kept.append(7, who=A)
+        kept.append(7, info=A)
     message = kept.spool.peek(A.stream, 4)
     assert message is not None
     assert message.number == 7
@@ -143,7 +143,7 @@ def test_numbers_may_be_left_out_but_not_come_again(kept: Kept) -> None:
 
 
 def test_what_is_acknowledged_is_let_go_and_the_stream_with_the_last_of_it(kept: Kept) -> None:
-    kept.fill(0, 1, 2, 3, who=A)
+    kept.fill(0, 1, 2, 3, info=A)
     assert kept.spool.drop(A.stream, 0) == 0
     assert kept.spool.drop(A.stream, 2) == 4
     assert [number for number, _, _ in kept.bodies(A)] == [2, 3]
@@ -156,7 +156,7 @@ def test_what_is_acknowledged_is_let_go_and_the_stream_with_the_last_of_it(kept:
 
 def test_the_first_that_is_left_explains_what_is_held_no_more(kept: Kept) -> None:
     for number, floor in ((4, 0), (5, 5), (6, 6), (9, 7)):
-        kept.append(number, floor=floor, who=A)
+        kept.append(number, floor=floor, info=A)
     assert [floor for _, floor, _ in kept.bodies(A)] == [0, 5, 6, 7]
     kept.spool.drop(A.stream, 6)
     assert [floor for _, floor, _ in kept.bodies(A)] == [0, 7]
@@ -165,7 +165,7 @@ def test_the_first_that_is_left_explains_what_is_held_no_more(kept: Kept) -> Non
 
 
 def test_one_that_cannot_be_read_can_be_let_go_from_the_middle(kept: Kept) -> None:
-    kept.fill(0, 1, 2, who=A)
+    kept.fill(0, 1, 2, info=A)
     for number in (0, 1, 2):
         kept.spool.streams[A.stream].messages[number].floor = number
     middle = kept.spool.peek(A.stream, 1)
@@ -179,9 +179,9 @@ def test_a_full_spool_takes_no_more_says_so_and_has_room_again_when_a_stream_has
 ) -> None:
     room = 2 * (STREAM_COST_BYTES + len(A.name) + len(A.signature)) + 3 * (1_000 + MESSAGE_COST_BYTES)
     kept = Kept(make, room)
-    kept.fill(0, 1, who=A, body=bytes(1_000))
-    kept.fill(0, who=B, body=bytes(1_000))
-    refusal = kept.append(2, bytes(1_000), who=A)
+    kept.fill(0, 1, info=A, body=bytes(1_000))
+    kept.fill(0, info=B, body=bytes(1_000))
+    refusal = kept.append(2, bytes(1_000), info=A)
     assert "full" in refusal
     assert "server.spool_bytes" in refusal
     assert str(room) in refusal
@@ -189,47 +189,47 @@ def test_a_full_spool_takes_no_more_says_so_and_has_room_again_when_a_stream_has
     assert len(kept.bodies(A)) == 2
     assert kept.spool.streams[A.stream].next_number == 2
     kept.spool.drop(A.stream, 2)
-    assert kept.append(0, bytes(1_000), who=A) == ""
+    assert kept.append(0, bytes(1_000), info=A) == ""
 
 
 def test_many_small_messages_and_streams_are_bounded_too(make: Callable[[int, Thread], Spool]) -> None:
     kept = Kept(make, 100_000)
     taken = 0
-    while not kept.append(taken, b"", who=A):
+    while not kept.append(taken, b"", info=A):
         taken += 1
     assert taken < 200
     big = Kept(lambda limit_bytes, thread: MemorySpool(limit_bytes), 1 << 30)
     for i in range(MAX_SPOOLED_STREAMS):
-        assert big.append(0, who=A._replace(stream=i.to_bytes(16, "big"))) == ""
-    assert str(MAX_SPOOLED_STREAMS) in big.append(0, who=B)
+        assert big.append(0, info=A._replace(stream=i.to_bytes(16, "big"))) == ""
+    assert str(MAX_SPOOLED_STREAMS) in big.append(0, info=B)
 
 
 def test_runs_are_told_apart(kept: Kept) -> None:
-    kept.fill(0, 1, who=A)
-    kept.fill(0, who=B)
+    kept.fill(0, 1, info=A)
+    kept.fill(0, info=B)
     assert [found.info for found in kept.spool.of_run("run")] == [A]
     assert kept.spool.of_run("third") == []
     assert kept.spool.summary() == ["1 stream, 2 samples of run 'other'", "1 stream, 4 samples of run 'run'"]
 
 
 def test_the_end_of_a_stream_is_kept_until_it_goes_on(kept: Kept) -> None:
-    kept.fill(0, who=A)
+    kept.fill(0, info=A)
     kept.spool.end(A.stream)
     kept.spool.end(B.stream)
     assert kept.spool.streams[A.stream].ended
-    kept.fill(1, who=A)
+    kept.fill(1, info=A)
     assert not kept.spool.streams[A.stream].ended
 
 
 def test_a_stream_that_has_gone_can_come_again(kept: Kept) -> None:
-    kept.fill(0, 1, who=A)
+    kept.fill(0, 1, info=A)
     kept.spool.drop(A.stream, 2)
-    kept.fill(0, who=A, body=b"again")
+    kept.fill(0, info=A, body=b"again")
     assert [body for _, _, body in kept.bodies(A)] == [b"again"]
 
 
 def test_closing_twice_is_fine(kept: Kept) -> None:
-    kept.fill(0, who=A)
+    kept.fill(0, info=A)
     kept.spool.close()
     kept.spool.close()
 
@@ -300,8 +300,8 @@ def disk(folder: Path, limit_bytes: int = 1 << 20, **changes: object) -> Kept:
 
 def test_a_spool_that_is_opened_again_has_what_was_stored(tmp_path: Path) -> None:
     first = disk(tmp_path)
-    first.fill(2, 3, 7, who=A, body=b"x" * 5_000)
-    first.fill(0, who=B)
+    first.fill(2, 3, 7, info=A, body=b"x" * 5_000)
+    first.fill(0, info=B)
     first.spool.end(A.stream)
     used = first.spool.used_bytes
     before = first.bodies(A)
@@ -314,7 +314,7 @@ def test_a_spool_that_is_opened_again_has_what_was_stored(tmp_path: Path) -> Non
     assert again.spool.streams[A.stream].ended
     assert not again.spool.streams[B.stream].ended
     assert again.spool.streams[A.stream].stored == again.spool.streams[A.stream].next_number == 8
-    again.fill(8, who=A)
+    again.fill(8, info=A)
     again.spool.close()
     third = disk(tmp_path)
     assert [number for number, _, _ in third.bodies(A)] == [2, 3, 7, 8]
@@ -327,18 +327,18 @@ def test_a_spool_that_is_opened_again_has_what_was_stored(tmp_path: Path) -> Non
 
 def test_what_is_found_beyond_the_bound_is_kept_and_no_more_is_taken(tmp_path: Path) -> None:
     first = disk(tmp_path)
-    first.fill(0, 1, 2, who=A, body=bytes(10_000))
+    first.fill(0, 1, 2, info=A, body=bytes(10_000))
     first.spool.close()
     again = disk(tmp_path, limit_bytes=10_000)
     assert len(again.bodies(A)) == 3
-    assert "full" in again.append(3, who=A)
+    assert "full" in again.append(3, info=A)
     again.spool.close()
 
 
 @pytest.mark.parametrize("cut", [1, 100, 900])
 def test_a_torn_tail_is_cut_off_and_reported(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
     first = disk(tmp_path)
-    first.fill(0, 1, 2, who=A, body=bytes(1_000))
+    first.fill(0, 1, 2, info=A, body=bytes(1_000))
     first.spool.close()
     (path,) = tmp_path.glob("*.seg")
     os.truncate(path, path.stat().st_size - cut)
@@ -348,7 +348,7 @@ def test_a_torn_tail_is_cut_off_and_reported(tmp_path: Path, cut: int, caplog: p
     assert 0 < again.spool.torn_bytes <= 1_100
     assert "cut off" in caplog.text
     assert [number for number, _, _ in again.bodies(A)] == [0, 1]
-    again.fill(2, who=A, body=b"told again")
+    again.fill(2, info=A, body=b"told again")
     again.spool.close()
     third = disk(tmp_path)
     assert [body for _, _, body in third.bodies(A)][2] == b"told again"
@@ -360,8 +360,8 @@ def test_a_file_without_a_head_is_set_aside_and_the_others_are_used(
     tmp_path: Path, length: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = disk(tmp_path)
-    first.fill(0, who=A)
-    first.fill(0, who=B)
+    first.fill(0, info=A)
+    first.fill(0, info=B)
     first.spool.close()
     damaged = tmp_path / f"{A.stream.hex()}.seg"
     os.truncate(damaged, length)
@@ -420,10 +420,10 @@ class FailingDisk(FileCalls):
 def test_what_a_full_disk_does_not_take_is_not_stored_and_told_and_may_be_told_again(tmp_path: Path) -> None:
     calls = FailingDisk()
     kept = disk(tmp_path, calls=calls)
-    kept.fill(0, 1, who=A)
+    kept.fill(0, 1, info=A)
     calls.full = True
     for number in (2, 3, 4):
-        kept.append(number, who=A)
+        kept.append(number, info=A)
     told = []
     kept.thread.posted.put(lambda: told.append("first"))
     kept.thread.run(lambda: bool(kept.failed) and bool(told))
@@ -431,7 +431,7 @@ def test_what_a_full_disk_does_not_take_is_not_stored_and_told_and_may_be_told_a
     assert "No space left" in kept.failed[0][1]
     assert kept.spool.streams[A.stream].next_number == kept.spool.streams[A.stream].stored == 2
     calls.full = False
-    kept.fill(2, 3, who=A, body=b"now")
+    kept.fill(2, 3, info=A, body=b"now")
     assert [number for number, _, _ in kept.bodies(A)] == [0, 1, 2, 3]
     kept.spool.close()
     again = disk(tmp_path)
@@ -512,9 +512,9 @@ def test_a_slow_disk_holds_up_nobody_else_and_takes_no_more_than_the_credit(tmp_
 def test_fsync_flushes_each_message(tmp_path: Path) -> None:
     calls = FailingDisk()
     kept = disk(tmp_path, calls=calls, sync="fsync")
-    kept.fill(0, who=A)
+    kept.fill(0, info=A)
     before = calls.synced
-    kept.fill(1, who=A)
+    kept.fill(1, info=A)
     assert calls.synced > before
     kept.spool.close()
 
@@ -552,16 +552,16 @@ def test_many_streams_share_a_few_open_files(tmp_path: Path) -> None:
     generator = random.Random(1)
     numbers = dict.fromkeys(range(50), 0)
     for _ in range(400):
-        who = generator.randrange(50)
-        assert kept.append(numbers[who], who=A._replace(stream=who.to_bytes(16, "big"))) == ""
-        numbers[who] += 1
+        index = generator.randrange(50)
+        assert kept.append(numbers[index], info=A._replace(stream=index.to_bytes(16, "big"))) == ""
+        numbers[index] += 1
     kept.thread.run(lambda: len(kept.stored) == 400)
     assert isinstance(kept.spool, DiskSpool)
     assert len(kept.spool._files) <= 32
     kept.spool.close()
     again = disk(tmp_path)
-    for who, count in numbers.items():
-        assert len(again.bodies(A._replace(stream=who.to_bytes(16, "big")))) == count
+    for index, count in numbers.items():
+        assert len(again.bodies(A._replace(stream=index.to_bytes(16, "big")))) == count
     again.spool.close()
 
 

@@ -134,7 +134,7 @@ class DiskSpool(Spool):
             self.torn_bytes += torn
             logger.warning(
                 "%s: the last %d bytes are not a complete record (a process or machine died while writing) and were "
-                "truncated; no worker has a confirmation of them",
+                "cut off; no worker has a confirmation of them",
                 path,
                 torn,
             )

@@ -27,7 +27,7 @@ QUIET_S = 2.0
 """Seconds without samples after which they have sent all."""
 
 
-class Farewell:
+class RunShutdown:
     """Closing exchange with the workers at the end of training.
 
     Args:
@@ -63,7 +63,7 @@ class Farewell:
         finally:
             interface.ending = False
 
-    def send_home(self, just_come: bool = False) -> None:
+    def finish_workers(self, just_come: bool = False) -> None:
         """Tell the workers that the run has ended, and insert the samples that they still send.
 
         Args:
