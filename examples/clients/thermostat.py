@@ -1,7 +1,7 @@
 """A thermostat that learns from two buttons: green when the room is comfortable, red when it is not.
 
     export GATEWAY_KEY=...
-    python thermostat.py                    a simulated room with a simulated resident, as fast as possible
+    python thermostat.py                    a simulated room with a simulated resident, a day in a second
     python thermostat.py --buttons typed    you are the resident: type g or r
     python thermostat.py --step-s 900       in real time: one step every 15 minutes
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--ca", help="the gateway's ca.pem, for HTTPS")
     parser.add_argument("--days", type=int, default=100)
     parser.add_argument("--buttons", choices=("simulated", "typed"), default="simulated")
-    parser.add_argument("--step-s", type=float, default=0.0, help="seconds between two steps")
+    parser.add_argument("--step-s", type=float, default=0.01, help="seconds between two steps")
     arguments = parser.parse_args()
     key = os.environ.get("GATEWAY_KEY") or sys.exit("set GATEWAY_KEY to an API key")
 

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import requests
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -187,6 +188,26 @@ def test_a_wrong_key_is_refused_with_the_reason(cartpole: Gateway, command: Sequ
     assert "Traceback" not in ended.stderr
 
 
+def test_the_owner_sees_sessions_and_episodes(cartpole: Gateway) -> None:
+    def get(path: str, token: str) -> tuple[int, bytes]:
+        answer = requests.get(
+            f"{cartpole.url()}owner/{path}", headers={"Authorization": f"Bearer {token}"}, timeout=WAIT_S
+        )
+        return answer.status_code, answer.content
+
+    token = cartpole.ca.with_name("gateway_owner.token").read_text().strip()
+    client = ("-c", "from client import *; import os; Client(os.environ['GATEWAY_KEY'], sys.argv[1]).begin([0.0] * 4)")
+    succeeded(cartpole.run(sys.executable, *client, cartpole.url()))
+    status, body = get("sessions/", token)
+    assert status == 200
+    assert "default" in [session["agent"] for session in json.loads(body)["sessions"]]
+    succeeded(cartpole.run(*python("plain_client.py"), cartpole.url(), "1"))
+    assert get("agents/default/curve.png", token)[1].startswith(b"\x89PNG")
+    status, body = get("sessions/", "wrong")
+    assert status == 401
+    assert "wrong token" in json.loads(body)["error"]
+
+
 def test_each_step_counts_once_on_a_connection_that_breaks(tmp_path: Path) -> None:
     with running(tmp_path, CARTPOLE) as gateway:
         with Proxy(("127.0.0.1", gateway.port)) as proxy:
@@ -227,7 +248,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_the_thermostat_needs_requests_only_and_runs_over_https(tmp_path: Path) -> None:
     with running(tmp_path, CLIENTS / "thermostat.yaml", "gateway.host=0.0.0.0") as gateway:
-        arguments = ("--url", gateway.url("https"), "--ca", str(gateway.ca), "--days", "3")
+        arguments = ("--url", gateway.url("https"), "--ca", str(gateway.ca), "--days", "3", "--step-s", "0")
         said = succeeded(gateway.run(sys.executable, "-c", REQUESTS_ONLY, "thermostat.py", *arguments))
         assert len(re.findall(r"day \d: \d+% green", said)) == 3
         assert [steps for steps, _ in gateway.end()] == [96, 96, 96]
