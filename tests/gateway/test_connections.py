@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
 from tests.gateway.serving import Served, serve
-from tmrl_core.gateway.connections import FRAMES_AT_ONCE, MAX_HEAD_BYTES, REQUEST_S
+from tmrl_core.gateway.connections import FRAMES_AT_ONCE, MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, REQUEST_S
 
 BEGUN = b"POST /shepherd/env/ HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -72,6 +72,31 @@ def test_invalid_http_is_answered_with_json(gateway: Served) -> None:
     with opened(gateway) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
         assert "Invalid HTTP" in refusal(connection)
+
+
+def test_the_number_of_headers_is_limited(gateway: Served) -> None:
+    with opened(gateway) as connection:
+        connection.sendall(BEGUN + b"X:\r\n" * MAX_HEADERS)
+        assert "too many headers" in refusal(connection)
+
+
+@pytest.mark.parametrize("requests", [MAX_PIPELINED, 5000])
+def test_many_requests_at_once_are_refused(gateway: Served, requests: int, caplog: pytest.LogCaptureFixture) -> None:
+    for reads in (True, False):
+        with opened(gateway) as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
+            if reads and requests == MAX_PIPELINED:
+                for _ in range(requests):
+                    response = http.client.HTTPResponse(connection)
+                    response.begin()
+                    assert response.status == 404
+                    response.read()
+            elif reads:
+                assert "requests at once" in refusal(connection)
+    assert gateway.login()
+    assert all("refused a connection" in record.message for record in caplog.records)
+    assert len(caplog.records) <= 1
 
 
 def test_a_long_body_in_many_chunks_is_no_head(gateway: Served) -> None:

@@ -14,18 +14,23 @@ import asyncio
 from collections import Counter
 from typing import ClassVar
 
-from uvicorn._types import ASGIReceiveEvent
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 from tmrl_core.config.sections import is_loopback
 from tmrl_core.networking.security.admission import network_of
+from tmrl_core.networking.security.refusal_log import Refusals
 from tmrl_core.token_bucket import TokenBucket
 
 REQUEST_S = 60.0
 """Time in seconds within which a request must be complete."""
 MAX_HEAD_BYTES = 65_536
+MAX_HEADERS = 200
+MAX_PIPELINED = 16
+"""Maximum number of requests that a connection sends before the answer to an earlier one."""
 _PART_BYTES = 2048
 """Bytes of a WebSocket that are parsed at once: a frame may have only 6, and takes longer than other bytes."""
 FRAMES_AT_ONCE = 2000
@@ -42,6 +47,7 @@ class Connections:
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
+        self.refusals = Refusals()
         self._open: set[LimitedProtocol] = set()
         self._of_network: Counter[str] = Counter()
 
@@ -100,18 +106,37 @@ class LimitedProtocol(HttpToolsProtocol):
         self.network, self.is_local = network_of(f"{host}:{port}"), is_loopback(host)
         self.waits_since: float | None = self.loop.time()
         self._overhead = self._body = 0
+        self._answering: RequestResponseCycle | None = None
         if not self.registry.add(self):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.registry.remove(self)
+        self._abandon()
         super().connection_lost(exc)
+
+    def _abandon(self) -> None:
+        """Tell the app that nobody reads its answer. uvicorn tells only the last of several requests."""
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes that are not the body of a request."""
         self._body = 0
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP, or too many headers or requests at once.")
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
         self._overhead += len(data) - self._body
         if self._overhead > MAX_HEAD_BYTES and self.waits_since is not None and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
@@ -124,6 +149,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer with a JSON object, as all refusals are, and close the connection."""
+        self.registry.refusals("%s:%s" % (self.client or ("", 0)), msg)
+        self._abandon()
         body = b'{"error":"%s"}' % msg.encode()
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -133,6 +160,18 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin a request."""
         self.waits_since, self._overhead = self.loop.time(), 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. An error ends the parsing."""
+        if len(self.headers) >= MAX_HEADERS:
+            raise ValueError("too many headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer, or wait for earlier answers. An error ends the parsing."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
