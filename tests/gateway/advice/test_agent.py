@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from tests.gateway.advice.conftest import ALGORITHMS, EPISODE, Client, MakeAgent
 from tmrl_core.errors import CheckpointError, SessionClosedError, TmrlError
+from tmrl_core.gateway.advice import learner as module
 from tmrl_core.gateway.advice.agent import AdviceAgent
 from tmrl_core.gateway.advice.learner import Learner, OwnLearner
 from tmrl_core.gateway.advice.saves import read_save
@@ -124,7 +126,8 @@ def test_a_session_learns(make_agent: MakeAgent) -> None:
 
 def test_a_newcomer_continues_from_the_newest_save_of_any_session(make_agent: MakeAgent) -> None:
     agent = make_agent(save_every_steps=25, keep_saves=3)
-    learners = made(agent)
+    idle = make_agent(save_every_steps=25, keep_saves=3, start_training=10_000)
+    learners, idle_learners = made(agent), made(idle)
 
     async def run() -> None:
         clients = [Client(agent.open(f"s{number}"), number) for number in range(2)]
@@ -133,11 +136,11 @@ def test_a_newcomer_continues_from_the_newest_save_of_any_session(make_agent: Ma
         await asyncio.gather(clients[0].play(9), clients[1].play(21))
         for client in clients:
             await client.player.close()
-        await Client(agent.open("s2")).play(1)
-        await agent.close()
+        await Client(idle.open("s2")).play(1)
+        await idle.close()
 
     asyncio.run(run())
-    _, trained, newcomer = learners
+    (_, trained), (newcomer,) = learners, idle_learners
     assert trained.steps == 22 * EPISODE
     assert newcomer.steps == 23 * EPISODE
     assert newcomer.updates == trained.updates
@@ -148,21 +151,168 @@ def test_a_newcomer_continues_from_the_newest_save_of_any_session(make_agent: Ma
     assert read_save(agent.saves_folder / names[-1]).algorithm == "dqn"
 
 
+async def play_session(agent: AdviceAgent, episodes: int, seed: int = 0) -> None:
+    client = Client(agent.open(f"s{seed}"), seed)
+    await client.play(episodes)
+    await client.player.close()
+
+
+def rows(learner: OwnLearner, first: int, stop: int) -> list[np.ndarray]:
+    """The transitions from `first` to `stop` of those in a learner's memory, oldest first."""
+    memory = learner._memory
+    places = np.arange(memory.written - len(memory), memory.written)[first:stop] % memory.memory_size
+    return [ring[places] for ring in memory.row_arrays]
+
+
+def equal(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_newcomer_learns_from_the_saved_transitions_at_once(make_agent: MakeAgent, algorithm: str) -> None:
+    agent = make_agent(algorithm, updates_per_step=1.0)
+    learners = made(agent)
+    asyncio.run(play_session(agent, 10))
+    asyncio.run(play_session(agent, 1, seed=1))
+    before, newcomer = learners
+    assert newcomer.updates == before.updates + EPISODE
+    assert len(newcomer._memory) == 11 * EPISODE
+    assert equal(rows(newcomer, 0, 10 * EPISODE), rows(before, 0, 10 * EPISODE))
+
+
+def test_a_full_memory_is_saved_in_its_order(make_agent: MakeAgent) -> None:
+    agent = make_agent(capacity=33)
+    learners = made(agent)
+    for seed in range(2):
+        asyncio.run(play_session(agent, 10, seed))
+    asyncio.run(play_session(agent, 1, seed=2))
+    before, newcomer = learners[1:]
+    assert len(newcomer._memory) == 33
+    assert equal(rows(newcomer, 0, 33 - EPISODE), rows(before, EPISODE, 33))
+
+
+def test_a_save_has_the_newest_transitions_up_to_a_limit(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make_agent()
+    learners = made(agent)
+    asyncio.run(play_session(agent, 10))
+    before = learners[0]
+    row_bytes = sum(ring[0].nbytes for ring in before._memory.row_arrays)
+    monkeypatch.setattr(module, "SAVED_MEMORY_BYTES", 7 * row_bytes + 1)
+    before.save()
+    asyncio.run(play_session(agent, 1, seed=1))
+    assert len(learners[1]._memory) == 7 + EPISODE
+    assert equal(rows(learners[1], 0, 7), rows(before, 10 * EPISODE - 7, 10 * EPISODE))
+
+
+def test_a_transition_above_the_limit_is_not_saved(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAVED_MEMORY_BYTES", 1)
+    agent = make_agent()
+    learners = made(agent)
+    asyncio.run(play_session(agent, 10))
+    asyncio.run(play_session(agent, 1, seed=1))
+    assert len(learners[1]._memory) == EPISODE
+
+
+def test_a_smaller_memory_takes_the_newest_saved_transitions(make_agent: MakeAgent) -> None:
+    agent, smaller = make_agent(), make_agent(capacity=20)
+    learners, again = made(agent), made(smaller)
+    asyncio.run(play_session(agent, 10))
+    asyncio.run(smaller.start())
+    assert equal(rows(again[0], 0, 20), rows(learners[0], 10 * EPISODE - 20, 10 * EPISODE))
+
+
+def test_after_a_save_without_transitions_updates_wait_for_new_ones(make_agent: MakeAgent) -> None:
+    agent = make_agent(updates_per_step=1.0)
+    learners = made(agent)
+    asyncio.run(play_session(agent, 10))
+    saved = agent._saves.newest()
+    assert saved is not None
+    del saved.tree["learner"]["memory"]  # as earlier releases wrote it
+    held = {name: array for name, array in saved.arrays.items() if not name.startswith("memory")}
+    agent._saves.write(replace(saved, arrays=held))
+    asyncio.run(play_session(agent, 5, seed=1))
+    assert len(learners[1]._memory) == 5 * EPISODE
+    assert learners[1].updates == learners[0].updates + 5 * EPISODE - 19
+
+
+def test_saved_transitions_of_another_structure_are_dropped(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make_agent(observation_space={"here": [1, -1, 1], "there": 3})
+    renamed = make_agent(observation_space={"close": [1, -1, 1], "there": 3})
+    learners = made(renamed)
+
+    class Renamed(DictClient):
+        def observe(self) -> Any:
+            obs = super().observe()
+            return {"close": obs["here"], "there": obs["there"]}
+
+    async def run() -> None:
+        await DictClient(first.open("s1")).play(10)
+        await first.close()
+        await Renamed(renamed.open("s2")).play(2)
+        await renamed.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert "the transitions of its save are dropped" in caplog.text
+    assert len(learners[0]._memory) == 2 * EPISODE
+    assert learners[0].steps == 12 * EPISODE
+
+
+def test_saved_transitions_with_which_updates_fail_are_dropped(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = make_agent(updates_per_step=1.0)
+    learners = made(agent)
+
+    async def run() -> None:
+        harmful = Client(agent.open("s1"))
+        await harmful.player.begin(harmful.observe(), {})
+        for _ in range(19):  # too few for an update
+            await harmful.player.step(harmful.observe(), 3e38, False, False, {})
+        await harmful.player.close()
+        client = Client(agent.open("s2"))
+        await client.play(10)
+        await client.player.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert "the transitions of its save are dropped" in caplog.text
+    assert learners[1].steps == 19 + 10 * EPISODE
+    # The first transition went too, and its last row, to which the second one belongs.
+    assert len(learners[1]._memory) == 10 * EPISODE - 2
+    assert learners[1].updates > 10
+
+
+@pytest.mark.parametrize("name", ["memory['rows'][0]", "memory['rows'][1]"])
+@pytest.mark.parametrize("wrong", [np.ones((50, 999), np.float32), np.ones((3, 9), np.float32), np.float32(1.0)])
+def test_saved_transitions_that_contradict_their_layout_are_refused(
+    make_agent: MakeAgent, name: str, wrong: Any
+) -> None:
+    agent = make_agent()
+    asyncio.run(play_session(agent, 10))
+    saved = agent._saves.newest()
+    assert saved is not None
+    assert name in saved.arrays
+    saved.arrays[name] = np.asarray(wrong)
+    agent._saves.write(saved)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        asyncio.run(agent.start())
+
+
 def test_a_damaged_newest_save_falls_back_to_the_one_before(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = make_agent(save_every_steps=25)
     learners = made(agent)
 
-    async def play(session_id: str) -> None:
-        client = Client(agent.open(session_id))
-        await client.play(10)
-        await client.player.close()
-
-    asyncio.run(play("s1"))
+    asyncio.run(play_session(agent, 10, seed=1))
     (agent.saves_folder / "000000000050_s1.zip").write_bytes(b"PK")
     with caplog.at_level(logging.WARNING):
-        asyncio.run(play("s2"))
+        asyncio.run(play_session(agent, 10, seed=2))
     assert learners[1].steps == 25 + 10 * EPISODE
     assert "a save is skipped" in caplog.text
 

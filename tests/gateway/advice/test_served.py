@@ -53,7 +53,11 @@ def test_sessions_go_on_from_the_saves_after_a_kill(start: Start, tmp_path: Path
     assert resumed.steps == newest.steps + len(client.transitions)
     assert resumed.arrays.keys() == newest.arrays.keys()
     for name, array in newest.arrays.items():
-        assert (resumed.arrays[name] == array).all(), name
+        found = resumed.arrays[name]
+        if name.startswith("memory"):  # followed by the transitions of the new session
+            assert len(found) == len(array) + len(client.transitions)
+            found = found[: len(array)]
+        assert (found == array).all(), name
 
     second = Client(port, key)  # of the same key: it starts from the level reached
     second.episode()

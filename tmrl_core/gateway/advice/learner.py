@@ -14,21 +14,24 @@ import numpy as np
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.config.sections import GatewayAgentSection
 from tmrl_core.envs.shepherd import Channel, Message
-from tmrl_core.errors import CheckpointError, SessionClosedError, TmrlError
+from tmrl_core.errors import CheckpointError, SampleRefusedError, SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.policies import advised_policy
 from tmrl_core.gateway.advice.saves import Save, Saves
-from tmrl_core.samples import Buffer
+from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.checkpoints.capture import Captured, capture_part
 from tmrl_core.training.checkpoints.restore import decoded, restore_part
 from tmrl_core.training.constructor_settings import constructed_settings
 from tmrl_core.training.memories.replay import ReplayMemory
-from tmrl_core.training.updates.skipped_updates import BadUpdates
+from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
 
 logger = logging.getLogger(__name__)
 
 PUBLISH_EVERY = 100
 """Updates between two policies with which a session advises others."""
+
+SAVED_MEMORY_BYTES = 8 << 20
+"""Limit of the transitions in a save, the newest ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,12 +161,17 @@ class OwnLearner(Learner):
         self._policy = advised_policy(self.agent.get_actor(), settings.temperature)
         self._rng = np.random.default_rng(context.seed)
         self._recorder = StepRecorder(Buffer())
-        self._memory = ReplayMemory(
-            "cpu", memory_size=settings.capacity, batch_size=settings.batch_size, seed=context.seed
-        )
+        self._memory = self._make_memory()
+        self._memory_is_restored = False
         self._bad = BadUpdates(context.max_bad_updates, None)
         self._updates_due = 0.0
         self._published = 0
+
+    def _make_memory(self) -> ReplayMemory:
+        settings = self.context.settings
+        return ReplayMemory(
+            "cpu", memory_size=settings.capacity, batch_size=settings.batch_size, seed=self.context.seed
+        )
 
     @property
     def updates(self) -> int:
@@ -204,7 +212,7 @@ class OwnLearner(Learner):
 
     def _learn(self) -> None:
         for chunk in self._recorder.take()[0]:
-            self._memory.append_chunk(chunk)
+            self._append(chunk)
         settings = self.context.settings
         if not len(self._memory) or len(self._memory) < settings.start_training:
             return
@@ -212,19 +220,56 @@ class OwnLearner(Learner):
         while self._updates_due >= 1.0:
             self._updates_due -= 1.0
             batch = self._memory.sample()
-            self._bad.note(self.updates, self.agent.train(batch), batch, self._memory)
+            metrics = self.agent.train(batch)
+            if self._memory_is_restored and bool(metrics.get(SKIPPED)):
+                self._drop_memory("an update with them was not finite")
+                return
+            self._bad.note(self.updates, metrics, batch, self._memory)
         if self.updates >= self._published + PUBLISH_EVERY:
             self._publish()
+
+    def _append(self, chunk: Chunk) -> None:
+        try:
+            self._memory.append_chunk(chunk)
+        except SampleRefusedError as exc:
+            if not self._memory_is_restored:
+                raise
+            self._drop_memory(str(exc))
+            self._memory.append_chunk(chunk)
+
+    def _drop_memory(self, reason: str) -> None:
+        """Continue without the transitions of the save. Otherwise bad ones would end each session that loads them."""
+        logger.warning("session %s: the transitions of its save are dropped: %s", self.context.session_id, reason)
+        self._memory = self._make_memory()
+        self._memory_is_restored = False
 
     def _publish(self) -> None:
         self._published = self.updates
         self.context.board.publish(self.context.session_id, self.updates, self._policy.snapshot())
 
     def _capture(self) -> Captured:
-        captured = capture_part(self.agent, "agent")
-        constructed = capture_part(self._constructed, "constructed")
-        return Captured({"agent": captured.tree, "constructed": constructed.tree}, captured.arrays)
+        parts = {"agent": self.agent, "constructed": self._constructed, "memory": self._newest_transitions()}
+        captured = {name: capture_part(part, name) for name, part in parts.items()}
+        arrays = {name: array for part in captured.values() for name, array in part.arrays.items()}
+        return Captured({name: part.tree for name, part in captured.items()}, arrays)
+
+    def _newest_transitions(self) -> dict[str, Any] | None:
+        """Return the layout of the memory, and the newest rows of each of its arrays; None: it is empty."""
+        memory = self._memory
+        if memory.layout is None:
+            return None
+        row_bytes = sum(ring[0].nbytes for ring in memory.row_arrays)
+        count = min(len(memory), SAVED_MEMORY_BYTES // row_bytes)
+        places = np.arange(memory.written - count, memory.written) % memory.memory_size
+        return {"layout": memory.layout.describe(), "rows": [ring[places] for ring in memory.row_arrays]}
 
     def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
         state = tree["learner"]
         restore_part(self.agent, "agent", state["agent"], arrays, decoded(state["constructed"], arrays))
+        saved = decoded(state.get("memory"), arrays)  # earlier saves have none
+        if saved is not None and self.context.settings.enable_learning:
+            memory = self._memory
+            rows = [values[-memory.memory_size :] for values in saved["rows"]]
+            state = {**memory.state_dict(), "layout": saved["layout"], "written": len(rows[0])}
+            memory.load_state_dict(state, rows)
+            self._memory_is_restored = True

@@ -89,7 +89,9 @@ class Saves:
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED, allowZip64=False) as file:
             file.writestr(_STATE, json.dumps(state, allow_nan=True))
-            file.writestr(_ARRAYS, b"".join(safetensors_parts(save.arrays)))
+            with file.open(_ARRAYS, "w") as entry:
+                for part in safetensors_parts(save.arrays):
+                    entry.write(part)
         name = re.sub(r"[^A-Za-z0-9-]", "-", save.session_id)[:64] or "session"
         path = self.folder / f"{save.steps:012d}_{name}.zip"
         write_whole(path, content.getvalue())
