@@ -9,6 +9,7 @@ import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import layers
@@ -24,6 +25,11 @@ def pytest_configure() -> None:
     if hasattr(signal, "SIGHUP"):
         # nohup has it ignored, which children inherit and roles respect.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # No test is timed: on busy processors, any example may take long.
+    hypothesis.settings.register_profile(
+        "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("untimed")
     layers.install()
 
 
