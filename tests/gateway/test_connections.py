@@ -76,7 +76,7 @@ def test_invalid_http_is_answered_with_json(gateway: Served) -> None:
 
 def test_the_number_of_headers_is_limited(gateway: Served) -> None:
     with opened(gateway) as connection:
-        connection.sendall(BEGUN + b"X:\r\n" * MAX_HEADERS)
+        connection.sendall(BEGUN + b"X:\r\n" * MAX_HEADERS + b"Y")
         assert "too many headers" in refusal(connection)
 
 
