@@ -18,7 +18,7 @@ from tmrl_core.metrics.text import duration_text
 
 def record(kind: str, step: int = 0, **values: float | str) -> MetricRecord:
     """A record of second 90."""
-    named = names.of_rows(kind, values)
+    named = names.with_metric_names(kind, values)
     return MetricRecord(time_s=0.0, elapsed_s=90.0, step=step, kind=kind, values=named)  # type: ignore[arg-type]
 
 

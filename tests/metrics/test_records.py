@@ -144,7 +144,7 @@ def test_rows_have_the_names_of_stable_baselines3_in_records() -> None:
 
 @pytest.mark.parametrize("short", names.OF_ROWS)
 def test_the_table_of_names_goes_both_ways(short: str) -> None:
-    assert names.short(names.of_row(short)) == short
+    assert names.short(names.metric_name(short)) == short
 
 
 def test_a_line_of_an_earlier_version_is_read_with_todays_names() -> None:

@@ -244,7 +244,7 @@ _OTHERWISE: Final[Mapping[tuple[str, str], str]] = {
 _SHORT: Final = {name: short for short, name in OF_ROWS.items()}
 
 
-def of_row(short: str, kind: str = "round") -> str:
+def metric_name(short: str, kind: str = "round") -> str:
     """Return the name in records of a name in rows; names of records and labels stay as they are."""
     if "/" in short or short in VOCABULARY:
         return short
@@ -264,7 +264,7 @@ def short(name: str) -> str:
     return name
 
 
-def of_rows(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def with_metric_names(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values under their names in records, without statistics over no episodes (NaN)."""
-    named = {of_row(str(name), kind): value for name, value in values.items()}
+    named = {metric_name(str(name), kind): value for name, value in values.items()}
     return {name: value for name, value in named.items() if not (name.startswith("rollout/") and value != value)}

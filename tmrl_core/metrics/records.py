@@ -122,7 +122,7 @@ def record(
         now_s: seconds since 1970; None: the clock's.
     """
     now_s = time.time() if now_s is None else now_s
-    named = names.of_rows(kind, plain(values))
+    named = names.with_metric_names(kind, plain(values))
     return MetricRecord(
         time_s=now_s,
         elapsed_s=max(0.0, now_s - started_s),
@@ -200,5 +200,5 @@ def decode_line(line: bytes) -> MetricRecord:
     found = _decoder.decode(line)
     if found.env_steps is not None:
         return found
-    values = names.of_rows(found.kind, found.values)
+    values = names.with_metric_names(found.kind, found.values)
     return msgspec.structs.replace(found, values=values, env_steps=_env_steps(values))

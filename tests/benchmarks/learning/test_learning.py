@@ -46,7 +46,9 @@ def test_a_curve_is_read_as_it_was_written(modules: dict[str, Any], tmp_path: Pa
 
 
 def record(kind: Any, elapsed_s: float, **values: float) -> MetricRecord:
-    return MetricRecord(time_s=0.0, elapsed_s=elapsed_s, step=0, kind=kind, values=names.of_rows(kind, values))
+    return MetricRecord(
+        time_s=0.0, elapsed_s=elapsed_s, step=0, kind=kind, values=names.with_metric_names(kind, values)
+    )
 
 
 @pytest.mark.parametrize(("steps_per_round", "steps"), [(2048, [2048, 6144]), (None, [2060, 6170])])

@@ -24,6 +24,7 @@ from tmrl_core.networking.protocol.messages import Hello
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.security.certificates import read_end
 from tmrl_core.networking.security.handshakes import BUNDLE, RENEW
+from tmrl_core.networking.security.logins import check_login
 from tmrl_core.networking.security.revocations import revoked_file
 from tmrl_core.networking.security.secret_files import read_file
 from tmrl_core.networking.security.tls_contexts import (
@@ -217,18 +218,14 @@ class ServerAccess:
             f"on the machine that holds the CA (`{BUNDLE} {role} --name {identity.name}`) and install it here.",
         )
 
-    def authenticator(self, by_credentials: Authenticate) -> Authenticate:
-        """Wrap `by_credentials`: reject revoked certificates, and remember logins by token."""
-
-        def authenticate_peer(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
-            identity = connection.identity
-            verdict = self.check_certificate(identity) or by_credentials(hello, connection)
-            if verdict is None and (identity.role is None or (hello.role == "observer" and identity.role != "trainer")):
-                roles = ("observer", "trainer") if hello.role == "observer" else (hello.role,)
-                self._tokens[connection] = (roles, token_hash(hello.token))
-            return verdict
-
-        return authenticate_peer
+    def authenticate(self, hello: Hello, connection: Connection) -> tuple[str, str] | None:
+        """Return code and reason of a rejected login, or None. Logins by token are remembered for `rejection_of`."""
+        identity = connection.identity
+        verdict = self.check_certificate(identity) or check_login(hello, identity, self.verifier)
+        if verdict is None and (identity.role is None or (hello.role == "observer" and identity.role != "trainer")):
+            roles = ("observer", "trainer") if hello.role == "observer" else (hello.role,)
+            self._tokens[connection] = (roles, token_hash(hello.token))
+        return verdict
 
     def _certificates(self) -> list[tuple[str, datetime, str]]:
         place = self._directory

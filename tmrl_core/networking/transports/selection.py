@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 import time
@@ -16,11 +15,11 @@ import msgspec
 from tmrl_core.config import CFG, Cfg, Config, given
 from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.protocol.connection import Authenticate, Connection, Identity
-from tmrl_core.networking.protocol.messages import Hello, Role
+from tmrl_core.networking.protocol.connection import Authenticate
+from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.security.admission import Admission, AdmissionSettings
 from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess, delay_rejections
-from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES, TokenVerifier
+from tmrl_core.networking.security.logins import check_password
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
 
@@ -235,46 +234,11 @@ def server_transport(
     if security is None:
         return (
             TlsTransport(None, on_refused=on_refused, admission=strangers),
-            delay_rejections(_plain_authenticate(token), strangers, time.monotonic),
+            delay_rejections(lambda hello, connection: check_password(hello, token), strangers, time.monotonic),
         )
     from tmrl_core.networking.security import credentials, handshakes
 
     access = ServerAccess(credentials.find(credentials_dir))
-
-    def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
-        identity = connection.identity
-        if hello.role == "observer":
-            return _refuse_status(hello, identity, access.verifier)
-        if identity.role is not None:
-            if identity.role != hello.role:
-                return (
-                    "role",
-                    f"these are a {identity.role}'s credentials: this certificate is a {identity.role}'s; it cannot "
-                    f"act as {hello.role}. Make a bundle for that role: python -m tmrl_core --credentials bundle "
-                    f"{hello.role} --name NAME",
-                )
-            return None
-        if not hello.token:
-            return (
-                "certificate",
-                "neither a client certificate nor a token was shown. Copy a bundle to this machine "
-                f"(python -m tmrl_core --credentials bundle {hello.role} --name NAME) or set TMRL_CORE_TOKEN.",
-            )
-        if not access.verifier.check(hello.role, hello.token):
-            for other in CLIENT_ROLES:
-                if access.verifier.check(other, hello.token):
-                    return (
-                        "token",
-                        f"these are a {other}'s credentials (the token), and this is a {hello.role}. Make a bundle for "
-                        f"it: python -m tmrl_core --credentials bundle {hello.role} --name NAME",
-                    )
-            return (
-                "token",
-                f"the token is not this Server's token of the role {hello.role}. Copy a new bundle from the machine "
-                f"that holds the credentials (python -m tmrl_core --credentials bundle {hello.role} --name NAME), or "
-                "correct TMRL_CORE_TOKEN.",
-            )
-        return None
 
     return (
         TlsTransport(
@@ -285,44 +249,10 @@ def server_transport(
             access=access,
             admission=strangers,
         ),
-        delay_rejections(access.authenticator(authenticate), strangers, time.monotonic),
+        delay_rejections(access.authenticate, strangers, time.monotonic),
     )
 
 
 def _check_known(transport: str) -> None:
     if transport not in ("tls", "tlspyo"):
         raise ConfigError(f"network.transport is {transport!r}; this version has 'tls', 'local' and 'tlspyo'")
-
-
-def _refuse_status(hello: Hello, identity: Identity, verifier: TokenVerifier) -> tuple[str, str] | None:
-    """Return code and reason of a rejected status request; None: this peer may request the status.
-
-    A trainer and a holder of the Server's own key may request it. Workers may not: their machines may be stolen, and
-    the status names every other worker with its address.
-    """
-    # Both are always checked, so that the time taken reveals nothing about the token.
-    may = verifier.check("observer", hello.token) | verifier.check("trainer", hello.token)
-    if identity.role == "trainer" or (identity.role is None and may):  # a worker's certificate is never a trainer's
-        return None
-    if identity.role is not None or not hello.token:
-        return (
-            "role",
-            "only the trainer's credentials and those on the Server's own machine may ask for the Server's status. "
-            "Run --status there, or make a trainer's bundle: python -m tmrl_core --credentials bundle trainer "
-            "--name NAME",
-        )
-    return (
-        "token",
-        "the token is neither this Server's trainer's nor derived from its key: the credentials here are of another "
-        "set. Copy a trainer's bundle from the machine that holds the CA (python -m tmrl_core --credentials bundle "
-        "trainer --name NAME), or correct TMRL_CORE_TOKEN.",
-    )
-
-
-def _plain_authenticate(token: str | None) -> Authenticate:
-    def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
-        if token and not hmac.compare_digest(token.encode(), hello.token.encode()):
-            return "token", f"the token is not the one that this Server was given for the role {hello.role}"
-        return None
-
-    return authenticate

@@ -452,7 +452,7 @@ class RemoteInterface(TrainingInterface):
     def record_round(self, row: Metrics) -> None:
         """Write a round's row to the records, with the means over the latest training episodes."""
         self._stale_samples = int(row.get("samples_stale", 0))
-        values = names.of_rows("round", row)
+        values = names.with_metric_names("round", row)
         if self._latest:
             values = {**_means(self._latest), **values}
         if self.recorder is not None:
