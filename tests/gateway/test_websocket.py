@@ -75,6 +75,30 @@ def test_connections_without_a_session_are_limited(gateway: Served, monkeypatch:
             assert ask(third, {"apikey": gateway.apikey})["ok"]
 
 
+def test_a_session_has_one_connection(gateway: Served) -> None:
+    with opened(gateway) as first, opened(gateway) as second:
+        key = ask(first, {"apikey": gateway.apikey})["session_key"]
+        assert ask(second, {**FIRST, "session_key": key}) == {"action": 1}
+        with pytest.raises(ConnectionClosedError, match="another connection"):
+            first.recv(timeout=30)
+        assert ask(second, FIRST) == {"action": 2}
+
+
+def test_a_connection_whose_session_has_ended_needs_another_one(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(gateway) as ended, opened(gateway) as other:
+        key = ask(ended, {"apikey": gateway.apikey})["session_key"]
+        assert gateway.post("/shepherd/env/", {"obs": None, "session_key": key}).json == {"action": None}
+        assert ask(other, {"apikey": gateway.apikey})["ok"]  # makes room
+        with pytest.raises(ConnectionClosedError):
+            ended.recv(timeout=30)
+        monkeypatch.setattr(websocket, "LOGIN_S", 0.1)
+        assert ask(other, {"obs": None}) == {"action": None}
+        with pytest.raises(ConnectionClosedError, match="no session within"):
+            other.recv(timeout=30)
+
+
 def test_a_connection_that_shows_no_session_is_closed(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "LOGIN_S", 0.1)
     with opened(gateway) as silent, pytest.raises(ConnectionClosedError, match="no session within"):

@@ -110,6 +110,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._clients)
 
+    def __contains__(self, key: object) -> bool:
+        """Return True for the key of an open session."""
+        return key in self._clients
+
     async def login(self, apikey: str, address: str, now: float) -> str:
         """Open a session and return its key.
 

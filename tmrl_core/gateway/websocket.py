@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 LOGIN_S = 60.0
 """Time in seconds within which a connection must show a session."""
 MAX_WITHOUT_SESSION = 256
-"""Maximum number of connections that have shown no session yet. Those with one are twice `gateway.max_sessions`."""
+"""Maximum number of connections that have shown no session yet. A session has one connection, its latest."""
 
 
 def address_of(scope: Scope) -> str:
@@ -48,25 +48,27 @@ class WebSocketEndpoint:
         self._sessions = sessions
         self._settings = settings
         self._clock = clock
-        self._with_session = 0
         self._without_session = 0
+        self._latest: dict[str, asyncio.Task[Any] | None] = {}
+        """The task of the latest connection of each session."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until its client closes it."""
         await receive()  # the request to connect
-        full = self._without_session >= MAX_WITHOUT_SESSION or self._with_session >= 2 * self._settings.max_sessions
+        full = self._without_session >= MAX_WITHOUT_SESSION
         if full or not self._is_allowed(Headers(scope=scope)):
             reason = "too many connections" if full else "origin not allowed (gateway.origins)"
             await send({"type": "websocket.close", "code": 1008, "reason": reason})
             return
         connection = _Connection(self._sessions, self._settings.max_body_bytes, address_of(scope))
         loop = asyncio.get_running_loop()
-        deadline, waits = loop.time() + LOGIN_S, True
+        deadline = loop.time() + LOGIN_S
+        shown: str | None = None
         self._without_session += 1
         try:
             await send({"type": "websocket.accept"})
             while True:
-                event = await (asyncio.wait_for(receive(), deadline - loop.time()) if waits else receive())
+                event = await (asyncio.wait_for(receive(), deadline - loop.time()) if shown is None else receive())
                 if event["type"] != "websocket.receive":
                     return
                 text = event.get("text")
@@ -75,17 +77,40 @@ class WebSocketEndpoint:
                     await send({"type": "websocket.send", "bytes": msgspec.msgpack.encode(answer)})
                 else:
                     await send({"type": "websocket.send", "text": msgspec.json.encode(answer).decode()})
-                if waits and connection.session_key is not None:
-                    waits = False
-                    self._without_session -= 1
-                    self._with_session += 1
+                key = connection.session_key if connection.session_key in self._sessions else None
+                if key != shown:
+                    self._release(shown)
+                    shown, deadline = key, loop.time() + LOGIN_S
+                    self._hold(shown)
         except asyncio.TimeoutError:
             await send({"type": "websocket.close", "code": 1008, "reason": f"no session within {LOGIN_S:g} s"})
+        except asyncio.CancelledError:
+            if shown is None or self._latest.get(shown) is asyncio.current_task():
+                raise  # the gateway ends
+            await send({"type": "websocket.close", "code": 1008, "reason": "another connection, or the session ended"})
         finally:
-            if waits:
-                self._without_session -= 1
-            else:
-                self._with_session -= 1
+            self._release(shown)
+
+    def _release(self, key: str | None) -> None:
+        """Forget this connection."""
+        if key is None:
+            self._without_session -= 1
+        elif self._latest.get(key) is asyncio.current_task():
+            del self._latest[key]
+
+    def _hold(self, key: str | None) -> None:
+        """Note this connection, and end an earlier one of its session, and those of sessions that have ended.
+
+        There are thus no more connections than sessions, whose number is limited.
+        """
+        if key is None:
+            self._without_session += 1
+            return
+        for one in [one for one in self._latest if one == key or one not in self._sessions]:
+            task = self._latest.pop(one)
+            if task is not None:
+                task.cancel()
+        self._latest[key] = asyncio.current_task()
 
     def _is_allowed(self, headers: Headers) -> bool:
         """Browsers name the page's origin and connect to other origins without asking."""
