@@ -4,15 +4,17 @@
 
 For each seed, a session of an agent with `mode: advice` learns CartPole with DQN and stays open. Then newcomers play
 their first 20 episodes, on the same starts, each in an agent of its own with the same settings: from scratch without
-advice, from scratch with the advice of the trained session, and the same two from the trained session's save. At last
-the trained session ends, and a session of another gateway goes on from its last save (`restarted`). The clients run in
-the process of the agents and exchange messages over the channel.
+advice, from scratch with the advice of the trained session, and the same two from the trained session's save. Then a
+session of another gateway continues from the newest save, 100 steps old, as if the first gateway had been killed
+(`restarted`). At last the trained session itself plays 20 more episodes on the same starts (`went on`). The clients run
+in the process of the agents and exchange messages over the channel.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import statistics
 import tempfile
 import time
@@ -28,6 +30,7 @@ from tmrl_core.gateway.advice.agent import AdviceAgent, AdvicePlayer
 from tmrl_core.gateway.advice.from_config import advice_agent
 
 REACH = 1.5
+REACH_RESTARTED = 0.8
 AGENT = {
     "cls": "tmrl_core.training:DQNAgent",
     "kwargs": {"hidden_sizes": [64, 64], "lr": 1e-3, "epsilon_updates": 2000, "target_interval": 200},
@@ -68,6 +71,15 @@ async def play(
     return returns
 
 
+def copy_newest(trained: AdviceAgent, folder: Path) -> Path:
+    """Copy the newest save, as a killed gateway leaves it, into a run in `folder`."""
+    newest = max(trained.saves_folder.glob("*.zip"))
+    saves = make_agent(folder, 0).saves_folder
+    saves.mkdir(parents=True)
+    shutil.copy(newest, saves)
+    return folder
+
+
 async def newcomer(folder: Path, trained: AdviceAgent, seed: int, episodes: int, advised: bool) -> float:
     """Mean return of a new session's first episodes."""
     torch.manual_seed(seed)
@@ -84,25 +96,22 @@ async def newcomer(folder: Path, trained: AdviceAgent, seed: int, episodes: int,
 async def run(folder: Path, seed: int, steps: int, episodes: int) -> dict[str, float]:
     """The mean returns of one seed, by kind of session."""
     torch.manual_seed(seed)
-    trained = make_agent(folder / "trained", seed)
+    trained = make_agent(folder / "trained", seed, save_every_steps=100)
     await trained.start()
     player = trained.open("trained")
     returns = await play(player, seed, steps=steps)
     found = {"trained": statistics.mean(returns[-20:])}
-    for kind, place in (("scratch", folder / "empty"), ("save", folder / "trained")):
+    for kind in ("scratch", "save"):
         for advised in (False, True):
-            mean = await newcomer(
-                place / str(advised) if kind == "scratch" else place, trained, seed, episodes, advised
-            )
-            found[f"{kind}, {'advised' if advised else 'alone'}"] = mean
-            if kind == "save":
-                for path in trained.saves_folder.glob("*newcomer*"):
-                    path.unlink()
+            name = f"{kind}, {'advised' if advised else 'alone'}"
+            place = folder / name if kind == "scratch" else copy_newest(trained, folder / name)
+            found[name] = await newcomer(place, trained, seed, episodes, advised)
+    restarted = make_agent(copy_newest(trained, folder / "restarted"), seed + 2000)
+    again = restarted.open("restarted")
+    found["restarted"] = statistics.mean(await play(again, seed + 500, episodes=episodes))
+    await restarted.close()
+    found["went on"] = statistics.mean(await play(player, seed + 500, episodes=episodes))
     await trained.close()
-    restarted = make_agent(folder / "trained", seed + 2000)
-    player = restarted.open("restarted")
-    found["restarted"] = statistics.mean(await play(player, seed + 500, episodes=episodes))
-    await player.close()
     return found
 
 
@@ -114,6 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     print(versions(), f"torch {torch.__version__}\n", flush=True)
     rows: list[float] = []
+    restarted: dict[str, list[float]] = {"trained": [], "went on": []}
     for seed in range(options.seeds):
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
@@ -123,10 +133,16 @@ def main() -> None:
             print("| --- " * (len(found) + 3) + "|")
         ratio = found["scratch, advised"] / found["scratch, alone"]
         rows.append(ratio)
+        for before, ratios in restarted.items():
+            ratios.append(found["restarted"] / found[before])
         means = " | ".join(f"{mean:.1f}" for mean in found.values())
         print(f"| {seed} | {means} | {ratio:.1f} | {time.perf_counter() - began:.0f} |", flush=True)
     print(f"\nfrom scratch, advised / alone at least {REACH}: {sum(r >= REACH for r in rows)} of {len(rows)} seeds")
     print(f"lowest ratio: {min(rows):.1f}")
+    for before, ratios in restarted.items():
+        reached = sum(ratio >= REACH_RESTARTED for ratio in ratios)
+        print(f"restarted / {before}: {', '.join(f'{ratio:.2f}' for ratio in ratios)}", end="; ")
+        print(f"at least {REACH_RESTARTED} for {reached} of {len(ratios)} seeds")
 
 
 if __name__ == "__main__":
