@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,10 @@ class Client:
             self.transitions.append((before, acted, float(reward), obs, terminated, truncated))
             action = self.exchange(obs, float(reward), terminated, truncated)
 
+    def episodes(self, number: int) -> None:
+        for _ in range(number):
+            self.episode()
+
     def close(self) -> None:
         self.connection.close()
         self.env.close()
@@ -152,6 +157,25 @@ def test_transitions_of_a_client_equal_those_in_the_trainers_memory(run: Run) ->
         assert kept[2] == np.float32(reward)
         np.testing.assert_array_equal(kept[3], after)
         assert (bool(kept[4]), bool(kept[5])) == (terminated, truncated)
+
+
+def test_clients_that_play_at_once_lose_no_transition(tmp_path: Path) -> None:
+    run = Run(make_config(tmp_path))
+    clients = [Client(run.gateway.port, run.key) for _ in range(3)]
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda client: client.episodes(12), clients))
+        wanted = [one for client in clients for one in client.transitions]
+        memory = run.training.memory
+        wait_until(lambda: len(memory) >= len(wanted))
+        assert sorted(map(str, wanted)) == sorted(
+            str((kept[0], int(kept[1]), float(kept[2]), kept[3], bool(kept[4]), bool(kept[5])))
+            for kept in map(memory.get_transition, range(len(memory)))
+        )
+    finally:
+        for client in clients:
+            client.close()
+        run.close()
 
 
 def test_an_episode_that_is_open_at_the_gateways_end_is_kept_as_truncated(run: Run) -> None:
@@ -342,7 +366,7 @@ def announced(process: Any) -> int:
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):
-            return int(json.loads(line)["port"])
+            return int(json.JSONDecoder().raw_decode(line)[0]["port"])  # a message may follow in the same line
     raise AssertionError("it ended")
 
 

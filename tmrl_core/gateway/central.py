@@ -181,6 +181,7 @@ class CentralAgent:
         self._unsent_bytes = 0
         self._unsent: dict[CentralPlayer, int] = {}
         self._due: dict[CentralPlayer, None] = {}
+        self._latest: CentralPlayer | None = None
         self._outbox = _Outbox(label)
         self._uplink = Uplink(link, self._outbox, policy, files=files, drain_timeout_s=drain_timeout_s)
         self._on_close = on_close
@@ -236,6 +237,7 @@ class CentralAgent:
         while self._unsent_bytes > self._unsent_limit and self._unsent:
             largest = max(self._unsent, key=self._unsent.__getitem__)
             chunks, records = largest.recorder.take()
+            largest.repeats = False
             largest.recorder.put_back([], records[-10:])
             if not self.samples_dropped:
                 logger.warning(
@@ -290,7 +292,13 @@ class CentralAgent:
     def _gather(self) -> None:
         due, self._due = self._due, {}
         for player in due:
-            chunks, records = player.recorder.take()
+            chunks, records = player.recorder.take(repeat_last=True)
+            # The repeated row connects an episode where samples of another session have been sent in between.
+            if player.repeats and (self._latest is player or len(chunks) == 1):
+                del chunks[0]
+            player.repeats = len(player.recorder.buffer) > 0
+            if chunks:
+                self._latest = player
             self._outbox.chunks += chunks
             self._outbox.records += records
             self._forget(player)
@@ -319,6 +327,9 @@ class CentralPlayer:
     Args:
         agent: of the session.
         recorder: of the session.
+
+    Attributes:
+        repeats: True: the recorder's first chunk is a row that was sent before.
     """
 
     __slots__ = (
@@ -332,10 +343,12 @@ class CentralPlayer:
         "_runner",
         "_version",
         "recorder",
+        "repeats",
     )
 
     def __init__(self, agent: CentralAgent, recorder: StepRecorder) -> None:
         self.recorder = recorder
+        self.repeats = False
         self._agent = agent
         self._runner = agent.policy.runner()
         self._action: Any = None

@@ -8,8 +8,9 @@ vary), a list with one value per row.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -169,6 +170,20 @@ class Chunk:
             segments=cut_segments(self.segments, start, stop),
             kinds=self.kinds,
             stream=self.stream,
+        )
+
+    def last_row(self) -> Chunk:
+        """Return a copy of the last row. A view would keep the whole chunk in memory."""
+        last = self.slice(self.rows - 1, self.rows)
+        return replace(
+            last,
+            action=map_leaves(copy.copy, last.action),
+            action_present=last.action_present.copy(),
+            observation=map_leaves(copy.copy, last.observation),
+            reward=copy.copy(last.reward),
+            terminated=last.terminated.copy(),
+            truncated=last.truncated.copy(),
+            extras={name: map_leaves(copy.copy, tree) for name, tree in last.extras.items()},
         )
 
 

@@ -159,6 +159,20 @@ def test_unsent_samples_can_be_dropped_and_sent_ones_stay() -> None:
     assert recorder.steps_collected - recorder.samples_dropped == 3
 
 
+def test_the_last_row_of_an_open_episode_can_begin_its_next_samples() -> None:
+    recorder = StepRecorder(Buffer(None))
+    recorder.begin(obs(0), {})
+    push(recorder, 2)
+    taken = [chunk.rows for chunk in recorder.take(repeat_last=True)[0]]
+    assert (taken, recorded(recorder)) == ([3], [(0, 2)])
+    push(recorder, 2, first=3, terminated=True)
+    assert [chunk.rows for chunk in recorder.buffer.chunks] == [1, 2]
+    assert recorded(recorder) == [(0, 2), (0, 3), (0, 4)]
+    assert [float(sample[2]) for sample in recorder.buffer.memory] == [2, 3, 4]
+    recorder.take(repeat_last=True)
+    assert recorded(recorder) == [], "the episode has ended"
+
+
 def test_a_version_holds_from_the_next_sample_on() -> None:
     recorder = StepRecorder(Buffer(None))
     recorder.set_version((1, 1))

@@ -245,11 +245,19 @@ class StepRecorder:
         self.samples_dropped += dropped
         return dropped
 
-    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Return samples and records, and forget them. The open episode goes on."""
+    def take(self, *, repeat_last: bool = False) -> tuple[list[Chunk], list[EpisodeRecord]]:
+        """Return samples and records, and forget them. The open episode goes on.
+
+        Args:
+            repeat_last: begin the open episode's next samples with its last row again, as a chunk of its own. The
+                transition between them then needs no earlier chunk, so that chunks of several recorders may share a
+                stream in any order.
+        """
         chunks, records = self.buffer.take()
         if chunks and self.episode is not None and self._collecting:
             self.episode.sent = True
+            if repeat_last:
+                self.buffer.extend([chunks[-1].last_row()])
         return chunks, records
 
     @property
