@@ -24,7 +24,7 @@ _BETAS = "Adam's betas; None: torch's default"
 _DECAY = "weight decay; None: the optimizer's default"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class OffPolicySettings:
     """Settings of every agent that learns from a replay memory."""
 
@@ -41,7 +41,7 @@ class OffPolicySettings:
     precision: Annotated[str, "float32, or bfloat16 for the networks' matrix products"] = "float32"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _OptimizerSettings:
     optimizer_actor: Annotated[str, _OPTIMIZERS] = "adam"
     optimizer_critic: Annotated[str, _OPTIMIZERS] = "adam"
@@ -51,7 +51,7 @@ class _OptimizerSettings:
     l2_critic: Annotated[float | None, _DECAY] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _EntropySettings(OffPolicySettings):
     alpha: Annotated[float, _AT_LEAST_0, "(initial) entropy coefficient, the temperature"] = 0.2
     lr_actor: Annotated[float, _LEARNING_RATE + "policy"] = 1e-3
@@ -60,27 +60,27 @@ class _EntropySettings(OffPolicySettings):
     learn_entropy_coef: Annotated[bool, "learn the entropy coefficient"] = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _SacTarget(_EntropySettings):
     target_entropy: Annotated[float | None, "target entropy, in nats; None: minus the number of action elements"] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class SacSettings(_OptimizerSettings, _SacTarget):
     """Settings of soft actor-critic."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _DiscreteSacTarget(_EntropySettings):
     target_entropy_share: Annotated[float, "target entropy, as a fraction of a uniform policy's"] = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class DiscreteSacSettings(_OptimizerSettings, _DiscreteSacTarget):
     """Settings of soft actor-critic for discrete actions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _RedqEnsemble:
     n: Annotated[int, "number of critics"] = 10
     m: Annotated[int, "critics in the random subset whose lowest value is the target"] = 2
@@ -89,42 +89,42 @@ class _RedqEnsemble:
     ] = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class RedqSettings(SacSettings, _RedqEnsemble):
     """Settings of randomized ensembled double Q-learning."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _DeterministicRates(OffPolicySettings):
     lr_actor: Annotated[float, _LEARNING_RATE + "policy"] = 1e-3
     lr_critic: Annotated[float, _LEARNING_RATE + "critics"] = 1e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _TargetNoise(_DeterministicRates):
     policy_delay: Annotated[int, "critic updates per update of the policy and the targets"] = 2
     target_noise: Annotated[float, _AT_LEAST_0, "standard deviation of noise on target actions in [-1, 1]"] = 0.2
     target_noise_clip: Annotated[float, _AT_LEAST_0, "bound of that noise, in the same unit"] = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _ExplorationNoise:
     exploration_noise: Annotated[
         float, _AT_LEAST_0, "standard deviation of exploration noise on actions in [-1, 1]"
     ] = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Td3Settings(_OptimizerSettings, _ExplorationNoise, _TargetNoise):
     """Settings of twin delayed DDPG."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class DdpgSettings(_OptimizerSettings, _ExplorationNoise, _DeterministicRates):
     """Settings of deep deterministic policy gradient."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class DqnSettings(OffPolicySettings):
     """Settings of deep Q-networks."""
 
@@ -142,7 +142,7 @@ class DqnSettings(OffPolicySettings):
     l2: Annotated[float | None, _DECAY] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class PpoSettings:
     """Settings of proximal policy optimization."""
 
