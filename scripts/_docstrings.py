@@ -28,10 +28,5 @@ class Completed(griffe.Extension):
 
 
 def _parameter(one: inspect.Parameter) -> griffe.Parameter:
-    kind = griffe.ParameterKind.keyword_only if one.kind is one.KEYWORD_ONLY else None
-    return griffe.Parameter(
-        one.name,
-        annotation=one.annotation,
-        kind=kind or griffe.ParameterKind.positional_or_keyword,
-        default=repr(one.default),
-    )
+    kind = griffe.ParameterKind(one.kind.description)
+    return griffe.Parameter(one.name, annotation=one.annotation, kind=kind, default=repr(one.default))
