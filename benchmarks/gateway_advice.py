@@ -1,4 +1,4 @@
-"""How much the advice of a trained session gives a newcomer's first episodes of CartPole.
+"""Measure what the advice of a trained session gives a newcomer's first episodes of CartPole.
 
     python benchmarks/gateway_advice.py
 

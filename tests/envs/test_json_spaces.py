@@ -29,7 +29,7 @@ FULL = spaces.Dict(
 
 
 def as_json(value: Any) -> Any:
-    """What a client sends: `tolist` of every array."""
+    """Return the value that a client sends: `tolist` of every array."""
     if isinstance(value, dict):
         return {key: as_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
