@@ -39,8 +39,8 @@ EXCHANGE_S = 0.05
 """Seconds between two exchanges with the Server."""
 MAX_INFO_BYTES = 16_384
 """Maximum size, as JSON, of an info that is stored."""
-_INFO_FACTOR = 10
-"""Bytes that an info of small Python objects occupies for each byte of its JSON."""
+_INFO_FACTOR = 20
+"""Bytes that an info of small Python objects, such as empty lists, occupies for each byte of its JSON."""
 _HELD_STEPS = 16
 _HELD_BYTES = 16_384
 _ROW_BYTES = 64
