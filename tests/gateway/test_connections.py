@@ -87,11 +87,9 @@ def test_many_requests_at_once_are_refused(gateway: Served, requests: int, caplo
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
             if reads and requests == MAX_PIPELINED:
-                for _ in range(requests):
-                    response = http.client.HTTPResponse(connection)
-                    response.begin()
-                    assert response.status == 404
-                    response.read()
+                answers = b""  # not as HTTPResponse reads: it takes more than one answer from the socket
+                while answers.count(b"HTTP/1.1 404 ") < requests:
+                    answers += connection.recv(65536)
             elif reads:
                 assert "requests at once" in refusal(connection)
     assert gateway.login()
