@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from tmrl_core import config as configuration
 from tmrl_core.config import CFG, Config, current, data_folder, find_credentials_folder, given, load, resolved, use
 from tmrl_core.config.documents import read_document
-from tmrl_core.config.loading import from_values
+from tmrl_core.config.loading import from_values, token_from_environment
 from tmrl_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,8 +27,6 @@ READY = sorted((ROOT / "config").glob("*.*"))
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the person who runs the tests: no file here, an empty data folder, no variables."""
-    import os
-
     for name in list(os.environ):
         if name.startswith("TMRL_CORE_"):
             monkeypatch.delenv(name)
@@ -274,14 +274,14 @@ def test_the_credentials_folder_is_searched_in_order(tmp_path: Path) -> None:
 
 
 def test_the_token_is_read_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert Config().network.token is None
+    assert token_from_environment(os.environ) is None
     file = tmp_path / "token"
     file.write_text("hunter2\n", encoding="utf-8")
     monkeypatch.setenv("TMRL_CORE_TOKEN_FILE", str(file))
-    config = load()
-    assert config.network.token == "hunter2"
+    assert token_from_environment(os.environ) == "hunter2"
     monkeypatch.setenv("TMRL_CORE_TOKEN", "hunter3")
-    assert config.network.token == "hunter3"
+    assert token_from_environment(os.environ) == "hunter3"
+    config = load()
     assert "hunter" not in repr(config) + resolved(config) + str(msgspec.to_builtins(config))
 
 
@@ -294,14 +294,14 @@ def test_a_token_file_without_a_token_is_refused(
         file.write_bytes(content)
     monkeypatch.setenv("TMRL_CORE_TOKEN_FILE", str(file))
     with pytest.raises(ConfigError, match="TMRL_CORE_TOKEN_FILE"):
-        assert Config().network.token
+        assert token_from_environment(os.environ)
 
 
 @pytest.mark.parametrize("text", ["\udcff\udcfe", "x" * 5_000])
 def test_what_can_be_no_token_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TMRL_CORE_TOKEN", text)
     with pytest.raises(ConfigError, match="TMRL_CORE_TOKEN: this is not a token") as raised:
-        assert Config().network.token
+        assert token_from_environment(os.environ)
     assert text not in str(raised.value)
 
 
@@ -343,12 +343,10 @@ def test_a_configuration_cannot_be_changed() -> None:
         Config().server.port = 3  # type: ignore[misc]
 
 
-def test_security_is_tls_unless_null_was_asked_for() -> None:
-    assert (Config().network.security, Config().network.security_left_out) == ("TLS", True)
-    asked = from_values({"network": {"security": "TLS"}}).network
-    assert (asked.security, asked.security_left_out) == ("TLS", False)
-    plain = from_values({"network": {"security": None}}).network
-    assert (plain.security, plain.security_left_out) == (None, False)
+def test_security_left_out_is_neither_tls_nor_null() -> None:
+    assert Config().network.security is UNSET
+    assert from_values({"network": {"security": "TLS"}}).network.security == "TLS"
+    assert from_values({"network": {"security": None}}).network.security is None
 
 
 @pytest.mark.parametrize(

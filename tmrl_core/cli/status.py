@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tmrl_core.config import CFG, Config
+from tmrl_core.config import Config
 from tmrl_core.config.ratios import count
 from tmrl_core.errors import ConfigError
 from tmrl_core.metrics.text import bytes_text as size
@@ -41,19 +41,9 @@ PIPED_COLUMNS = 200
 
 def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--status`: once, or with `--watch` repeatedly until a stop is requested."""
-    network = config.network
-    if network.transport == "local":
+    if config.network.transport == "local":
         raise ConfigError("network.transport is 'local': such a Server is part of one process and cannot be queried")
-    settings = link_settings(
-        config,
-        host=config.server.host,
-        port=config.server.port,
-        transport=network.transport,
-        security=CFG,
-        keys_dir=CFG,
-        hostname=CFG,
-        password=CFG,
-    )
+    settings = link_settings(config)
     requested: Callable[[], bool] = lambda: shutdown.requested  # noqa: E731 - read again at each call
     show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
     with ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s) as link:

@@ -7,7 +7,6 @@ The JSON Schema and `docs/configuration.md` are generated from these structures.
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -307,13 +306,13 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         Literal["tls", "local", "tlspyo"],
         doc("tls: TLS sockets. local: in one process, without sockets. tlspyo: for users of tlspyo (extra `tlspyo`)."),
     ] = "tls"
-    security_setting: Annotated[
+    security: Annotated[
         Literal["TLS"] | UnsetType | None,
         doc(
             '"TLS", or null for plain TCP. Plain TCP stays on this machine unless `allow_insecure_remote` is true. '
             "Left out: TLS, except to a Server on this machine that the same user runs without TLS."
         ),
-    ] = field(name="security", default=UNSET)
+    ] = UNSET
     credentials_dir: Annotated[
         Text | None, doc("Folder of keys, certificates and tokens. null: `credentials/` here, else in the data folder.")
     ] = None
@@ -362,30 +361,6 @@ class NetworkSection(Section, frozen=True, kw_only=True):
     max_buf_len: Annotated[
         Positive, doc("Transport tlspyo only: bytes per read from the I/O process. Values above 64 kB have no effect.")
     ] = 512 * MIB
-
-    @property
-    def security(self) -> Literal["TLS"] | None:
-        """`"TLS"` (also when left out) or None."""
-        return None if self.security_setting is None else "TLS"
-
-    @property
-    def security_left_out(self) -> bool:
-        """True if the key is absent. A client may then use plain TCP to a local Server of its user."""
-        return self.security_setting is UNSET
-
-    @property
-    def token(self) -> str | None:
-        """The token from the environment (`TMRL_CORE_TOKEN`, or the file that `TMRL_CORE_TOKEN_FILE` names).
-
-        None if neither is set: the role then uses the credentials folder. Each call reads the token again, so that no
-        repr and no file contains it.
-
-        Raises:
-            ConfigError: the file cannot be read or is empty.
-        """
-        from tmrl_core.config.loading import token_from_environment
-
-        return token_from_environment(os.environ)
 
 
 class PrioritySection(Section, frozen=True, kw_only=True):

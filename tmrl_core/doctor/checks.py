@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import time
@@ -12,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from tmrl_core.config import Config
+from tmrl_core.config.loading import token_from_environment
 from tmrl_core.doctor import connection as way
 from tmrl_core.doctor import machine
 from tmrl_core.doctor.steps import FailedStepError, Step, from_text
@@ -24,8 +26,7 @@ from tmrl_core.networking.security.handshakes import explain
 from tmrl_core.networking.security.tls_contexts import ClientRole
 from tmrl_core.networking.security.tlspyo_files import HOSTNAME
 from tmrl_core.networking.transports.base import Transport
-from tmrl_core.networking.transports.plain import plain_server
-from tmrl_core.networking.transports.selection import check_host, is_loopback
+from tmrl_core.networking.transports.selection import check_host, link_settings, uses_plaintext
 
 _LOOK_AT_TLSPYO = (
     "Look at the Server's log, and whether it has network.transport: tlspyo and this network.header_size too."
@@ -75,7 +76,7 @@ def examine(
     """
     try:
         config = load()
-        token = config.network.token
+        token = token_from_environment(os.environ)
         check_host(config.network.hostname or "", "network.hostname")
     except TmrlError as exc:
         label = str(exc)
@@ -98,19 +99,17 @@ def examine(
     if network.transport == "local":
         yield from _skipped(("credentials", *_NETWORK_STEPS), "transport local uses no network")
         return
-    security = network.security
-    if network.security_left_out and is_loopback(server.host) and plain_server(server.port):
-        security = None
+    plaintext = uses_plaintext(link_settings(config))
     proven = True
     transport: Transport | None = None
     if network.transport == "tlspyo":
         try:
-            transport, words = machine.for_tlspyo(config, role, security)
+            transport, words = machine.for_tlspyo(config, role, plaintext)
             yield Step("credentials", "ok", words)
         except FailedStepError as exc:
             proven = False
             yield Step("credentials", "failed", exc.found, exc.todo)
-    elif security is None:
+    elif plaintext:
         yield Step("credentials", "skipped", "network.security is null: no side proves its identity")
     else:
         try:
@@ -118,9 +117,7 @@ def examine(
         except FailedStepError as exc:
             proven = False
             yield Step("credentials", "failed", exc.found, exc.todo)
-    examiner = _Examiner(
-        config, role, security is not None, token, transport, timeout_s, measure_s, versions, wall_clock
-    )
+    examiner = _Examiner(config, role, not plaintext, token, transport, timeout_s, measure_s, versions, wall_clock)
     done: set[str] = set()
     with contextlib.closing(examiner):
         for step in examiner.steps(proven):

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from tmrl_core.config import CFG, Config, is_own, locate, resolve_with
+from tmrl_core.config import Config, is_own, locate, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
 from tmrl_core.networking.security import credentials, tlspyo_files
@@ -141,28 +141,18 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
     return Proof(f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}", facts, with_token)
 
 
-def for_tlspyo(config: Config, role: ClientRole, security: Literal["TLS"] | None) -> tuple[Transport, str]:
+def for_tlspyo(config: Config, role: ClientRole, plain: bool) -> tuple[Transport, str]:
     """Return a client's transport `tlspyo` for this role, and a description of its credentials.
 
     Raises:
         FailedStepError: a required part is missing.
     """
-    network, server = config.network, config.server
-    settings = link_settings(
-        config,
-        host=server.host,
-        port=server.port,
-        transport="tlspyo",
-        security=security,
-        keys_dir=CFG,
-        hostname=CFG,
-        password=CFG,
-    )
+    settings = link_settings(config)
     try:
         transport, _ = client_transport(settings, role)
-        folder = credentials.find(network.credentials_dir)
-        where = "TMRL_CORE_TOKEN" if network.token else str(folder)
-        if security is None:
+        folder = credentials.find(settings.credentials_dir)
+        where = "TMRL_CORE_TOKEN" if settings.token else str(folder)
+        if plain:
             return transport, f"the password from {where}; network.security is null: no certificate"
         facts = read_facts(tlspyo_files.load(folder, server=False).certificate)
     except TmrlError as exc:

@@ -9,7 +9,7 @@ import re
 from tmrl_core.actor.policies.numpy.backends import choose_actor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
-from tmrl_core.config import CFG, Config, environment_maker, resolve_optional
+from tmrl_core.config import Config, environment_maker, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
 from tmrl_core.config.sections import GatewayAgentSection
 from tmrl_core.errors import ConfigError, MissingExtraError
@@ -96,7 +96,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
         ConfigError, CredentialsError: the settings or the credentials do not serve.
     """
     check_central(config)
-    worker, network = config.worker, config.network
+    worker = config.worker
     check_device(worker.device, "worker.device")
     section = config.gateway.agents.get(name, GatewayAgentSection())
     env = environment_maker(config.environment.cls, config.environment.kwargs)()
@@ -112,17 +112,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             seed=mixed_seed(config.run.seed, label.seeding),
         )
         link = WorkerLink(
-            link_settings(
-                config,
-                host=config.server.host,
-                port=config.server.port,
-                transport=network.transport,
-                security=CFG,
-                keys_dir=CFG,
-                hostname=CFG,
-                password=CFG,
-                local_port=network.local_port_worker,
-            ),
+            link_settings(config, local_port=config.network.local_port_worker),
             name=label.text,
             run=config.run.name,
             signature=join_signature(env, policy.actor),

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from tmrl_core.config import CFG, Cfg, given
 from tmrl_core.config.descriptions import described_by
@@ -25,7 +25,7 @@ from tmrl_core.networking.security.refusal_log import Refusals
 from tmrl_core.networking.spools.files import DiskSpool
 from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
 from tmrl_core.networking.transports.plain import PlainNotice
-from tmrl_core.networking.transports.selection import server_transport
+from tmrl_core.networking.transports.selection import link_settings, server_transport
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Server:
         password: str | Cfg | None = CFG,
         local_port: int | Cfg = CFG,
         header_size: int | Cfg = CFG,
-        security: str | Cfg | None = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
         keys_dir: str | Cfg | None = CFG,
         max_workers: int | Cfg | None = CFG,
         *,
@@ -67,26 +67,25 @@ class Server:
         show_messages()
         config = config if config is not None else current()
         network, server = config.network, config.server
-        self._security = given(security, network.security)
-        host = server.bind_address
-        if network.transport != "local" and self._security is not None and is_loopback(host):
+        listens = self._listens = link_settings(
+            config,
+            host=server.bind_address,
+            port=port,
+            security=security,
+            keys_dir=keys_dir,
+            password=password,
+            local_port=given(local_port, network.local_port_server),
+            header_size=header_size,
+        )
+        if network.transport != "local" and listens.security is not None and is_loopback(listens.host):
             # These need no host names, so they are created at their first use.
-            folder = credentials.find(given(keys_dir, network.credentials_dir))
-            credentials.ensure(folder, tlspyo=network.transport == "tlspyo")
+            credentials.ensure(credentials.find(listens.credentials_dir), tlspyo=network.transport == "tlspyo")
         self.refusals = Refusals()
         """Number of connections that were refused, or closed for a violation of the protocol."""
         transport, authenticate = server_transport(
-            transport=network.transport,
-            security=self._security,
-            host=host,
-            credentials_dir=given(keys_dir, network.credentials_dir),
-            token=given(password, network.token),
-            insecure=network.allow_insecure_remote,
-            on_refused=self.refusals,
-            admission=AdmissionSettings(server.greeting_s, server.max_unauthenticated, server.connections_per_s),
-            local_port=given(local_port, network.local_port_server),
-            header_size=given(header_size, network.header_size),
-            max_buf_len=network.max_buf_len,
+            listens,
+            self.refusals,
+            AdmissionSettings(server.greeting_s, server.max_unauthenticated, server.connections_per_s),
         )
         try:
             settings = RelaySettings(
@@ -111,8 +110,6 @@ class Server:
         self._started = time.monotonic()
         self.relay.process = self._process
         self._transport = transport
-        self._host = host
-        self._requested_port = given(port, server.port)
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
@@ -157,15 +154,15 @@ class Server:
         self._stopping = asyncio.Event()
         if isinstance(self._spool, DiskSpool):
             self._spool.post = self._loop.call_soon_threadsafe
-        self._listener = await self._transport.serve(self._host, self._requested_port, self._accept)
+        self._listener = await self._transport.serve(self._listens.host, self._listens.port, self._accept)
         self._port = self._listener.port
-        if self._security is None and not _is_local(self._transport):
+        if self._listens.security is None and not _is_local(self._transport):
             self._announce_plain()
         logger.info(
             "the Server listens on %s port %d, %s",
-            self._host or "every interface",
+            self._listens.host or "every interface",
             self._port,
-            "with TLS" if self._security else "WITHOUT encryption",
+            "WITHOUT encryption" if self._listens.security is None else "with TLS",
         )
         if self._spool is not None:
             for line in self._spool.summary():

@@ -95,17 +95,15 @@ class Trainer:
     ) -> None:
         show_messages()
         config = self._config = config if config is not None else current()
-        kind = given(transport, config.network.transport)
         self._configured = isinstance(training_cls, Cfg)
         self.training_cls: Callable[[], LoopLike] = (
             training_from_config(config) if isinstance(training_cls, Cfg) else training_cls
         )
-        host = given(server_ip, config.server.host)
         settings = link_settings(
             config,
-            host="127.0.0.1" if host is None else host,
-            port=given(server_port, config.server.port),
-            transport=kind,
+            host=server_ip,
+            port=server_port,
+            transport=transport,
             security=security,
             keys_dir=keys_dir,
             hostname=hostname,

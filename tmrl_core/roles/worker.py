@@ -147,9 +147,9 @@ class RolloutWorker(Worker):
             link = WorkerLink(
                 link_settings(
                     config,
-                    host="127.0.0.1" if server_ip is None else server_ip,
-                    port=given(server_port, config.server.port),
-                    transport=cast(Literal["tls", "local", "tlspyo"], kind),
+                    host=server_ip,
+                    port=server_port,
+                    transport=kind,
                     security=security,
                     keys_dir=keys_dir,
                     hostname=hostname,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -61,7 +62,7 @@ def plain(settings: LinkSettings) -> bool:
 
 
 def auto(keys: Path, host: str = "127.0.0.1", port: int = PORT) -> LinkSettings:
-    return LinkSettings(host=host, port=port, security="auto", credentials_dir=str(keys))
+    return LinkSettings(host=host, port=port, credentials_dir=str(keys))
 
 
 # -- the file of a live plaintext Server -------------------------------------------------------------------------------
@@ -202,10 +203,11 @@ def test_a_server_with_tls_leaves_no_such_file(keys: Path) -> None:
 # -- where a plaintext Server may listen -------------------------------------------------------------------------------
 
 
-def server_side(host: str, security: str | None = None, insecure: bool = False, **changes: object) -> TlsTransport:
-    values: dict[str, object] = {"transport": "tls", "credentials_dir": None, "token": None}
-    values |= {"on_refused": lambda address, reason: None} | changes
-    transport, _ = server_transport(host=host, security=security, insecure=insecure, **values)  # type: ignore[arg-type]
+def server_side(
+    host: str, security: Literal["TLS"] | None = None, insecure: bool = False, **changes: Any
+) -> TlsTransport:
+    settings = LinkSettings(host=host, security=security, allow_insecure_remote=insecure, **changes)
+    transport, _ = server_transport(settings, lambda address, reason: None)
     assert isinstance(transport, TlsTransport)
     return transport
 
@@ -324,13 +326,7 @@ def hello(role: Role, token: str = "") -> Hello:
 )
 def test_authentication_over_tls(keys: Path, certificate: str | None, role: Role, token: str, code: str | None) -> None:
     _, authenticate = server_transport(
-        transport="tls",
-        security="TLS",
-        host="",
-        credentials_dir=str(keys),
-        token=None,
-        insecure=False,
-        on_refused=lambda address, reason: None,
+        LinkSettings(host="", security="TLS", credentials_dir=str(keys)), lambda address, reason: None
     )
     secrets = {name: (keys / f"{name}.token").read_text().strip() for name in ("worker", "trainer")}
     verdict = authenticate(hello(role, secrets.get(token, token)), peer(certificate))
@@ -346,13 +342,7 @@ def test_authentication_over_tls(keys: Path, certificate: str | None, role: Role
 def test_who_may_look_over_tls(keys: Path, tmp_path: Path) -> None:
     """A trainer, and who holds the Server's own key; no worker, since robots can be stolen."""
     _, authenticate = server_transport(
-        transport="tls",
-        security="TLS",
-        host="",
-        credentials_dir=str(keys),
-        token=None,
-        insecure=False,
-        on_refused=lambda address, reason: None,
+        LinkSettings(host="", security="TLS", credentials_dir=str(keys)), lambda address, reason: None
     )
     own = client_transport(LinkSettings(credentials_dir=str(keys)), "observer")[1]
     trainer, worker = ((keys / f"{name}.token").read_text().strip() for name in ("trainer", "worker"))
@@ -405,15 +395,7 @@ def test_an_observer_shows_what_its_machine_has(keys: Path, tmp_path: Path) -> N
     ],
 )
 def test_authentication_without_tls(token: str | None, shown: str, admitted: bool) -> None:
-    _, authenticate = server_transport(
-        transport="tls",
-        security=None,
-        host="127.0.0.1",
-        credentials_dir=None,
-        token=token,
-        insecure=False,
-        on_refused=lambda address, reason: None,
-    )
+    _, authenticate = server_transport(LinkSettings(security=None, token=token), lambda address, reason: None)
     verdict = authenticate(hello("worker", shown), peer())
     assert (verdict is None) == admitted
     if verdict is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.config import Config, current, find_credentials_folder
+from tmrl_core.config.loading import token_from_environment
 
 
 def _episode_limit(config: Config) -> float:
@@ -20,14 +21,14 @@ def _episode_limit(config: Config) -> float:
 
 
 _NAMES: dict[str, Callable[[Config], Any]] = {
-    "PASSWORD": lambda config: config.network.token,
+    "PASSWORD": lambda config: token_from_environment(os.environ),
     "PORT": lambda config: config.server.port,
     "LOCAL_PORT_SERVER": lambda config: config.network.local_port_server,
     "LOCAL_PORT_WORKER": lambda config: config.network.local_port_worker,
     "LOCAL_PORT_TRAINER": lambda config: config.network.local_port_trainer,
     "HEADER_SIZE": lambda config: config.network.header_size,
     "BUFFER_SIZE": lambda config: config.network.max_buf_len,
-    "SECURITY": lambda config: config.network.security,
+    "SECURITY": lambda config: None if config.network.security is None else "TLS",
     "CREDENTIALS_DIRECTORY": find_credentials_folder,
     "HOSTNAME": lambda config: config.network.hostname or config.server.host,
     "NB_WORKERS": lambda config: config.server.max_workers,

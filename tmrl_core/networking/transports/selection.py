@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from tmrl_core.config import CFG, Cfg, Config, given
+from tmrl_core.config.loading import token_from_environment
+from tmrl_core.config.sections import NetworkSection
 from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.connection import Authenticate
@@ -24,33 +28,20 @@ from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.plain import plain_server
 
 
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of the Server, and settings of the connection to it.
+class LinkSettings(NetworkSection, frozen=True, kw_only=True):
+    """Section `network`, with the address (of the Server, or to listen on) and the token.
 
-    `security` "auto" is TLS, except towards a Server on this machine that the same user runs without it.
+    Without `security`, a client uses TLS, except towards a Server on this machine that the same user runs without it.
     """
 
     host: str = "127.0.0.1"
     port: int = 55555
-    transport: Literal["tls", "local", "tlspyo"] = "tls"
-    security: Literal["TLS", "auto"] | None = "TLS"
-    hostname: str | None = None
-    credentials_dir: str | None = None
     token: str | None = None
-    allow_insecure_remote: bool = False
     connect_timeout_s: float = 5.0
     """Time limit of each step of connecting: TCP, TLS, the greeting. In a black hole the kernel's waits between
     repetitions double, so a longer limit would find a recovered network later than a new attempt."""
-    silent_s: float = 10.0
-    heartbeat_s: float = 3.0
-    backoff_min_s: float = 0.2
-    backoff_max_s: float = 15.0
-    max_message_bytes: int = 16 << 20
-    compression: Literal["auto", "zstd", "none"] = "auto"
     local_port: int = 0
-    """For the transport tlspyo, as the next two; 0: a free one."""
-    header_size: int = 12
-    max_buf_len: int = 512 << 20
+    """For the transport tlspyo: the one of this role; 0: a free one."""
 
     def __repr__(self) -> str:
         return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"  # never the token
@@ -59,40 +50,37 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 def link_settings(
     config: Config,
     *,
-    host: str,
-    port: int,
-    transport: Literal["tls", "local", "tlspyo"],
-    security: Literal["TLS"] | Cfg | None,
-    keys_dir: str | Path | Cfg | None,
-    hostname: str | Cfg | None,
-    password: str | Cfg | None,
+    host: str | Cfg | None = CFG,
+    port: int | Cfg = CFG,
+    transport: str | Cfg = CFG,
+    security: Literal["TLS"] | Cfg | None = CFG,
+    keys_dir: str | Path | Cfg | None = CFG,
+    hostname: str | Cfg | None = CFG,
+    password: str | Cfg | None = CFG,
     local_port: int = 0,
     header_size: int | Cfg = CFG,
     max_buf_len: int | Cfg = CFG,
 ) -> LinkSettings:
-    """Merge the public classes' arguments with the configuration; `CFG` selects the configuration's value."""
+    """Merge the public classes' arguments with the configuration; `CFG` selects the configuration's value.
+
+    Raises:
+        ConfigError: the file of the token cannot be read or is empty.
+    """
     network = config.network
-    from_config: Literal["TLS", "auto"] | None = "auto" if network.security_left_out else network.security
-    folder = given(keys_dir, network.credentials_dir)
-    return LinkSettings(
-        host=host,
-        port=port,
-        transport=transport,
-        security=from_config if isinstance(security, Cfg) else security,
-        hostname=given(hostname, network.hostname),
-        credentials_dir=str(folder) if folder is not None else None,
-        token=network.token if isinstance(password, Cfg) else password,
-        silent_s=network.silent_s,
-        heartbeat_s=network.heartbeat_s,
-        backoff_min_s=network.backoff_min_s,
-        backoff_max_s=network.backoff_max_s,
-        max_message_bytes=network.max_message_bytes,
-        compression=network.compression,
-        allow_insecure_remote=network.allow_insecure_remote,
-        local_port=local_port,
-        header_size=given(header_size, network.header_size),
-        max_buf_len=given(max_buf_len, network.max_buf_len),
-    )
+    address, folder = given(host, config.server.host), given(keys_dir, network.credentials_dir)
+    arguments: dict[str, Any] = {
+        "host": "127.0.0.1" if address is None else address,
+        "port": given(port, config.server.port),
+        "transport": given(transport, network.transport),
+        "security": network.security if isinstance(security, Cfg) else security,
+        "credentials_dir": str(folder) if folder is not None else None,
+        "hostname": given(hostname, network.hostname),
+        "token": token_from_environment(os.environ) if isinstance(password, Cfg) else password,
+        "local_port": local_port,
+        "header_size": given(header_size, network.header_size),
+        "max_buf_len": given(max_buf_len, network.max_buf_len),
+    }
+    return LinkSettings(**(msgspec.structs.asdict(network) | arguments))
 
 
 def check_host(host: str, key: str) -> None:
@@ -137,10 +125,8 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
     _check_known(settings.transport)
     check_host(settings.host, "server.host")
     check_host(settings.hostname or "", "network.hostname")
-    security = settings.security
-    if security == "auto":
-        security = None if is_loopback(settings.host) and plain_server(settings.port) else "TLS"
-    if security is None and not is_loopback(settings.host) and not settings.allow_insecure_remote:
+    plain = uses_plaintext(settings)
+    if plain and not is_loopback(settings.host) and not settings.allow_insecure_remote:
         raise ConfigError(
             f"network.security is null and the Server is {settings.host}: everybody on the network path could read and "
             "send data, and read the token. Use TLS, or allow this with network.allow_insecure_remote: true."
@@ -148,21 +134,10 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
     if settings.transport == "tlspyo":
         from tmrl_core.networking.transports.tlspyo.selection import tlspyo_transport
 
-        made = tlspyo_transport(
-            server=False,
-            tls=security is not None,
-            credentials_dir=settings.credentials_dir,
-            password=settings.token,
-            local_port=settings.local_port,
-            header_size=settings.header_size,
-            max_buf_len=settings.max_buf_len,
-            role=role,
-            hostname=settings.hostname,
-        )
-        return made, ""
+        return tlspyo_transport(settings, role, tls=not plain), ""
     from tmrl_core.networking.transports.tls import TlsTransport
 
-    if security is None:
+    if plain:
         return TlsTransport(None), settings.token or ""
     from tmrl_core.networking.security import credentials, handshakes
 
@@ -177,19 +152,15 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
     return transport, access.token
 
 
+def uses_plaintext(settings: LinkSettings) -> bool:
+    """Tell whether a client with these settings connects without TLS."""
+    if settings.security is UNSET:
+        return is_loopback(settings.host) and plain_server(settings.port)
+    return settings.security is None
+
+
 def server_transport(
-    *,
-    transport: str,
-    security: str | None,
-    host: str,
-    credentials_dir: str | None,
-    token: str | None,
-    insecure: bool,
-    on_refused: Callable[[str, str], None],
-    admission: AdmissionSettings | None = None,
-    local_port: int = 0,
-    header_size: int = 12,
-    max_buf_len: int = 512 << 20,
+    settings: LinkSettings, on_refused: Callable[[str, str], None], admission: AdmissionSettings | None = None
 ) -> tuple[Transport, Authenticate]:
     """Return the transport of a Server, and the function that authenticates its peers.
 
@@ -199,47 +170,38 @@ def server_transport(
         ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`, or an unknown transport.
         CredentialsError: there is no server certificate.
     """
-    if transport == "local":
+    if settings.transport == "local":
         from tmrl_core.networking.transports.local import LocalTransport
 
         return LocalTransport(), lambda hello, connection: None
-    _check_known(transport)
+    _check_known(settings.transport)
+    host, plain = settings.host, settings.security is None
     check_host(host, "server.bind")
-    if security is None and not is_loopback(host) and not insecure:
+    if plain and not is_loopback(host) and not settings.allow_insecure_remote:
         raise ConfigError(
             f"network.security is null and the Server would listen on {host or 'every interface'}: everybody there "
             "could read and send data. Use TLS, listen on 127.0.0.1, or allow this with "
             "network.allow_insecure_remote: true."
         )
-    if transport == "tlspyo":
+    if settings.transport == "tlspyo":
         from tmrl_core.networking.transports.tlspyo.selection import tlspyo_transport
 
-        made = tlspyo_transport(
-            server=True,
-            tls=security is not None,
-            credentials_dir=credentials_dir,
-            password=token,
-            local_port=local_port,
-            header_size=header_size,
-            max_buf_len=max_buf_len,
-            role="server",
-            admission=admission,
-            on_refused=on_refused,
-        )
+        made = tlspyo_transport(settings, "server", tls=not plain, admission=admission, on_refused=on_refused)
         # tlspyo has checked its password already, and has no roles.
         return made, lambda hello, connection: None
     from tmrl_core.networking.transports.tls import TlsTransport
 
     strangers = Admission(admission)
-    if security is None:
+    if plain:
         return (
             TlsTransport(None, on_refused=on_refused, admission=strangers),
-            delay_rejections(lambda hello, connection: check_password(hello, token), strangers, time.monotonic),
+            delay_rejections(
+                lambda hello, connection: check_password(hello, settings.token), strangers, time.monotonic
+            ),
         )
     from tmrl_core.networking.security import credentials, handshakes
 
-    access = ServerAccess(credentials.find(credentials_dir))
-
+    access = ServerAccess(credentials.find(settings.credentials_dir))
     return (
         TlsTransport(
             access.context,

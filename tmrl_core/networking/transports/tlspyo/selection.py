@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security import credentials, tlspyo_files
@@ -11,34 +11,25 @@ from tmrl_core.networking.security.admission import AdmissionSettings
 from tmrl_core.networking.transports.tlspyo.process import check_installed
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 
-_KEY = "network.local_port_"
+if TYPE_CHECKING:
+    from tmrl_core.networking.transports.selection import LinkSettings
 
 
 def tlspyo_transport(
-    *,
-    server: bool,
-    tls: bool,
-    credentials_dir: str | os.PathLike[str] | None,
-    password: str | None,
-    local_port: int,
-    header_size: int,
-    max_buf_len: int,
+    settings: LinkSettings,
     role: str,
-    hostname: str | None = None,
+    *,
+    tls: bool,
     admission: AdmissionSettings | None = None,
     on_refused: Callable[[str, str], None] = lambda address, reason: None,
 ) -> TlspyoTransport:
     """Return the transport for a Server or a client.
 
     Args:
-        server: True: it listens.
+        settings: its folder holds `certificate.pem`, and `key.pem` for a Server; its token is tlspyo's password, None:
+            the one in the folder.
+        role: of this process; a `server` listens.
         tls: True: it is encrypted.
-        credentials_dir: folder with `certificate.pem`, and `key.pem` for a Server; None: the default credentials
-            folder.
-        password: password of tlspyo; None: the one in the credentials folder.
-        local_port, header_size, max_buf_len: as in tlspyo.
-        role: for the name of the setting of `local_port`.
-        hostname: name in the certificate that a client expects; None: tlspyo's default.
         admission: limits for connections that have not shown the password; None: the defaults.
         on_refused: called with the address and the reason for each client with a wrong password or beyond the limits.
 
@@ -48,8 +39,9 @@ def tlspyo_transport(
         ConfigError: the length of the header or of the password is out of range.
     """
     check_installed()
-    folder = credentials.find(credentials_dir)
-    part = tlspyo_files.load(folder, server=server) if tls else None
+    folder = credentials.find(settings.credentials_dir)
+    part = tlspyo_files.load(folder, server=role == "server") if tls else None
+    password = settings.token
     if not password:
         password = part.password if part is not None else tlspyo_files.password_in(folder)
     if not password:
@@ -61,11 +53,11 @@ def tlspyo_transport(
         password=password,
         certificate=part.certificate if part is not None else None,
         key=part.key if part is not None else None,
-        hostname=hostname or tlspyo_files.HOSTNAME,
-        local_port=local_port,
-        header_size=header_size,
-        max_buf_len=max_buf_len,
-        key_of_local_port=_KEY + role,
+        hostname=settings.hostname or tlspyo_files.HOSTNAME,
+        local_port=settings.local_port,
+        header_size=settings.header_size,
+        max_buf_len=settings.max_buf_len,
+        key_of_local_port=f"network.local_port_{role}",
         admission=admission,
         on_refused=on_refused,
     )
