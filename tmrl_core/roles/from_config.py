@@ -122,13 +122,17 @@ def _environment(config: Config, render_mode: str | None) -> Callable[[], Any]:
     return (lambda: Filmed(make())) if render_mode == "rgb_array" else make
 
 
-def check_device(device: str | None, key: str) -> None:
+def check_device(device: str | None, key: str, *, compute: bool = False) -> None:
     """Check that the device exists; None and `cpu` always do.
 
-    It initializes nothing on a CUDA device, because another process may use it for the computation.
+    Args:
+        device: its name.
+        key: of the configuration, for the message.
+        compute: compute on a CUDA device too: this build of torch may have no code for it, or another process may use
+            it exclusively. False: initialize nothing on it, because another process will use it.
 
     Raises:
-        ConfigError: the device does not exist.
+        ConfigError: the device does not exist, or cannot compute.
         MissingExtraError: torch is not installed.
     """
     if device in (None, "cpu"):
@@ -139,7 +143,7 @@ def check_device(device: str | None, key: str) -> None:
         raise MissingExtraError("torch", "trainer", f"{key} = {device}") from exc
     try:
         wanted = torch.device(device)
-        if wanted.type != "cuda":
+        if compute or wanted.type != "cuda":
             torch.ones(1, device=wanted).sum().item()
             return
     except (RuntimeError, AssertionError, NotImplementedError) as exc:

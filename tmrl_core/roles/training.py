@@ -22,6 +22,7 @@ from tmrl_core.config.algorithms import (
 )
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.roles.from_config import check_device
 from tmrl_core.training.contracts import declarations_of
 from tmrl_core.training.loops.threads import available_cores
 
@@ -39,16 +40,7 @@ def prepare_torch(config: Config) -> None:
         import torch
     except ModuleNotFoundError as exc:
         raise MissingExtraError("torch", "trainer", "the Trainer") from exc
-    device = config.trainer.device
-    if device not in (None, "cpu"):
-        try:
-            # This build of torch may have no code for an existing device, or another process may use it exclusively.
-            torch.ones(1, device=device).sum().item()
-        except (RuntimeError, AssertionError, NotImplementedError) as exc:
-            reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
-            raise ConfigError(
-                f"trainer.device: torch cannot compute on {device!r}, take another, or cpu: {reason}"
-            ) from exc
+    check_device(config.trainer.device, "trainer.device", compute=True)
     threads = config.trainer.threads
     if threads is not None:
         torch.set_num_threads(threads)

@@ -9,6 +9,7 @@ import ssl
 import stat
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from tmrl_core.networking.security.credentials import (
 )
 from tmrl_core.networking.security.renewal import rotate_token
 from tmrl_core.networking.security.revocations import read_list
-from tmrl_core.networking.security.tls_contexts import read_bundle
+from tmrl_core.networking.security.tls_contexts import read_bundle, read_revoked
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="mode bits mean nothing on Windows")
 
@@ -736,6 +737,25 @@ def test_a_certificate_whose_extensions_are_damaged_is_named() -> None:
     made = builder.add_extension(garbage, critical=False).sign(key, hashes.SHA256())
     with pytest.raises(CredentialsError, match="damaged"):
         read_facts(made.public_bytes(serialization.Encoding.PEM).decode())
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("ca.pem", server_context),
+        ("server.key", server_context),
+        ("revoked.json", read_revoked),
+        ("trainer.token", lambda folder: credentials.token_for(folder, "trainer")),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting(
+    folder: Path, name: str, read: Callable[[Path], object]
+) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(CredentialsError, match=f"{name} is not a regular file"):
+        read(folder)
 
 
 @posix_only

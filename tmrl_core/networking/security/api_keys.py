@@ -13,11 +13,19 @@ import os
 import secrets
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security.secret_files import read_file, write_file, writing
+from tmrl_core.networking.security.secret_files import (
+    folder_of,
+    read_record,
+    read_secret,
+    write_file,
+    write_record,
+    writing,
+)
 from tmrl_core.networking.security.tls_contexts import token_hash
 
 logger = logging.getLogger(__name__)
@@ -28,7 +36,6 @@ OWNER_FILE = "gateway_owner.token"
 MAX_KEYS = 10_000
 """Maximum number of keys in the file."""
 _MAX_KEY_CHARACTERS = 128
-_FORMAT = "tmrl_core gateway keys"
 _SECRET_BYTES = 32
 _NO_HASH = "-" * 64
 """Compared where no key has the id; no SHA-256 equals it."""
@@ -53,14 +60,8 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    keys: tuple[ApiKey, ...]
-
-
-def place_of(directory: str | os.PathLike[str]) -> Path:
-    """Return the folder of the gateway's files for this credentials folder, or bundle file."""
-    place = Path(directory).expanduser()
-    return place.parent if place.is_file() else place
+    format: Literal["tmrl_core gateway keys"]
+    keys: Annotated[tuple[ApiKey, ...], msgspec.Meta(max_length=MAX_KEYS)]
 
 
 def read_keys(directory: str | os.PathLike[str]) -> tuple[ApiKey, ...]:
@@ -69,21 +70,13 @@ def read_keys(directory: str | os.PathLike[str]) -> tuple[ApiKey, ...]:
     Raises:
         CredentialsError: the file cannot be read, or is damaged.
     """
-    file = place_of(directory) / KEYS_FILE
-    if not file.exists():
-        return ()
-    text = read_file(file, private=True)
-    try:
-        content = msgspec.json.decode(text, type=_Keys)
-        if content.format != _FORMAT:
-            raise CredentialsError("it has another format")
-        if len(content.keys) > MAX_KEYS or len({key.id for key in content.keys}) < len(content.keys):
-            raise CredentialsError(f"it has more than {MAX_KEYS} keys, or two with one id")
-    except (msgspec.DecodeError, CredentialsError) as exc:
-        raise CredentialsError(
-            f"{file} is damaged ({exc}). Restore it from a copy, or delete it and make new keys."
-        ) from exc
-    return content.keys
+    file = folder_of(directory) / KEYS_FILE
+    advice = "Restore it from a copy, or delete it and make new keys."
+    content = read_record(file, _Keys, advice, private=True)
+    keys = () if content is None else content.keys
+    if len({key.id for key in keys}) < len(keys):
+        raise CredentialsError(f"{file} is damaged (two keys have one id). {advice}")
+    return keys
 
 
 def make_key(directory: str | os.PathLike[str], agent: str) -> tuple[ApiKey, str]:
@@ -92,7 +85,7 @@ def make_key(directory: str | os.PathLike[str], agent: str) -> tuple[ApiKey, str
     Raises:
         CredentialsError: the file cannot be read or written, or is full.
     """
-    folder = place_of(directory)
+    folder = folder_of(directory)
     with writing(folder):
         keys = read_keys(folder)
         if len(keys) >= MAX_KEYS:
@@ -115,7 +108,7 @@ def revoke_key(directory: str | os.PathLike[str], name: str) -> ApiKey | None:
     Raises:
         CredentialsError: the file cannot be read or written.
     """
-    folder = place_of(directory)
+    folder = folder_of(directory)
     if all(key.id != name for key in read_keys(folder)):
         return None
     with writing(folder):
@@ -125,8 +118,7 @@ def revoke_key(directory: str | os.PathLike[str], name: str) -> ApiKey | None:
 
 
 def _write(folder: Path, keys: tuple[ApiKey, ...]) -> None:
-    text = msgspec.json.format(msgspec.json.encode(_Keys(_FORMAT, keys)), indent=1).decode()
-    write_file(folder / KEYS_FILE, text + "\n", private=True)
+    write_record(folder / KEYS_FILE, _Keys("tmrl_core gateway keys", keys), private=True)
 
 
 def make_owner_token(directory: str | os.PathLike[str]) -> Path:
@@ -135,7 +127,7 @@ def make_owner_token(directory: str | os.PathLike[str]) -> Path:
     Raises:
         CredentialsError: it cannot be written.
     """
-    folder = place_of(directory)
+    folder = folder_of(directory)
     file = folder / OWNER_FILE
     if not file.exists():
         with writing(folder):
@@ -158,7 +150,7 @@ class ApiKeys:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._folder = place_of(directory)
+        self._folder = folder_of(directory)
         self._keys_stamp, self._owner_stamp = self._stamp(KEYS_FILE), self._stamp(OWNER_FILE)
         self._keys = self._read_keys()
         self._owner_hash = self._read_owner()
@@ -217,8 +209,7 @@ class ApiKeys:
         return {key.id: key for key in read_keys(self._folder)}
 
     def _read_owner(self) -> str:
-        file = self._folder / OWNER_FILE
-        token = read_file(file, private=True).strip() if file.exists() else ""
+        token = read_secret(self._folder / OWNER_FILE)
         return token_hash(token) if token else _NO_HASH
 
 

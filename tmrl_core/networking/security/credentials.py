@@ -57,7 +57,7 @@ from tmrl_core.networking.security.revocations import (
     read_list,
     write_list,
 )
-from tmrl_core.networking.security.secret_files import need, read_file, write_file, writing
+from tmrl_core.networking.security.secret_files import need, read_file, write_file, write_record, writing
 from tmrl_core.networking.security.tls_contexts import (
     BUNDLE_FORMAT,
     CLIENT_ROLES,
@@ -303,7 +303,7 @@ def bundle(
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():
         target = target / f"{name}.{role}.bundle"
-    write_file(target, msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n", private=True)
+    write_record(target, content, private=True)
     return target
 
 

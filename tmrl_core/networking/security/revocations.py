@@ -12,32 +12,32 @@ import os
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security.certificates import clean_serial
-from tmrl_core.networking.security.secret_files import read_file, write_file
+from tmrl_core.networking.security.secret_files import folder_of, read_record, write_record
 
 REVOKED_FILE = "revoked.json"
 ISSUED_FILE = "issued.json"
 
-_FORMAT = "tmrl_core certificates"
 _KEEP = timedelta(days=30)
 
 
 class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One certificate of a client; `at` is the time of its issue or revocation."""
 
-    serial: str
+    serial: Annotated[str, Meta(pattern=r"\A(0|[1-9a-f][0-9a-f]{0,63})\Z")]
+    """As `certificates.clean_serial` returns it."""
     role: str
     name: str
-    not_after: datetime
+    not_after: Annotated[datetime, Meta(tz=True)]
     at: datetime
 
 
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
+    format: Literal["tmrl_core certificates"]
     certificates: tuple[Listed, ...]
 
 
@@ -47,34 +47,20 @@ def read_list(file: Path) -> tuple[Listed, ...]:
     Raises:
         CredentialsError: it cannot be read, or is damaged.
     """
-    if not file.exists():
-        return ()
-    text = read_file(file)
-    try:
-        content = msgspec.json.decode(text, type=_List)
-        if content.format != _FORMAT:
-            raise CredentialsError("it has another format")
-        listed = content.certificates
-        if any(one.serial != clean_serial(one.serial) or one.not_after.tzinfo is None for one in listed):
-            raise CredentialsError("a serial number or a date is invalid")
-    except (msgspec.DecodeError, CredentialsError) as exc:
-        raise CredentialsError(
-            f"{file} is damaged ({exc}). Restore it from a copy; without it, revoked certificates would be valid again."
-        ) from exc
-    return listed
+    advice = "Restore it from a copy; without it, revoked certificates would be valid again."
+    content = read_record(file, _List, advice)
+    return () if content is None else content.certificates
 
 
 def write_list(file: Path, listed: Iterable[Listed], now: datetime) -> None:
     """Replace such a file in one step."""
     kept = tuple(one for one in listed if one.not_after + _KEEP > now)
-    text = msgspec.json.format(msgspec.json.encode(_List(_FORMAT, kept)), indent=1).decode()
-    write_file(file, text + "\n")
+    write_record(file, _List("tmrl_core certificates", kept))
 
 
 def revoked_file(directory: str | os.PathLike[str]) -> Path:
     """Return the file of revoked certificates for this credentials folder, or bundle file."""
-    place = Path(directory).expanduser()
-    return (place.parent if place.is_file() else place) / REVOKED_FILE
+    return folder_of(directory) / REVOKED_FILE
 
 
 def note_issued(folder: Path, serial: str, role: str, name: str, not_after: datetime) -> None:

@@ -12,16 +12,28 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE
 from tmrl_core.storage import write_whole
 from tmrl_core.storage.lock import lock_file
+from tmrl_core.storage.own_files import open_now
 
 logger = logging.getLogger(__name__)
 
+Record = TypeVar("Record", bound=msgspec.Struct)
+
 _MAX_FILE_BYTES = 16 << 20
 """Room for a list of 70,000 certificates."""
+
+
+def folder_of(directory: str | os.PathLike[str]) -> Path:
+    """Return a credentials folder, or the folder of a bundle file, where the lists that belong to it are."""
+    place = Path(directory).expanduser()
+    return place.parent if place.is_file() else place
 
 
 def need(file: Path, *, private: bool = False) -> str:
@@ -31,34 +43,66 @@ def need(file: Path, *, private: bool = False) -> str:
         CredentialsError: it is missing (the message names the command to run), or cannot be read.
     """
     if not file.exists():
-        raise CredentialsError(missing(file))
+        raise CredentialsError(
+            f"{file} not found. Create credentials with `{CREATE}`, or, on another machine than the Server's, install "
+            f"a bundle that was made with `{BUNDLE} worker --name NAME`; or set network.credentials_dir."
+        )
     return read_file(file, private=private)
-
-
-def missing(file: Path) -> str:
-    """Return the error message for a missing file of credentials."""
-    return (
-        f"{file} not found. Create credentials with `{CREATE}`, or, on another machine than the Server's, install a "
-        f"bundle that was made with `{BUNDLE} worker --name NAME`; or set network.credentials_dir."
-    )
 
 
 def read_file(file: Path, *, private: bool = False) -> str:
     """The text of a file; a private one that others can read too is warned of.
 
     Raises:
-        CredentialsError: it cannot be read, is no text, or is too long to be credentials.
+        CredentialsError: it cannot be read, is no regular file, no text, or too long to be credentials.
     """
     try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise CredentialsError(f"{file} is too large for a file of credentials")
-        if private:
-            warn_if_readable(file)
-        return file.read_text(encoding="utf-8")
+        # Without waiting: a pipe in the place of a file would hold a role back forever.
+        with open(file, encoding="utf-8", opener=open_now) as opened:
+            about = os.fstat(opened.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise CredentialsError(
+                    f"{file} is not a regular file, as all credentials are. Put the file itself there."
+                )
+            if about.st_size > _MAX_FILE_BYTES:
+                raise CredentialsError(f"{file} is too large for a file of credentials")
+            if private:
+                warn_if_readable(file)
+            return opened.read()
     except OSError as exc:
         raise CredentialsError(f"{file} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError:
         raise CredentialsError(f"{file} is not text, so it is no key, certificate or token of ours") from None
+
+
+def read_record(file: Path, kind: type[Record], advice: str, *, private: bool = False) -> Record | None:
+    """Read a file of records that are checked by their type; None: there is no file.
+
+    Args:
+        file: JSON.
+        kind: structure of its content.
+        advice: next step for a damaged file.
+        private: True: warn if others can read it too.
+
+    Raises:
+        CredentialsError: it cannot be read, or is damaged.
+    """
+    if not file.exists():
+        return None
+    text = read_file(file, private=private)
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as exc:
+        raise CredentialsError(f"{file} is damaged ({exc}). {advice}") from exc
+
+
+def read_secret(file: Path) -> str:
+    """Return the token or password in a private file; empty: there is no file.
+
+    Raises:
+        CredentialsError: it cannot be read.
+    """
+    return read_file(file, private=True).strip() if file.exists() else ""
 
 
 def warn_if_readable(file: Path) -> None:
@@ -90,6 +134,11 @@ def write_file(file: Path, text: str, *, private: bool = False) -> None:
         write_whole(file, text.encode(), 0o600 if private else 0o644, sync=True)
     except OSError as exc:
         raise CredentialsError(f"{file} cannot be written: {exc.strerror}") from exc
+
+
+def write_record(file: Path, record: msgspec.Struct, *, private: bool = False) -> None:
+    """Replace a file of records, as `read_record` and people can read it."""
+    write_file(file, msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n", private=private)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.certificates import Signed, check_name
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE
 from tmrl_core.networking.security.revocations import Listed, read_list, revoked_file
-from tmrl_core.networking.security.secret_files import missing, need, read_file, warn_if_readable, warn_if_writable
+from tmrl_core.networking.security.secret_files import need, read_file, read_secret, warn_if_writable
 
 logger = logging.getLogger(__name__)
 
@@ -240,8 +240,7 @@ def token_for(directory: str | os.PathLike[str], role: ContextRole) -> str | Non
         if key.exists():
             return observer_token(read_file(key, private=True))
         role = "trainer"
-    file = folder / f"{role}.token"
-    return read_file(file, private=True).strip() or None if file.exists() else None
+    return read_secret(folder / f"{role}.token") or None
 
 
 def read_bundle(file: Path) -> Bundle:
@@ -304,10 +303,9 @@ def _load_authority(context: ssl.SSLContext, ca: str, folder: Path) -> None:
 
 
 def _load_file_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    for file in (certificate, key):
-        if not file.exists():
-            raise CredentialsError(missing(file))
-    warn_if_readable(key)
+    # OpenSSL would wait for the other side of a pipe.
+    need(certificate)
+    need(key, private=True)
     _load_chain(context, certificate, key, certificate)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.certificates import LOOPBACK_HOSTS, make_self_signed_certificate
 from tmrl_core.networking.security.handshakes import CREATE
-from tmrl_core.networking.security.secret_files import read_file, write_file
+from tmrl_core.networking.security.secret_files import read_file, read_secret, write_file
 from tmrl_core.networking.security.tls_contexts import TlspyoPart, read_bundle
 
 CERTIFICATE, KEY, PASSWORD = "certificate.pem", "key.pem", "tlspyo.password"
@@ -72,7 +72,7 @@ def password_in(directory: str | os.PathLike[str]) -> str:
     if folder.is_file():
         part = read_bundle(folder).tlspyo
         return part.password if part is not None else ""
-    return read_file(folder / PASSWORD, private=True).strip() if (folder / PASSWORD).exists() else ""
+    return read_secret(folder / PASSWORD)
 
 
 def load(directory: str | os.PathLike[str], *, server: bool) -> TlspyoPart:
