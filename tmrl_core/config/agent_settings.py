@@ -174,6 +174,19 @@ class PpoSettings:
     adam_eps: Annotated[float, "Adam's epsilon, near the first gradients of hidden layers"] = 1e-5
 
 
+SETTINGS: dict[str, type[OffPolicySettings | PpoSettings]] = {
+    "SacAgent": SacSettings,
+    "SpinupSacAgent": SacSettings,
+    "REDQSACAgent": RedqSettings,
+    "TD3Agent": Td3Settings,
+    "DDPGAgent": DdpgSettings,
+    "DQNAgent": DqnSettings,
+    "DiscreteSacAgent": DiscreteSacSettings,
+    "PPOAgent": PpoSettings,
+}
+"""Settings of each built-in algorithm, by the name of its class."""
+
+
 def out_of_range(settings: type[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the problem of each keyword argument that has the right type and an impossible value.
 

@@ -8,34 +8,27 @@ A configuration is checked on machines without torch, so built-in algorithms are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
-from tmrl_core.config.agent_settings import (
-    DdpgSettings,
-    DiscreteSacSettings,
-    DqnSettings,
-    OffPolicySettings,
-    PpoSettings,
-    RedqSettings,
-    SacSettings,
-    Td3Settings,
-)
+import msgspec
+
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
+
+if TYPE_CHECKING:
+    from tmrl_core.config.agent_settings import OffPolicySettings, PpoSettings
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
 ON_POLICY = frozenset({"lockstep"})
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(msgspec.Struct, frozen=True):
     """One built-in algorithm.
 
     Args:
         name: name of its class in `tmrl_core.training`.
         module: its module in `tmrl_core.training`.
-        settings: settings of its constructor.
         action_spaces: `box`, `discrete`.
         collection: values of `worker.collection` that it learns from.
         actors: policies of `tmrl_core.actor` that it trains.
@@ -45,11 +38,18 @@ class Algorithm:
 
     name: str
     module: str
-    settings: type[OffPolicySettings | PpoSettings]
     action_spaces: frozenset[str]
     collection: frozenset[str]
     actors: frozenset[str]
     memories: frozenset[str]
+
+    @property
+    def settings(self) -> type[OffPolicySettings | PpoSettings]:
+        """Settings of its constructor."""
+        # Their import takes longer than that of all sections, and few checks need them.
+        from tmrl_core.config.agent_settings import SETTINGS
+
+        return SETTINGS[self.name]
 
     @property
     def keywords(self) -> frozenset[str]:
@@ -64,19 +64,16 @@ _DETERMINISTIC = frozenset({"DeterministicMLPActor"})
 _CATEGORICAL = frozenset({"CategoricalMLPActor"})
 
 ALGORITHMS = (
-    Algorithm("SacAgent", "agents.sac", SacSettings, _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
-    Algorithm("SpinupSacAgent", "agents.sac", SacSettings, _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
-    Algorithm("REDQSACAgent", "agents.redq", RedqSettings, _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
-    Algorithm("TD3Agent", "agents.td3", Td3Settings, _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
-    Algorithm("DDPGAgent", "agents.ddpg", DdpgSettings, _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
-    Algorithm("DQNAgent", "agents.dqn", DqnSettings, _DISCRETE, OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
-    Algorithm(
-        "DiscreteSacAgent", "agents.discrete_sac", DiscreteSacSettings, _DISCRETE, OFF_POLICY, _CATEGORICAL, REPLAY
-    ),
+    Algorithm("SacAgent", "agents.sac", _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
+    Algorithm("SpinupSacAgent", "agents.sac", _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
+    Algorithm("REDQSACAgent", "agents.redq", _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
+    Algorithm("TD3Agent", "agents.td3", _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
+    Algorithm("DDPGAgent", "agents.ddpg", _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
+    Algorithm("DQNAgent", "agents.dqn", _DISCRETE, OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
+    Algorithm("DiscreteSacAgent", "agents.discrete_sac", _DISCRETE, OFF_POLICY, _CATEGORICAL, REPLAY),
     Algorithm(
         "PPOAgent",
         "agents.ppo",
-        PpoSettings,
         _BOX | _DISCRETE,
         ON_POLICY,
         _CATEGORICAL | {"GaussianMLPActor"},
@@ -85,8 +82,7 @@ ALGORITHMS = (
 )
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """One of the project's policies, with a backend for torch and one for NumPy.
 
     Args:
@@ -217,7 +213,7 @@ def mismatches(config: Config) -> Iterator[str]:
 def unknown_keywords(config: Config) -> Iterator[str]:
     """Yield one line for each key of `agent.kwargs` that the built-in agent does not take."""
     algorithm = algorithm_of(config.agent.cls)
-    if algorithm is None:
+    if algorithm is None or not config.agent.kwargs:
         return
     for key in sorted(config.agent.kwargs.keys() - algorithm.keywords):
         hint = near(key, algorithm.keywords)
