@@ -44,10 +44,10 @@ Node: TypeAlias = Any
 """A JSON value."""
 
 GAP: Node = {"t": "constant"}
-"""Stands for a value that is not saved; on resume it comes from the constructor."""
+"""Mark a value that is not saved. On resume, the constructor makes the value."""
 
 _SHORT = 16
-"""Shorter lists of arrays or numbers are not worth an array of their own."""
+"""Minimum length of a list of arrays or numbers that is stored as one array."""
 
 _CONSTANTS = (
     type,
@@ -72,9 +72,9 @@ class Captured:
 
     Attributes:
         tree: JSON values.
-        arrays: copies, by the names that the tree uses.
-        skipped: why a checkpoint cannot hold a value, by the value's path.
-        rows: of memories whose rows are kept apart, by the memory's path.
+        arrays: copies of the arrays, by their names in the tree.
+        skipped: reasons why values are not saved, by the values' paths.
+        rows: rows of memories that store them in separate files, by the memories' paths.
     """
 
     tree: Node = None
@@ -83,7 +83,7 @@ class Captured:
     rows: dict[str, MemoryRows] = field(default_factory=dict)
 
     def warn(self, told: set[str]) -> None:
-        """Log a warning of skipped values, except those with paths in `told`; add their paths to it."""
+        """Log a warning about skipped values whose paths are not in `logged` yet; add the paths to `logged`."""
         new = [f"{path} ({reason})" for path, reason in self.skipped.items() if path not in told]
         told.update(self.skipped)
         if new:
@@ -95,7 +95,7 @@ class Captured:
 
 
 def capture(training: object) -> Captured:
-    """Return the state of a training object, and the random states of this process."""
+    """Return the state of a training object and the random states of this process."""
     captured = Captured()
     attributes = attributes_of(training)
     owners = {id(training), *(id(attributes[name]) for name in ("agent", "memory") if name in attributes)}
@@ -113,7 +113,7 @@ def capture_part(part: object, path: str) -> Captured:
 
     Args:
         part: an agent, or a tree of values.
-        path: of the part, in names of arrays and in messages.
+        path: path of the part, for the names of arrays and for messages.
     """
     captured = Captured()
     captured.tree = _Capture(captured, {id(part)}).node(part, path)
@@ -121,12 +121,12 @@ def capture_part(part: object, path: str) -> Captured:
 
 
 def class_name(value: object) -> str:
-    """Return the place of an object's class, for messages."""
+    """Return the qualified name of an object's class, for messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 class _UnsaveableError(Exception):
-    """A checkpoint cannot hold this value; the message says why."""
+    """A checkpoint cannot hold a value. The message gives the reason."""
 
 
 class _Capture:
@@ -135,9 +135,9 @@ class _Capture:
         self._owners = owners
         self._seen: dict[int, str] = {}
         self._inside: set[int] = set()
-        """Ids of the parts of modules that were captured: they need no saving of their own."""
+        """Ids of the parts of captured modules, which are not saved a second time."""
         self._alive: list[object] = []
-        """Keeps captured objects alive, so that no id is used twice."""
+        """Captured objects, kept alive so that no id is used twice."""
 
     def node(self, value: object, path: str) -> Node:
         if value is None or type(value) in (bool, int, float, str):
@@ -147,7 +147,7 @@ class _Capture:
         except _UnsaveableError as exc:
             return self._skip(path, str(exc))
         except Exception as exc:
-            # The parts of training must not be missing; a failure of any other object must not end the run.
+            # Without a part of training, a checkpoint is useless. A failure of any other object must not end the run.
             needed = isinstance(value, _NEEDED) or self._is_owner(value)
             if needed or isinstance(exc, (CheckpointError, MemoryError)):
                 raise
@@ -271,7 +271,7 @@ class _Capture:
 
 
 def _has_gap(node: Node) -> bool:
-    """Return True when a node leaves out a value that no constructor can supply."""
+    """Return True if a node lacks a value that no constructor can supply."""
     return isinstance(node, dict) and (
         node == GAP or (isinstance(node.get("v"), list) and any(map(_has_gap, node["v"])))
     )

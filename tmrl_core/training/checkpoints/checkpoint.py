@@ -60,7 +60,7 @@ def flush_memory(training: object) -> None:
 
 
 def manifest_of(training: object, counter: int = 0, score: float | None = None) -> Manifest:
-    """Return the manifest of a checkpoint that is to be written."""
+    """Return the manifest of a new checkpoint."""
     attributes = attributes_of(training)
     return Manifest(
         counter=counter,
@@ -126,7 +126,7 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
 
 
 def let_go(training: object) -> None:
-    """Release the memory's folder of an unused training object, since only one object can hold it."""
+    """Release the memory folder of an unused training object, because only one object can lock the folder."""
     memory = attributes_of(training).get("memory")
     if isinstance(memory, TrainingMemory):
         memory.close()

@@ -16,7 +16,7 @@ from tmrl_core.errors import CheckpointError
 from tmrl_core.training.checkpoints.files import FileEntry, write_file
 
 FORMAT = 3
-"""Written; types in it have the names of `tmrl_core.training.checkpoints.type_ids`."""
+"""Format of new manifests. Types have the names of `tmrl_core.training.checkpoints.type_ids`."""
 READABLE = (2, FORMAT)
 MANIFEST = "manifest.json"
 
@@ -55,8 +55,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         rows: by the memory's path in the training object.
         counter: number of the checkpoint in its run.
         score: mean return of the latest evaluation.
-        configuration: that the training object was made of.
-        epoch, updates, samples: of the training object, if it counts them.
+        configuration: configuration of the training object.
+        epoch, updates, samples: counters of the training object, if it has them.
     """
 
     format: int = FORMAT

@@ -1,4 +1,4 @@
-"""States of random generators: those among an object's attributes, and the global ones of this process."""
+"""States of random generators: an object's own and the global ones of this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def global_random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        # CUDA generators that were not used have generated nothing, and reading them would initialize CUDA.
+        # Unused CUDA generators have no state to save, and reading their state would initialize CUDA.
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
     }
 
@@ -52,6 +52,6 @@ def set_global_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        # Another machine may have fewer devices, or more.
+        # This machine may have another number of devices than the one that wrote the checkpoint.
         for number, item in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(item.cpu(), number)

@@ -3,8 +3,8 @@
 Modules, optimizers, tensors, arrays, lists and dicts are filled in place, so that objects that refer to them (an
 optimizer to a parameter) still do. `restore` looks for differences first and refuses them before it changes anything.
 
-A setting that a constructor was given, and that training may change since (`constructor_settings.py`), has its value of
-today if that differs from the one in the saved run, else the checkpoint's.
+A constructor sets some values that training may change later (`constructor_settings.py`). If the constructor's setting
+differs from the saved run's, the new setting counts; otherwise the checkpoint's value counts.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def restore(
         training: made with the same arguments as the one that was captured.
         tree: `Captured.tree`.
         arrays: `Captured.arrays`.
-        rows: of memories whose rows are kept apart, by the memory's path.
+        rows: rows of memories that store them in separate files, by the memories' paths.
 
     Raises:
-        CheckpointError: it does not fit; the first difference is named, and nothing was changed.
+        CheckpointError: the state does not fit `training`. The message names the first difference, and nothing was
+            changed.
     """
     constructed = _Restore(arrays).decoded(tree.get("constructed"))
     device = attributes_of(attributes_of(training).get("agent", training)).get("device")
@@ -73,13 +74,13 @@ def restore_part(
 
     Args:
         part: made with the same arguments as the one that was captured.
-        path: as it was captured.
+        path: path that was passed to `capture_part`.
         node: `Captured.tree`.
         arrays: `Captured.arrays`.
-        constructed: settings as the constructor left them, see `constructed_settings`.
+        constructed: settings after construction; see `constructed_settings`.
 
     Raises:
-        CheckpointError: it does not fit; the first difference is named, and nothing was changed.
+        CheckpointError: the state does not fit `part`. The message names the first difference, and nothing was changed.
     """
     walk = _Restore(arrays, constructed=constructed)
     walk.check(part, node, path)
@@ -92,14 +93,14 @@ def decoded(node: Node, arrays: Mapping[str, Array]) -> Any:
 
 
 class _Restore:
-    """Walks the tree and the object together.
+    """Walk the tree and the object together.
 
     Args:
-        arrays: by the names that the tree uses.
-        rows: by the memory's path.
-        device: where tensors go that were on a device and have no place yet. The device that they were on may not be
-            there today.
-        constructed: settings as constructors left them in the saved run, by their paths.
+        arrays: saved arrays, by their names in the tree.
+        rows: saved rows, by the memories' paths.
+        device: device for tensors that were on a device and that no object holds yet. Their former device may not exist
+            on this machine.
+        constructed: settings after construction in the saved run, by their paths.
     """
 
     def __init__(
@@ -116,14 +117,14 @@ class _Restore:
         self._done: dict[str, object] = {}
 
     def decoded(self, node: Node) -> Any:
-        """Return the value of a node, filling nothing."""
+        """Return the value of a node as a new object."""
         return _Restore(self._arrays).put(None, node, "")
 
     def check(self, existing: object, node: Node, path: str) -> None:
-        """Refuse a state that does not fit.
+        """Reject a state that does not fit.
 
         Raises:
-            CheckpointError: the first difference is named.
+            CheckpointError: the state does not fit; the message names the first difference.
         """
         misfits = list(self.misfits(existing, node, path))
         if misfits:
@@ -133,7 +134,7 @@ class _Restore:
     # --- differences, without a change --------------------------------------------------------------------------------
 
     def misfits(self, existing: object, node: Node, path: str) -> Iterator[str]:
-        """Yield the differences that cannot be overcome."""
+        """Yield the differences that make a restore impossible."""
         kind = node.get("t") if isinstance(node, dict) else None
         if kind in ("owner", "stateful", "generator") and (misfit := _type_misfit(existing, node, path)):
             yield misfit
@@ -183,7 +184,7 @@ class _Restore:
     # --- values into their places -------------------------------------------------------------------------------------
 
     def put(self, existing: object, node: Node, path: str) -> object:
-        """Return the value that a node stands for: `existing`, filled, where that is possible."""
+        """Return the value of a node: `existing`, filled in place, where that is possible."""
         if not isinstance(node, dict):
             return node
         if node["t"] == "ref":
@@ -211,7 +212,7 @@ class _Restore:
                 return _refilled(existing, [row.copy() for row in rows] if node["kind"] == "arrays" else list(rows))
             case "list":
                 filled: list[object] = existing if type(existing) is list else []
-                self._done.setdefault(path, filled)  # it may hold itself
+                self._done.setdefault(path, filled)  # the list may contain itself
                 filled[:] = self._items(existing, node, path)
                 return filled
             case "tuple":
@@ -260,7 +261,7 @@ class _Restore:
 
     def _put_dict(self, existing: object, node: Node, path: str) -> dict[object, object]:
         filled: dict[object, object] = existing if isinstance(existing, dict) else {}
-        self._done.setdefault(path, filled)  # it may hold itself
+        self._done.setdefault(path, filled)  # the dict may contain itself
         pairs = []
         for key_node, item in node["v"]:
             key = self.put(None, key_node, f"{path} key")
@@ -273,7 +274,8 @@ class _Restore:
     def _put_state(self, existing: object, node: Node, path: str) -> object:
         device = self._device
         if isinstance(existing, (torch.nn.Module, torch.optim.Optimizer)):
-            # They send it where their own tensors are; twice on a device it might not find room.
+            # Modules and optimizers move the state to their device. A second copy on the device might not fit its
+            # memory.
             self._device = torch.device("cpu")
         state: Any = self.put(None, node["v"], f"{path} state")
         self._device = device
@@ -302,7 +304,7 @@ class _Restore:
         for saved_as, item in node["v"].items():
             name = renamed.get(saved_as, saved_as)
             if name in transient or (item == GAP and name not in attributes):
-                continue  # an earlier release saved it, when it was not transient; or nothing of it was saved
+                continue  # an earlier release saved this attribute, which is transient now; or it was skipped
             place = f"{path}.{saved_as}" if path else saved_as
             before = attributes.get(name)
             if name in arguments and (before is None or isinstance(before, PLAIN)):
@@ -319,16 +321,16 @@ class _Restore:
         return existing
 
     def _is_changed(self, place: str, saved: object, today: object) -> bool:
-        """Return True, and log it, when the constructor was given another setting than in the saved run.
+        """Return True, and log the change, if the constructor's setting differs from the saved run's.
 
-        Otherwise the checkpoint's value counts, which training may have changed since.
+        Otherwise the checkpoint's value counts, because training may have changed it.
         """
         if place in self._constructed:
             then = self._constructed[place]
             if then != today:
                 logger.info("%s: %r in the checkpoint, %r from now on", place, then, today)
             return bool(then != today)
-        # Written before checkpoints held the constructors' settings.
+        # Checkpoints of earlier releases lack the constructors' settings.
         if isinstance(today, PLAIN) and saved is not None and saved != today:
             logger.warning("%s is %r in the checkpoint and %r now: %r counts", place, saved, today, today)
             return True
@@ -336,14 +338,15 @@ class _Restore:
 
 
 def _type_misfit(existing: object, node: Node, path: str) -> str:
-    """Return the difference between a saved type and that of an object; empty where there is none.
+    """Return the difference between a saved type and an object's type; empty if they match.
 
     Raises:
-        CheckpointError: the state is of a newer version.
+        CheckpointError: a newer version of the type wrote the state.
     """
     kind, name, path = type(existing), saved_name(node["class"]), path or "the training object"
     if node["t"] == "stateful" and not isinstance(existing, torch.optim.Optimizer):
-        fits = isinstance(existing, Checkpointable)  # of any class: a part that loads its own state refuses it itself
+        # Its class may differ: a part that loads its own state checks the state itself.
+        fits = isinstance(existing, Checkpointable)
     else:
         fits = is_named(kind, node["class"])
     if not fits:
@@ -358,7 +361,7 @@ def _type_misfit(existing: object, node: Node, path: str) -> str:
 
 
 def _paired(existing: object, nodes: Sequence[Node]) -> Iterator[tuple[object, Node]]:
-    """Yield each node with the object in its place, or None."""
+    """Yield each node with the object that it describes, or None."""
     present = list(existing) if isinstance(existing, (list, tuple, deque)) else []
     for i, node in enumerate(nodes):
         yield present[i] if i < len(present) else None, node

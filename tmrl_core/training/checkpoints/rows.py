@@ -29,11 +29,11 @@ from tmrl_core.training.memories.rows import RowLease, RowMemory
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
-"""Size of a shared file of rows above which a new file is begun, so that old rows can be removed."""
+"""Size at which a shared file of rows is closed and a new one is begun, so that old rows can be removed."""
 
 
 class RowsError(CheckpointError):
-    """The replay rows of a checkpoint are damaged, missing, or not those in its manifest."""
+    """The replay rows of a checkpoint are damaged, missing, or contradict its manifest."""
 
 
 @dataclass
@@ -47,11 +47,11 @@ class MemoryRows:
 
     @classmethod
     def of(cls, memory: RowMemory) -> MemoryRows:
-        """Return all rows that a memory holds now."""
+        """Return all rows that a memory holds."""
         return cls(memory, list(memory.row_arrays), memory.written - len(memory), memory.written)
 
     def entry(self, segments: Iterable[RowsFile]) -> RowsEntry:
-        """Return the manifest's entry for these rows, which are in these files."""
+        """Return the manifest's entry for these rows, stored in `files`."""
         row_format = RowFormat.of(self.rings)
         return RowsEntry(self.start, self.stop, row_format.dtypes, row_format.widths, tuple(segments))
 
@@ -60,7 +60,7 @@ class MemoryRows:
         return SegmentFile.create(path, FORMAT_NAME, RowFormat.of(self.rings).describe())
 
     def write(self, path: Path, note: bytes) -> int:
-        """Write them to a file of their own; return its size."""
+        """Write the rows to a new file; return its size."""
         with contextlib.closing(self.create(path)) as file:
             append_rows(file, self.rings, self.start, self.stop, note)
             file.flush()
@@ -72,11 +72,11 @@ class SharedRows:
 
     Args:
         folder: of the files.
-        entry: of the checkpoint that the run resumes from; None: the first checkpoint writes all rows.
+        entry: entry in the manifest that the run resumes from; None: the first checkpoint writes all rows.
 
     Attributes:
         segments: the files, oldest first.
-        saved_until: the row after the last that is written.
+        saved_until: the row after the last one that is written.
     """
 
     def __init__(self, folder: Path, entry: RowsEntry | None = None) -> None:
@@ -89,10 +89,10 @@ class SharedRows:
         """Append the rows that no file holds yet; return the manifest's entry.
 
         Raises:
-            StorageError, OSError: they cannot be written; the files are as they were.
+            StorageError, OSError: the rows cannot be written; the files are unchanged.
         """
         if rows.start > self.saved_until:
-            self.segments = ()  # all that was written has left the memory since
+            self.segments = ()  # the memory has dropped all rows that are in the files
         self.segments = tuple(segment for segment in self.segments if segment.stop > rows.start)
         start = max(rows.start, self.saved_until)
         if start < rows.stop:
@@ -128,7 +128,7 @@ def read_rows(entry: RowsEntry, checkpoint: Path, folder: Path, drop_damaged: bo
     """Read the rows of one memory.
 
     Args:
-        entry: of the manifest.
+        entry: the memory's entry in the manifest.
         checkpoint: folder of the checkpoint, for messages.
         folder: of the files.
         drop_damaged: continue without the rows up to the last damaged one.

@@ -31,12 +31,12 @@ class RunCheckpoints:
             if it has a format of its own.
         load: `(path) -> training` reads a checkpoint.
         updater: `(training) -> training`, called after a checkpoint was loaded.
-        configured: the training object is made from the configuration, so that checkpoints hold the configuration and
-            changes since then are checked.
+        configured: True: the training object is made from the configuration. Checkpoints then hold the configuration,
+            and a resume checks its changes.
         clock: seconds.
 
     Attributes:
-        asked: set it from any thread to request a checkpoint at the next pause of the loop.
+        asked: True: a checkpoint is requested for the next pause of the loop. Any thread may set it.
         in_force: the configuration, with the checkpoint's values for keys that cannot change.
         locked: True: the folder of the project's format is locked against other trainers.
     """
@@ -82,9 +82,9 @@ class RunCheckpoints:
         wait: bool = False,
         on_written: Callable[[], None] = lambda: None,
     ) -> str:
-        """Write a checkpoint, unless checkpoints are disabled or no sample of a new run has been accepted.
+        """Write a checkpoint, unless checkpoints are disabled or a new run has not accepted any sample yet.
 
-        The first checkpoint of a new run is waited for; if it cannot be written, the run must not continue.
+        This method waits for the first checkpoint of a new run. If it cannot be written, the run must not continue.
 
         Args:
             training: the training object.
@@ -96,8 +96,8 @@ class RunCheckpoints:
             The reason of a failure, if known already; empty otherwise.
 
         Raises:
-            CheckpointError: the first checkpoint cannot be written; or one that was waited for failed for another
-                reason than its disk.
+            CheckpointError: the first checkpoint cannot be written; or `wait` is set and writing failed for another
+                reason than the disk.
         """
         first = self._first
         if self.path is None or (first and _is_empty(training)):
@@ -175,7 +175,7 @@ class RunCheckpoints:
         return self._store
 
     def _lock_folder(self, path: Path) -> None:
-        """Lock this run's checkpoints against other trainers: each would remove the other's.
+        """Lock this run's checkpoints against other trainers, which would remove them.
 
         Raises:
             FolderLockedError: another trainer uses them.

@@ -79,7 +79,7 @@ class CheckpointStore:
         self.last_error = ""
         self._counter: int | None = None
         self._rows: defaultdict[str, SharedRows] = defaultdict(partial(SharedRows, self.rows_folder))
-        """By the memory's path."""
+        """Files of rows, by the memory's path."""
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
         self._told: set[str] = set()

@@ -1,6 +1,6 @@
-"""Types as checkpoints name them, also in the way of format 2.
+"""Names of types in checkpoints, those of format 2 included.
 
-A name is only ever compared with the class of an object that is there: nothing is looked up or imported by it.
+A name is only compared with the class of an existing object. Nothing is imported by name.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ FORMER_NAMES = {
         ("td3.TD3Agent", "td3"),
     )
 }
-"""Names in checkpoints of format 2, which are the places where classes were then. Read until release 1.0."""
+"""Names in checkpoints of format 2: the classes' qualified names at that time. Read until release 1.0."""
 
 
 def saved_name(name: str) -> str:
-    """Return the name that a checkpoint of format 2 would give today, if its class has a type id now."""
+    """Return the current name for a name of format 2, if the class has a type id now."""
     return FORMER_NAMES.get(name, name)
 
 
 def is_named(kind: type, name: str) -> bool:
-    """Return True when a checkpoint means this class by a name: its type id, or its place, in format 2 without a colon.
+    """Return True if a name in a checkpoint means this class.
 
-    A class may declare its id when there are checkpoints with its place already.
+    The name is the class's type id or its qualified name, which has no colon in format 2. A class may declare an id
+    even if checkpoints with its qualified name exist.
     """
     named = saved_name(name).replace(":", ".")
     return named in (type_name(kind), place_of(kind).replace(":", "."))

@@ -1,4 +1,4 @@
-"""Means of what episodes' records say besides returns: numbers out of the environment's infos."""
+"""Means of episode metrics other than returns, taken from the environment's infos."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from tmrl_core.training.loops.evaluation import mean_of
 
 
 def plain_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics under names that can be shown, whatever a worker calls them."""
+    """Return the metrics under printable names. A worker may send any name."""
     return {plain(name, MOST_METRIC_CHARACTERS): value for name, value in metrics.items()}
 
 
 def info_means(group: str, episodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the episodes that have it, at most as many metrics as one episode has.
+    """Return the mean of each metric over the episodes that have it.
 
-    `is_success` is always among them: metrics that one worker makes up do not take its place.
+    The number of metrics is limited to that of one episode.
+
+    `is_success` is always included, so that invented metrics of one worker cannot displace it.
 
     Args:
-        group: of the names: `rollout` or `eval`.
-        episodes: of each its metrics.
+        group: prefix of the names: `rollout` or `eval`.
+        episodes: metrics of each episode.
 
     Returns:
         `<group>/success_rate` and `<group>/info/<key>`.

@@ -1,4 +1,4 @@
-"""Evaluations: deterministic episodes of fixed seeds, run by one worker with a policy of at least some version.
+"""Evaluations: deterministic episodes with fixed seeds. One worker runs them with a policy of a minimum version.
 
 An `Evaluator` is sans-I/O: it receives episode records and the connected workers, and sends requests through `ask`.
 """
@@ -57,10 +57,13 @@ class EvaluationResult:
 
 
 def mean_of(returns: Sequence[float]) -> float:
-    """The mean of at least one number, which workers choose: infinite or NaN where theirs is, or does not fit."""
+    """Return the mean of numbers that workers sent, at least one.
+
+    It is infinite or NaN if a number is, or on overflow.
+    """
     try:
         return statistics.fmean(returns)
-    except (OverflowError, ValueError):  # of sums that are too large, and of infinities of both signs
+    except (OverflowError, ValueError):  # the sum is too large, or adds infinities of both signs
         with np.errstate(all="ignore"):
             return float(np.mean(returns))
 
@@ -74,18 +77,18 @@ class _Open:
 
 
 class Evaluator:
-    """Requests evaluations from workers, one at a time, and collects the results.
+    """Request evaluations from workers, one at a time, and collect the results.
 
-    The worker is chosen once and stays. If it disconnects, or runs no episode for a long time (an expert never does),
-    the complete evaluation is requested from another one, so that one worker runs all its episodes.
+    One worker is chosen and kept. If it disconnects, or runs no episode for a long time (an expert never does), the
+    complete evaluation is requested from another one, so that one worker runs all its episodes.
 
     Args:
         episodes: episodes in one evaluation.
         first_seed: seeds are first_seed, first_seed + 1, ...
         every_updates: interval in updates; 0: only `start` begins evaluations.
         ask: sends a worker a request.
-        patience_s: seconds without an episode after which another worker is requested; doubles each time, since
-            episodes may be long.
+        patience_s: seconds without an episode after which another worker gets the request. The period doubles each
+            time, because episodes may be long.
         clock: seconds.
     """
 
@@ -112,16 +115,16 @@ class Evaluator:
 
     @property
     def is_open(self) -> bool:
-        """Return whether an evaluation is running, or waiting for a worker that can run it."""
+        """Return True if an evaluation is running or waits for a worker that can run it."""
         return self._open is not None
 
     @property
     def latest(self) -> EvaluationResult | None:
-        """The newest finished one."""
+        """The newest finished evaluation."""
         return self.results[-1] if self.results else None
 
     def start(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
-        """Begin an evaluation now; an open one is cancelled.
+        """Begin an evaluation now. An open evaluation is cancelled.
 
         Args:
             updates: gradient steps so far.
@@ -132,7 +135,7 @@ class Evaluator:
         self._assign(members)
 
     def poll(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
-        """Begin an evaluation that is due, and find another worker for an open one whose worker has left."""
+        """Begin a due evaluation, or find another worker for an open evaluation whose worker has left."""
         if self._open is None:
             if self.every_updates and updates >= self.due_updates and version != (0, 0):
                 self.due_updates = updates - updates % self.every_updates + self.every_updates
@@ -154,8 +157,8 @@ class Evaluator:
         if self._worker is None:
             current.stream = b""
             return
-        # A new number, so that episodes of a cancelled attempt do not count for this one. No earlier process of this
-        # run has used it, since workers remember the evaluations that they have run.
+        # The number is new, so that episodes of a cancelled attempt do not count. No earlier process of this run has
+        # used it, because workers remember the evaluations that they have run.
         self.next_id = max(self.next_id, 1000 * current.evaluation.version[0] + 1)
         current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
         current.stream, current.records = self._worker, {}
@@ -164,9 +167,9 @@ class Evaluator:
         self._ask(current.evaluation, self._worker)
 
     def take(self, records: Iterable[EpisodeRecord]) -> EvaluationResult | None:
-        """Take episode records; returns the evaluation that they complete, if they do.
+        """Process episode records. Return the evaluation that they complete, if any.
 
-        An episode that the environment ended is not counted; the worker plays it again.
+        An interrupted episode does not count; the worker runs it again.
         """
         current = self._open
         if current is None:

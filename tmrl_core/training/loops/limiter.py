@@ -24,7 +24,7 @@ class _Band:
     below: RateLimit
     stored: int
     sampled: int
-    """Samples received and transitions sampled before the band was set, which it does not count."""
+    """Samples received and transitions sampled before the band was set. The band does not count them."""
 
 
 class RateLimiter:
@@ -93,10 +93,10 @@ class RateLimiter:
         return None if self._band is None else float(self._band.above.slack)
 
     def change(self, samples_per_insert: float | None, error_buffer: float | None, samples: int, updates: int) -> None:
-        """Set another band from now on, or none; the counts so far are taken as its middle.
+        """Replace or remove the band. The present counts become the middle of a new band.
 
         Raises:
-            ConfigError: as the constructor.
+            ConfigError: see the constructor.
         """
         self._set(samples_per_insert, error_buffer, samples, updates * self.batch_size)
 
@@ -151,9 +151,9 @@ class RateLimiter:
         return [*self._configured, self.min_size, self.batch_size]
 
     def load_state_dict(self, state: State) -> None:
-        """Continue with the band of a checkpoint, also with a changed one.
+        """Continue with the band of a checkpoint, even if the settings have changed.
 
-        If the settings of this limiter are others than those of the checkpoint, they apply from here on.
+        If the settings of this limiter differ from the checkpoint's, they apply from now on.
 
         Raises:
             ConfigError: the state is invalid.

@@ -144,13 +144,13 @@ class TrainingLockstep(TrainingOffline):
     # --- collection ---------------------------------------------------------------------------------------------------
 
     def _collect(self, interface: TrainingInterface) -> bool:
-        """Until the round is complete; False: it was stopped before."""
+        """Collect until the round is complete. False: collection was stopped before that."""
         memory: RoundMemory = self.memory
         round_ = self._begin_round(interface.version)
         try:
             while not interface.stopping:
                 if interface.version != round_.version:
-                    # A peer knew a higher incarnation than this trainer's: the policy has another version now.
+                    # A peer reported a higher incarnation than this trainer's, so the policy has a new version.
                     self._cancel(interface, round_)
                     round_ = self._begin_round(interface.version)
                 self.update_buffer(interface)
@@ -189,7 +189,7 @@ class TrainingLockstep(TrainingOffline):
         self._count(round_)
 
     def _count(self, round_: Round) -> None:
-        """Add up the round's counters; once."""
+        """Add the round's counters to the totals, once."""
         self.samples_stale += round_.late + round_.surplus
         self.redistributed += round_.redistributed
         if round_.stalled:

@@ -2,8 +2,9 @@
 
 The amount of a round is divided into *assignments*, one for each worker's stream. Rows of a stream count if they are of
 the round's version and within its assignment. All other rows are counted and discarded. A worker is *stalled* if it has
-disconnected, has sent nothing for `grace_s`, or is not finished `grace_s` after the first one that is. The missing part
-of its assignment is reassigned to others. Rows collected before stay. The amount of a round is thus always exact.
+disconnected, has sent nothing for `grace_s`, or has not finished `grace_s` after the first worker that has. The missing
+part of its assignment is reassigned to others. Rows that have arrived are kept, so that the amount of a round is always
+exact.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RoundSegment:
 
 
 class LastRows:
-    """Last row of each stream, counted or not: the stream's next row may follow it."""
+    """Last row of each stream, counted or not. The stream's next row may follow it."""
 
     def __init__(self) -> None:
         self._rows: dict[bytes, Chunk] = {}
@@ -57,7 +58,7 @@ class LastRows:
         self._rows.pop(chunk.stream, None)
         self._rows[chunk.stream] = _copy_of_last(chunk)
         if len(self._rows) > MAX_STREAMS:
-            del self._rows[next(iter(self._rows))]  # silent for longest
+            del self._rows[next(iter(self._rows))]  # the stream that has been silent for longest
         return RoundSegment(chunk, follows, last if follows[0] else None)
 
 
@@ -155,7 +156,7 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Return whether the round has all requested steps or episodes."""
+        """Return True if the round has all requested steps or episodes."""
         return bool(self.assignments) and self.collected == self.amount
 
     @property
@@ -194,12 +195,12 @@ class Round:
             start = stop
 
     def _count(self, assignment: Assignment, segment: RoundSegment, start: int, stop: int) -> int:
-        """Count rows `start` to `stop`. Return the end of those that are wanted."""
+        """Count rows `start` to `stop`. Return the end of the rows that count."""
         for row in range(start, stop):
             if not assignment.missing:
                 return row
             if self.in_episodes:
-                # A last row without a previous one is not an episode: a round of such rows would hold no transition.
+                # A final row without a previous row is not an episode. A round of such rows would hold no transition.
                 ended = segment.chunk.terminated[row] or segment.chunk.truncated[row]
                 assignment.collected += bool(ended and segment.follows[row])
             else:
@@ -216,7 +217,8 @@ class Round:
         Args:
             present: the linked workers.
             now: seconds.
-            says_done: returns whether a stream's worker reports that it has finished a request, all acknowledged.
+            says_done: returns True if a stream's worker reports that it has finished a request and that all its samples
+                are acknowledged.
         """
         if not self.assignments:
             return self._begin(sorted(present, key=lambda worker: (worker[1], worker[0])), now)
@@ -252,7 +254,7 @@ class Round:
         missing = [stream for stream, assignment in self.assignments.items() if assignment.missing]
         first = self._first_done_s
         if first is not None and now - first >= self.grace_s:
-            self._first_done_s = None  # the next worker to finish starts the period again
+            self._first_done_s = None  # the next worker that finishes restarts the period
             return missing
         return [stream for stream in missing if now - self.assignments[stream].last_arrival_s >= self.grace_s]
 

@@ -55,9 +55,10 @@ class TrainingOffline(TrainingLoop):
         training_agent_cls: `(observation_space=, action_space=, device=)` creates the TrainingAgent.
         device: passed to memory and agent; None: the memory gets the agent's.
         bad_updates_folder: folder for descriptions of the batches of skipped updates; None: no descriptions.
-        declared: those of "observation", "action" and "extras" (of the policy, in lockstep) that reach the memory as
-            environment and policy declare them, unchanged by a preprocessor or compressor; a columnar memory refuses
-            other samples. With "dtypes", the dtypes of actions and extras are checked too.
+        declared: parts of the samples ("observation", "action", "extras") that reach the memory as the environment and
+            the policy declare them, unchanged by a preprocessor or compressor. A columnar memory rejects samples that
+            differ. "extras" are the policy's, in lockstep. With "dtypes", the dtypes of actions and extras are checked
+            too.
 
     Raises:
         ConfigError: `samples_per_insert` and `error_buffer` contradict each other.
@@ -111,23 +112,23 @@ class TrainingOffline(TrainingLoop):
 
         self.epoch = 0
         self.round = 0
-        """Rounds done in this epoch; more than none after an epoch that was ended early."""
+        """Rounds done in this epoch. Above 0 at the start if the epoch was interrupted."""
         self.step = 0
         """Updates done in this round."""
         self.total_updates = 0
         self.total_samples = 0
-        """Environment steps received, resets included: raw, never lowered."""
+        """Environment steps received, resets included. Never lowered."""
         self.samples_stale = 0
         self.updates_skipped = 0
-        """Updates that were not made, since a number in them was not finite; `total_updates` counts them too."""
+        """Updates that were skipped because of NaN or Inf. `total_updates` counts them too."""
         self.elapsed_s = 0.0
-        """Seconds that the run had been going when it was saved."""
+        """Duration of the run in seconds when it was saved."""
         self.delivery: State = {"incarnation": 0, "counter": 0, "marks": {}}
         """Committed offset of each worker's stream of samples."""
         self.published = False
         self._waits_for = ""
         self._yields = False
-        """True: workers that take turns with training may be collecting."""
+        """True: workers of the synchronous mode may be collecting."""
         self._unwritten = Unwritten()
         self._refused: tuple[int, str] = (0, "")
         """Number of samples that the memory has refused in this process, and the reason of the last refusal."""
@@ -149,7 +150,7 @@ class TrainingOffline(TrainingLoop):
             return training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
 
         if device is None:
-            # The agent chooses, and batches go where it is.
+            # The agent chooses the device, and batches go there.
             self.agent = make_agent()
             chosen = as_agent(self.agent).device
             self.memory: Any = memory_cls(nb_steps=steps, device=None if chosen is None else str(chosen))
@@ -168,7 +169,7 @@ class TrainingOffline(TrainingLoop):
         self._at_once = UpdatesAtOnce(self._agent)
         self._threads = Threads(threads, self._agent.device or device)
         self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
-        """Settings as constructors left them: on resume, those that have changed take effect."""
+        """Settings after construction. On resume, changed settings take effect."""
         self.follow_memory()
 
     transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {
@@ -186,10 +187,13 @@ class TrainingOffline(TrainingLoop):
         "_agent",
         "_memory",
     }
-    """Attributes that no checkpoint holds: settings come from the configuration, so that a run can be made longer."""
+    """Attributes that are not in checkpoints. Settings come from the configuration, so that a run can be extended."""
 
     def follow_memory(self) -> None:
-        """Load the counters that a memory on disk has stored with its samples: it is never older than a checkpoint."""
+        """Load the counters that a memory on disk has stored with its samples.
+
+        They are never older than a checkpoint's.
+        """
         recorded = self._memory.recorded
         if recorded is None:
             return
@@ -206,10 +210,10 @@ class TrainingOffline(TrainingLoop):
 
     @property
     def versions_before(self) -> int:
-        """Number of the version before the next one that is published here.
+        """Number of the version before the next published one.
 
         After a resume, the trainer publishes the latest policy once more, in a new incarnation and with the same
-        number, so that policy lags are those of an uninterrupted run.
+        number, so that policy lags equal those of an uninterrupted run.
         """
         return max(0, int(self.delivery["counter"]) - 1)
 
@@ -219,14 +223,14 @@ class TrainingOffline(TrainingLoop):
         return self.total_updates * self.limiter.batch_size
 
     def set_samples_per_insert(self, samples_per_insert: float | None, error_buffer: float | None = None) -> None:
-        """Set another ratio from now on, or none; the counts so far are taken as balanced. Safe from any thread.
+        """Replace or remove the ratio. The present counts are taken as balanced. Safe from any thread.
 
         Args:
-            samples_per_insert: see above.
-            error_buffer: see above.
+            samples_per_insert: see `RateLimiter`.
+            error_buffer: see `RateLimiter`.
 
         Raises:
-            ConfigError: they cannot be held; nothing was changed.
+            ConfigError: the limits are invalid; nothing was changed.
         """
         self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.total_updates)
 
@@ -234,7 +238,7 @@ class TrainingOffline(TrainingLoop):
 
     @property
     def finished(self) -> bool:
-        """Return whether all epochs are done."""
+        """Return True if all epochs are done."""
         return self.epoch >= self.epochs
 
     def run_epoch(self, interface: TrainingInterface) -> list[Row]:
@@ -280,7 +284,7 @@ class TrainingOffline(TrainingLoop):
         return row
 
     def _follow_parts(self) -> None:
-        """Follow an agent or a memory that was replaced, as an `updater_fn` may do."""
+        """Use the current agent and memory, which an `updater_fn` may have replaced."""
         if self._agent.own is not self.agent:
             self._agent = as_agent(self.agent)
         if self._memory.own is not self.memory:
@@ -323,7 +327,7 @@ class TrainingOffline(TrainingLoop):
             self.epoch += 1
 
     def _round_row(self, interface: TrainingInterface) -> Row | None:
-        """One round; its row of statistics, or None when it was stopped before its end."""
+        """Train for one round. Return its row of statistics; None: the round was stopped early."""
         with self._threads:
             if not self._run_round(interface):
                 return None
@@ -334,7 +338,7 @@ class TrainingOffline(TrainingLoop):
         return row
 
     def _run_round(self, interface: TrainingInterface) -> bool:
-        """False: it was stopped before its end."""
+        """Make the updates of a round. False: the round was stopped early."""
         statistics = self.statistics = RoundStatistics()
         if not self._hold_ratio(interface):
             return False
@@ -344,13 +348,13 @@ class TrainingOffline(TrainingLoop):
             before = time.perf_counter()
             batch = next(batches, None)
             if batch is None:
-                # A resumed epoch has fewer updates left than the memory yields, never more.
+                # The memory yields at least as many batches as a resumed epoch still needs.
                 batches = iter(self.memory)
                 continue
             statistics.sampling_s += time.perf_counter() - before
             indices: Indices | None = None
             if self.total_updates % self.update_buffer_interval == 0:
-                # Appended rows may replace sampled ones.
+                # Appended rows may overwrite sampled ones.
                 indices = self._memory.indices_of(batch)
                 self._look_for_samples(interface)
             self._update([batch, *self._further(batches)], indices)
@@ -364,7 +368,7 @@ class TrainingOffline(TrainingLoop):
         return self.step >= self.steps
 
     def _further(self, batches: Iterator[Batch]) -> list[Batch]:
-        """Batches of updates that are made together with the next: nothing else is due before the last of them."""
+        """Return the batches to compute in one call. No other work is due before the last of them."""
         before = time.perf_counter()
         most = min(
             self._at_once.most(self._memory),
@@ -381,7 +385,7 @@ class TrainingOffline(TrainingLoop):
         return further
 
     def _update(self, batches: list[Batch], indices: Indices | None) -> None:
-        """Updates with these batches; `indices` are those of the first one's transitions, if they are known already."""
+        """Make updates with these batches. `indices` belong to the first batch's transitions, if known already."""
         before = time.perf_counter()
         if len(batches) == 1:
             made = [self._agent.train(batches[0])]
@@ -402,7 +406,7 @@ class TrainingOffline(TrainingLoop):
             self.statistics.add(metrics)
 
     def _tell_memory(self, batch: Batch) -> None:
-        """Pass the TD errors to a memory that samples by priority."""
+        """Pass the TD errors to a memory with prioritized sampling."""
         td_error_B = self._agent.td_error_B
         if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
             self._memory.update_priorities(batch[6]["indices"], td_error_B)
@@ -412,7 +416,7 @@ class TrainingOffline(TrainingLoop):
         if self.limiter.can_insert(self.total_samples, self.total_updates):
             self.update_buffer(interface)
         else:
-            interface.wait(0.0)  # which handles other due work
+            interface.wait(0.0)  # the wait handles other due work
 
     def update_buffer(self, interface: TrainingInterface) -> None:
         """Insert arrived samples into the memory and commit them.
@@ -432,7 +436,10 @@ class TrainingOffline(TrainingLoop):
         interface.report(self._progress())
 
     def _take(self, deliveries: Sequence[Delivery], counter: int) -> None:
-        """Append the samples of all deliveries to the memory at once; `counter` is the number of the latest version."""
+        """Append the samples of all deliveries to the memory in one call.
+
+        `counter` is the number of the latest version.
+        """
         arrived = Buffer(maxlen=None)
         origins: list[tuple[Delivery, list[Chunk]]] = []
         received = 0
@@ -458,7 +465,10 @@ class TrainingOffline(TrainingLoop):
             delivery.accept()
 
     def commit(self, interface: TrainingInterface) -> bool:
-        """Acknowledge inserted samples. False: the disk does not accept them, which is logged and tried again."""
+        """Acknowledge inserted samples.
+
+        False: the disk does not accept them. The failure is logged and the write repeated.
+        """
         try:
             interface.commit()
         except StorageError as exc:
@@ -468,7 +478,7 @@ class TrainingOffline(TrainingLoop):
         return True
 
     def _lack(self) -> str:
-        """Describe the shortfall that training waits for; empty where it may continue."""
+        """Describe the limit that holds training; empty: training may continue."""
         lack = self._lacking()
         why = self._unwritten.why
         return f"{lack}, and the replay memory cannot be written: {why}" if lack and why else lack
@@ -500,7 +510,7 @@ class TrainingOffline(TrainingLoop):
             held = self._wait_for_samples(interface)
         finally:
             self.statistics.idle_s += time.perf_counter() - started
-        # Not after an error: waiting workers still need the reason.
+        # The reason stays after an error, because waiting workers still need it.
         if self._waits_for:
             self._waits_for = ""
             interface.report(self._progress())
@@ -508,7 +518,8 @@ class TrainingOffline(TrainingLoop):
 
     def _wait_for_samples(self, interface: TrainingInterface) -> bool:
         while not interface.stopping:
-            has_turn = interface.has_turn()  # before the insertion: samples sent until then have arrived
+            # Checked before the insertion, when all samples sent before this status have arrived.
+            has_turn = interface.has_turn()
             self.update_buffer(interface)
             lack = self._lack()
             if not lack and has_turn:
@@ -523,7 +534,7 @@ class TrainingOffline(TrainingLoop):
         return False
 
     def _progress(self) -> Progress:
-        # Observers of both sides must not see the shortfall change while this side waits.
+        # Report the recorded reason, so that observers of both sides see one reason for as long as this side waits.
         return Progress(
             samples=self.total_samples,
             updates=self.total_updates,
@@ -559,7 +570,7 @@ class TrainingOffline(TrainingLoop):
         return {"memory_fill": len(self.memory) / capacity} if capacity else {}
 
     def _optimizer_metrics(self) -> dict[str, float]:
-        if "torch" not in sys.modules:  # then no agent has optimizers of torch
+        if "torch" not in sys.modules:  # without torch, no agent has torch optimizers
             return {}
         from tmrl_core.training.agents.optimizers import optimizer_metrics
 
@@ -578,10 +589,10 @@ class TrainingOffline(TrainingLoop):
         save_training(self, Path(path))
 
     def load(self, path: str | Path) -> None:
-        """Load the state that `save` wrote; this object must have been created with the same arguments.
+        """Load the state that `save` wrote. This object must have been created with the same arguments.
 
         Raises:
-            CheckpointError: it is damaged or belongs to another configuration. Nothing was changed then.
+            CheckpointError: the checkpoint is damaged or belongs to another configuration. Nothing was changed then.
         """
         from tmrl_core.training.checkpoints.checkpoint import load_training
 

@@ -1,4 +1,4 @@
-"""Samples of one round of lockstep collection, and their batch: each transition once, in order."""
+"""Samples of one lockstep round, and their batch: each transition once, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Layout = tuple[tuple[str, "np.dtype | None", tuple[int, ...]], ...]
 
 
 class RoundMemory(TrainingMemory):
-    """Holds the samples of one round, and the last row of each stream.
+    """Hold the samples of one round and the last row of each stream.
 
     Args:
         device: where batches go.
@@ -37,7 +37,7 @@ class RoundMemory(TrainingMemory):
     type_version = 1
 
     transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "_orders", "episodes", "declared"})
-    """An unfinished round is collected again after a restart."""
+    """Attributes that are not in checkpoints: an unfinished round is collected again after a restart."""
     declared: DeclaredSamples | None = None
     """Expected structure of samples; None: unknown, the first samples define it."""
 
@@ -54,23 +54,22 @@ class RoundMemory(TrainingMemory):
         self._orders = KeyOrders()
 
     def begin(self, round_: Round) -> None:
-        """Another round begins."""
+        """Begin another round."""
         self.round = round_
         self.episodes = []
 
     def expect(self, schema: DeclaredSamples) -> None:
-        """Refuse samples that differ from the declaration of environment and policy."""
+        """Reject samples that differ from the declaration of environment and policy."""
         self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
         """Insert the rows of a buffer that the round wants; it counts and discards the others.
 
         Returns:
-            Refused chunks, which differ from earlier ones, with the reason.
+            Rejected chunks, which differ from earlier ones, with the reason.
 
         Raises:
-            SampleRefusedError: nothing was inserted before, the format is not declared, and the samples are not numeric
-                arrays.
+            SampleRefusedError: the first samples of this process are not numeric arrays, and no format is declared.
         """
         self.note_statistics(buffer)
         now = self._clock()
@@ -80,7 +79,7 @@ class RoundMemory(TrainingMemory):
                 self._check(chunk)
             except SampleRefusedError as exc:
                 if not self._layouts and self.declared is None:
-                    raise  # of this environment nothing can be trained on
+                    raise  # training on this environment is impossible
                 refusals.append((chunk, exc))
                 continue
             segment = self.last_rows.join(chunk)
@@ -95,10 +94,10 @@ class RoundMemory(TrainingMemory):
         return refusals
 
     def _check(self, chunk: Chunk) -> None:
-        """See that samples are such as those before: all of a round make one batch.
+        """Check that samples match earlier ones, because all samples of a round form one batch.
 
         Raises:
-            SampleRefusedError: they are not.
+            SampleRefusedError: the samples differ from earlier ones.
         """
         if self.declared is not None:
             self.declared.check(chunk)
@@ -121,11 +120,11 @@ class RoundMemory(TrainingMemory):
         return sum(sum(segment.follows) for segment in self.round.segments) if self.round is not None else 0
 
     def batch(self) -> tuple[Any, ...]:
-        """Return all transitions of the round, stream by stream, in the order in which they were made.
+        """Return all transitions of the round, stream by stream, in the order of collection.
 
         Returns:
             (prev_obs, new_act, rew, new_obs, terminated, truncated, extras) with tensors [T, ...]; rewards and flags
-            are float32, float64 becomes float32. `extras` holds the samples' own, `ends` and `places`.
+            are float32, and float64 becomes float32. `extras` holds the samples' extras, `ends` and `places`.
 
         Raises:
             SampleRefusedError: the samples are not arrays of one structure, shape and dtype.
@@ -171,7 +170,7 @@ class RoundMemory(TrainingMemory):
         )
 
     def versions(self) -> Array:
-        """[T, 2] the policy version of each transition of the batch."""
+        """Policy version of each transition of the batch: [T, 2]."""
         segments = self.round.segments if self.round is not None else []
         parts = [segment.chunk.version[np.asarray(segment.follows, bool)] for segment in segments]
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
@@ -210,7 +209,7 @@ def _layouts(chunk: Chunk, trees: Mapping[str, object]) -> dict[str, Layout]:
     """Return the format of a chunk's rows, by the names of its columns.
 
     Raises:
-        SampleRefusedError: the samples can never be trained on: they are not numeric arrays.
+        SampleRefusedError: the samples are not numeric arrays, so that training on them is impossible.
     """
     found = {name: _layout_of(_flat_tree(tree, name)) for name, tree in trees.items()}
     reward = np.asarray(chunk.reward)
@@ -230,7 +229,7 @@ def _described(layout: Layout) -> str:
 
 
 def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.dtype, tuple[int, ...]]]:
-    """The one layout of all of these: (path, dtype, shape of a row) of each leaf."""
+    """Return the common layout of all rows: (path, dtype, shape of a row) of each leaf."""
     layout = [(path, column.dtype, column.shape[1:]) for path, column in flat[0]]
     for other in flat:
         found = [(path, column.dtype, column.shape[1:]) for path, column in other]
@@ -254,7 +253,7 @@ def _flat_tree(tree: Tree, name: str) -> list[tuple[str, Array]]:
 
 
 def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:
-    """[T, 3] int64: stream, episode and step of each transition. Streams have random names: half of one is enough."""
+    """Stream, episode and step of each transition, [T, 3] int64. Half of a stream's random id identifies it."""
     return np.concatenate(
         [
             np.stack(
@@ -270,7 +269,7 @@ def _number(stream: bytes) -> int:
 
 
 def _ends(places: Array, segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:
-    """[T] float32: 1 where the next transition of the batch is not the next step of the same episode."""
+    """Flags [T] float32: 1 where the next transition of the batch is not the next step of the same episode."""
     done = np.concatenate(
         [(segment.chunk.terminated | segment.chunk.truncated)[at] for segment, at in zip(segments, rows, strict=True)]
     )

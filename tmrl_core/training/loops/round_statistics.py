@@ -11,8 +11,9 @@ from tmrl_core.training.value_types import Metrics
 
 
 class RoundStatistics:
-    """Counts and means over one round. Metrics are kept as they come: reading a tensor makes the processor wait for its
-    device.
+    """Counts and means over one round.
+
+    Metrics are stored unread, because reading a tensor makes the processor wait for its device.
 
     Args:
         clock: seconds.
@@ -21,9 +22,9 @@ class RoundStatistics:
         idle_s: seconds in which training waited for samples.
         sampling_s: seconds of sampling batches.
         training_s: seconds of updates.
-        updates: how many.
+        updates: number of updates.
         samples: environment steps received.
-        lag_max: most versions that a received sample's policy was behind.
+        lag_max: maximum policy lag of a received sample, in versions.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -40,7 +41,7 @@ class RoundStatistics:
         self._metrics: dict[str, list[Any]] = {}
 
     def add(self, metrics: Metrics) -> None:
-        """One update's metrics: numbers, or tensors of one."""
+        """Record one update's metrics: numbers, or tensors with one element."""
         self.updates += 1
         for name, value in metrics.items():
             self._metrics.setdefault(name, []).append(value)
@@ -52,8 +53,11 @@ class RoundStatistics:
         self.lag_max = max(self.lag_max, lag)
 
     def row(self) -> dict[str, float]:
-        """Times in seconds (sampling and updating: of one update), rates a second, and the metrics' means; the lag only
-        where samples have come."""
+        """Return times in seconds, rates per second and means of metrics.
+
+        The times of sampling and updating are those of one update. The policy lag is included only if samples have
+        arrived.
+        """
         round_s = self._clock() - self._started
         updates = max(1, self.updates)
         row: dict[str, float] = {

@@ -1,4 +1,4 @@
-"""Samples of policies that are too old, found as they arrive."""
+"""Detection of stale samples as they arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that a full or broken disk does not take: why, said now and then and not each time that it is tried."""
+"""Rate-limited log of samples that a full or broken disk does not accept."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tmrl_core.errors import StorageError
 logger = logging.getLogger(__name__)
 
 SAY_EVERY_S = 30.0
-"""Seconds between two lines in the log."""
+"""Interval in seconds between two log lines."""
 
 
 class Unwritten:
-    """Why samples cannot be written, as long as they cannot.
+    """The current reason why samples cannot be written.
 
     Args:
         clock: seconds.
 
     Attributes:
-        why: in words; empty while all is well.
+        why: the reason; empty while samples can be written.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +43,7 @@ class Unwritten:
             )
 
     def over(self) -> None:
-        """Record that they were written."""
+        """Record that samples were written."""
         if self.why:
             logger.warning("the replay memory can be written again")
             self.why = ""

@@ -2,15 +2,16 @@
 
 Theory of operation
 -------------------
-Threads of one update synchronize some hundred times. On free cores that costs little; beside another busy process each
-synchronization may take a time slice, and an update a hundred times as long. So no number is right for long.
+The threads of one update synchronize some hundred times. On free cores this costs little. If another process is busy,
+each synchronization may take a time slice, and an update takes a hundred times as long. The best number of threads
+therefore changes over time.
 
-`ThreadTuner` keeps one number and sometimes compares it with its half or its double: both compute updates in turn, in
-short slices, until one is clearly faster. A larger number must be faster by a margin. The next comparison begins once
-the time that the last one lost is `SHARE` of the total, and later each time that nothing changes. Updates that take
-markedly longer or shorter than when the number was chosen advance it; with several threads and at least twice the time,
-it begins immediately. Before updates try more threads, a probe of some milliseconds checks that cores are free for
-them.
+`ThreadTuner` uses one number and sometimes compares it with its half or its double. Both compute updates alternately,
+in short slices, until one is clearly faster. A larger number must be faster by a margin. The next comparison begins
+when the time that the last one lost is `SHARE` of the total, and later after each comparison without a change. It
+begins earlier if the duration of updates has changed markedly since the number was chosen. It begins immediately if
+several threads take at least twice as long. Before updates try more threads, a probe of some milliseconds checks that
+cores are free for them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from tmrl_core.training.value_types import Device
 
 START_S = 0.3
-"""Seconds of updates before the first contest; the very first ones are slow."""
+"""Seconds of updates before the first comparison, because the first updates are slow."""
 SLICE_S = 0.1
 WINDOW_S = 0.5
 CHANGED = 1.3
@@ -35,16 +36,17 @@ MARGINS = (1.5, 1.3, 1.2, 1.15, 1.12, 1.1, 1.08)
 GAIN, KEPT_GAIN = 1.03, 1.01
 """Factor by which more threads must be faster than fewer to be chosen, and to be kept."""
 SHARE = 0.01
-"""Share of the time that contests may lose."""
+"""Share of the total time that comparisons may lose."""
 MIN_WAIT_S = 5.0
 MAX_WAIT_S = 120.0
 PROBE_VALUES = 1 << 16
-"""Computed by each thread of a probe, `PROBE_TIMES` times; torch gives a thread at least half as many."""
+"""Number of values that each thread of a probe computes, `PROBE_TIMES` times. torch gives a thread at least half as
+many."""
 PROBE_TIMES = 16
 
 
 class _Slice:
-    """Updates, and the seconds that they took."""
+    """A number of updates and their duration in seconds."""
 
     def __init__(self) -> None:
         self.updates = 0
@@ -65,7 +67,7 @@ class _Contest:
     Args:
         kept: current number.
         challenger: the other number.
-        recent: latest times of the current number; its first slice.
+        recent: latest times of the current number, used as its first slice.
     """
 
     def __init__(self, kept: int, challenger: int, recent: _Slice) -> None:
@@ -75,7 +77,7 @@ class _Contest:
         self.current = challenger
 
     def note(self, updates: int, seconds: float) -> int | None:
-        """Count updates of the current side; the number that has won, if that is clear now."""
+        """Count updates of the current side. Return the faster number of threads once it is clear."""
         slice_ = self.slices[self.current][-1]
         slice_.add(updates, seconds)
         if slice_.seconds < SLICE_S:
@@ -98,7 +100,7 @@ class _Contest:
         return more if faster >= (KEPT_GAIN if more == self.kept else GAIN) else fewer
 
     def mean(self, threads: int) -> float:
-        """Seconds of an update, without the slowest of several slices, in which something else may have happened."""
+        """Seconds per update, without the slowest of several slices, which other processes may have delayed."""
         slices = sorted(self.slices[threads], key=lambda slice_: slice_.mean)
         total = _Slice()
         for slice_ in slices[:-1] if len(slices) > 2 else slices:
@@ -107,22 +109,22 @@ class _Contest:
 
     @property
     def lost_s(self) -> float:
-        """Seconds that the challenger's updates took longer than they would have with the number in use."""
+        """Extra seconds of the challenger's updates compared with the number in use."""
         slices = self.slices[self.challenger]
         return sum(max(0.0, slice_.seconds - slice_.updates * self.mean(self.kept)) for slice_ in slices)
 
 
 class ThreadTuner:
-    """Measures updates, and sets the number of threads for the next ones. Sans-I/O.
+    """Measure updates and set the number of threads for the next ones. Sans-I/O.
 
     Args:
         most: maximum number of threads.
         set_threads: sets torch's number of threads.
-        have_cores: returns whether cores are free for that number of threads.
+        have_cores: returns True if cores are free for that number of threads.
         clock: seconds.
 
     Attributes:
-        threads: the number that is kept; during a comparison updates may use another.
+        threads: the chosen number; during a comparison, updates may use another one.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class ThreadTuner:
         self._upwards = True
 
     def begin(self) -> None:
-        """Set the number that was found best so far."""
+        """Set the best number found so far."""
         self._set(self._contest.current if self._contest else self.threads)
 
     def note(self, updates: int, seconds: float) -> None:
@@ -178,7 +180,7 @@ class ThreadTuner:
             self._upwards = not slower
             self._wait_s = 0.0
         if self.threads > 1 and mean_s > 2.0 * self._usual_s:
-            self._least_s = 0.0  # to continue like this may cost far more than a comparison
+            self._least_s = 0.0  # the current number may cost far more than a comparison
         self._usual_s = mean_s
 
     def _begin_contest(self) -> None:
@@ -205,7 +207,7 @@ class ThreadTuner:
             self._least_s = contest.lost_s / SHARE
             self._wait_s = min(2.0 * self._wait_s, MAX_WAIT_S)
         else:
-            # On in the same direction, as far as there is more.
+            # Continue in the same direction within the limits.
             self._upwards = winner > self.threads
             self._wait_s = START_S if 1 < winner < self.most else MIN_WAIT_S
             self.threads = winner
@@ -213,7 +215,7 @@ class ThreadTuner:
 
 
 def _half(threads: int) -> int:
-    """The next smaller power of two."""
+    """Return the next smaller power of two."""
     half = 1
     while 2 * half < threads:
         half *= 2
@@ -224,15 +226,15 @@ def _half(threads: int) -> int:
 
 
 class Threads:
-    """Torch's number of threads within a `with` block; restored afterwards.
+    """Set torch's number of threads within a `with` block, and restore it afterwards.
 
     Args:
-        fixed: the number; None: measured, at most torch's setting and the number of this process's cores.
+        fixed: the number; None: chosen by measurement, at most torch's setting and the number of this process's cores.
         device: device of the updates; on any but a CPU nothing is set.
     """
 
     def __init__(self, fixed: int | None, device: Device) -> None:
-        # Training without torch has no threads to set, and must not import it.
+        # Training without torch has no threads to set and must not import torch.
         self._torch: Any = sys.modules.get("torch") if str(device or "cpu").startswith("cpu") else None
         self._fixed = fixed
         self._before = 0
@@ -262,10 +264,13 @@ class Threads:
 
 
 def have_cores(threads: int) -> bool:
-    """Run a computation with one and with `threads` threads, some milliseconds each; True: several are faster."""
+    """Run a computation with one and with `threads` threads, some milliseconds each.
+
+    True: several threads are faster.
+    """
     import torch
 
-    # With torch's own threads: whether a library for matrix products uses them depends on the platform.
+    # The computation uses torch's own threads. The use of threads for matrix products depends on the platform.
     values = torch.ones(PROBE_VALUES * threads)
 
     def seconds(count: int, most_s: float) -> float:
@@ -283,7 +288,7 @@ def have_cores(threads: int) -> bool:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: those of its affinity, within the limit of its control group."""
+    """Return the number of cores that this process may use: its affinity, within the limit of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:

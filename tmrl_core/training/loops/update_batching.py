@@ -11,10 +11,10 @@ MAX_AT_ONCE = 16
 
 
 class UpdatesAtOnce:
-    """Chooses the number of updates in one call by their measured time.
+    """Choose the number of updates in one call by their measured time.
 
     Args:
-        agent: agents without `train_steps` gain nothing from batches, and compute one update at a time.
+        agent: an agent without `train_steps` computes one update at a time, because batches would gain nothing.
     """
 
     def __init__(self, agent: TrainingAgent) -> None:
@@ -22,12 +22,12 @@ class UpdatesAtOnce:
         self._most = 1
 
     def note(self, updates: int, seconds: float) -> None:
-        """Record the time that this many updates took."""
+        """Record the duration of a number of updates."""
         self._most = max(1, min(MAX_AT_ONCE, int(AT_ONCE_S * updates / max(seconds, 1e-6))))
 
     def most(self, memory: TrainingMemory) -> int:
         """Return the number of updates to run together, given the batches that are already sampled.
 
-        It is never more than those batches, so that sampling does not depend on the number of updates run together.
+        The number never exceeds those batches, so that sampling does not depend on it.
         """
         return min(self._most, 1 + memory.prefetched) if self._gains else 1

@@ -1,4 +1,4 @@
-"""Batches of tensors out of a memory's rows. A sampler chooses the rows (sampler.py).
+"""Read batches of tensors from a memory's rows. A sampler chooses the rows (sampler.py).
 
 Batches are sampled in blocks: one call of the sampler, one gather per dtype and one split serve several batches. A
 block is discarded when rows are added, so that new transitions can be sampled immediately; block sizes grow from one
@@ -31,18 +31,18 @@ MAX_BLOCK_BYTES = 1 << 20
 CUDA_PREFETCH = 2
 """Default number of prefetched blocks for a CUDA device."""
 LAG_ROWS = 32
-"""Number of transitions of each block whose policy versions are read, to measure the policy lag."""
+"""Number of transitions per block whose policy versions are read to measure the policy lag."""
 
 
 @dataclass(eq=False)
 class Block:
-    """Batches sampled together, and the values to sample them again.
+    """Batches sampled together, and the values needed to sample them again.
 
     Args:
         batches: the batches.
-        positions: of their rows.
-        generator_state: before they were sampled.
-        extras: of the sampler, per row.
+        positions: positions of their rows.
+        generator_state: state of the generator before they were sampled.
+        extras: extras of the sampler, per row.
         counters: policy versions of some rows of the first batch; None: unknown.
         position: number of batches that were taken.
     """
@@ -56,21 +56,21 @@ class Block:
 
 
 class BatchReader:
-    """Reads batches from the rows of a memory.
+    """Read batches from the rows of a memory.
 
     Args:
-        rows: where transitions lie.
+        rows: store of the transitions.
         sampler: chooses rows.
-        expanded: columns [n, width] that are stored in place of larger ones, [n, *shape], and the function that
-            restores these; shared with the part that fills it.
-        device: where batches go; None: the CPU.
+        expanded: columns [n, width] that are stored in place of larger columns [n, *shape], each with the function that
+            restores the larger one; shared with the part that fills it.
+        device: device of the batches; None: the CPU.
         batch_size: transitions in a batch.
         sample_preprocessor: see `ReplayMemory`.
-        seed: of the generator.
+        seed: seed of the generator.
         prefetch: blocks that a thread prepares in advance; None: 2 for a CUDA device, otherwise 0.
 
     Raises:
-        ConfigError: batches that depend on updates or on the caller's code cannot be prefetched.
+        ConfigError: prefetching is set, but batches depend on updates or on a `sample_preprocessor`.
 
     Attributes:
         lag: ages of the sampled transitions.
@@ -118,7 +118,7 @@ class BatchReader:
 
     @property
     def sampled_ahead(self) -> int:
-        """Number of batches that are sampled already and come next, unless rows are added."""
+        """Number of batches that are already sampled; they come next unless rows are added."""
         block = self._block
         return 0 if block is None or not self.sampler.repeatable else len(block.batches) - block.position
 
@@ -156,7 +156,7 @@ class BatchReader:
         return block.batches[block.position - 1]
 
     def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: not known any more."""
+        """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""
         block = self._block
         for position, known in enumerate(block.batches if block is not None else ()):
             if known is batch:
@@ -179,7 +179,10 @@ class BatchReader:
         return block
 
     def _next_block(self) -> Block:
-        """Sample it. While the prefetching thread does, no other thread touches the generator or the rows."""
+        """Sample a block.
+
+        While the prefetching thread samples, no other thread uses the generator or the rows.
+        """
         # Batches that depend on updates are never sampled again.
         state = self._generator.bit_generator.state if self.sampler.repeatable else {}
         try:
@@ -192,7 +195,7 @@ class BatchReader:
         return block
 
     def stop(self) -> None:
-        """Undo prefetching, as if it had not taken place, before anything changes or is saved."""
+        """Undo prefetching completely, before rows change or the state is saved."""
         blocks = self._prefetch.stop()
         if blocks:
             self._generator.bit_generator.state = blocks[0].generator_state
@@ -217,7 +220,7 @@ class BatchReader:
         return self._block_of(positions, extras, state)
 
     def _block_of(self, positions: Array, extras: dict[str, Array], state: State) -> Block:
-        """Read the batches of the rows at some positions; `extras` are the sampler's."""
+        """Read batches of the rows at these positions; `extras` are the sampler's."""
         rows, size = self.rows, self._batch_size
         layout, count = rows.layout, len(positions) // size
         assert layout is not None
@@ -278,8 +281,11 @@ class BatchReader:
     def _one_batch(
         self, layout: RowLayout, on_cpu: list[torch.Tensor], groups: list[torch.Tensor], extras: dict[str, Tree]
     ) -> Batch:
-        """Return the batch of the gathered rows; one call of `split` per group costs less than one per column."""
-        # Not `torch.split`, which spends half of its time on finding out the types of its arguments.
+        """Return the batch of the gathered rows.
+
+        One call of `split` per group costs less than one per column.
+        """
+        # `torch.split` is not used, because it spends half of its time on checking the types of its arguments.
         pieces = [group.split_with_sizes(sizes, 1) for group, sizes in zip(groups, layout.sizes, strict=True)]
 
         def column(c: Column) -> torch.Tensor:
@@ -344,7 +350,7 @@ class BatchReader:
 
         Args:
             state: the result of `state_dict`.
-            complete: True: the rows are those that the state was saved with. Otherwise the next block is sampled again.
+            complete: True: the rows are the same as when the state was saved. False: the next block is sampled again.
 
         Raises:
             ValueError: the state is invalid.
@@ -355,7 +361,7 @@ class BatchReader:
         if not complete:
             return
         if state["block"] is not None and state["block"][0] <= most:
-            # The rows are the same, so the same state of the generator gives the same block.
+            # With the same rows, the same state of the generator gives the same block.
             count, position = state["block"]
             self._block = self._sample_block(count, dict(self._generator.bit_generator.state))
             self._block.position = position
@@ -365,7 +371,7 @@ class BatchReader:
         self._block_batches = max(1, min(int(state["next_block"]), most))
 
     def _left_over(self) -> dict[str, Array] | None:
-        """Return the sampler's extras of batches that were not taken and cannot be sampled again."""
+        """Return the sampler's extras of unused batches that cannot be sampled again."""
         block = self._block
         if self.sampler.repeatable or block is None or block.position == len(block.batches):
             return None
@@ -375,7 +381,7 @@ class BatchReader:
         """Undo `_left_over`.
 
         Raises:
-            ValueError: it is invalid.
+            ValueError: the state is invalid.
         """
         rows = self.rows
         indices, weights = np.asarray(extras[INDICES]), np.asarray(extras[WEIGHTS])

@@ -2,9 +2,9 @@
 
     record:  rows, one after another | frames of the first leaf that is a stack | frames of the second | ...
 
-A frame is padded to a multiple of 8 bytes. Under "frames", a record's note has the frames that it holds (`put`: number
-of the first one and count, for each leaf), and numbers below which its rows need no frame (`needs`: number of rows,
-then a number for each leaf). A file is kept as long as the memory would hold one of its frames or rows in RAM.
+A frame is padded to a multiple of 8 bytes. A record's metadata describes its frames under "frames": `put` has the
+number of the first frame and the count for each leaf. `needs` has a number of rows, then for each leaf the number below
+which these rows need no frame. A file is kept as long as a memory in RAM would hold one of its frames or rows.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class DiskFrames(Frames):
 
     Args:
         capacity: transitions that the memory holds.
-        stack: frames in an observation.
-        leaf: a stack of them.
-        files: where they lie.
+        stack: number of frames in an observation.
+        leaf: the leaf of an observation, a stack of frames.
+        files: files that hold the frames.
         tail_rows: see `frames_held`.
 
     Attributes:
-        stop: number after the last one that is in the files.
-        frame_bytes: of one, in a file.
+        stop: number after the last frame in the files.
+        frame_bytes: size of a frame in a file.
     """
 
     def __init__(self, capacity: int, stack: int, leaf: Leaf, files: MappedFiles, tail_rows: int = 1) -> None:
@@ -46,11 +46,11 @@ class DiskFrames(Frames):
         self._first = 0
         self.stop = 0
         self._staged: list[Array] = []
-        """[n, frame_bytes] uint8 each."""
+        """Uncommitted frames, in arrays [n, frame_bytes] uint8."""
 
     @property
     def written(self) -> int:
-        """Those that wait for the next commit included."""
+        """Number of frames ever stored, uncommitted ones included."""
         return self.stop + self.staged
 
     @property
@@ -60,16 +60,16 @@ class DiskFrames(Frames):
 
     @property
     def oldest(self) -> int:
-        """As in RAM, or later where files were damaged."""
+        """Number of the oldest stored frame: as in RAM, or later where files were damaged."""
         return max(self._first, self.needed)
 
     @property
     def needed(self) -> int:
-        """Number of the oldest one that is not to be forgotten."""
+        """Number of the oldest frame that must stay stored."""
         return max(0, self.written - self.size)
 
     def put(self, frames: Array) -> None:
-        """Stage them."""
+        """Stage the next frames."""
         if not len(frames):
             return
         staged = np.zeros((len(frames), self.frame_bytes), np.uint8)
@@ -78,7 +78,7 @@ class DiskFrames(Frames):
         self._staged.append(staged)
 
     def take(self, numbers: Array) -> Array:
-        """Read from the files and from staged frames.
+        """Read frames from the files and from the staged frames.
 
         Unchecked rows of a damaged file may refer to frames that do not exist: the nearest frame is read.
         """
@@ -98,7 +98,7 @@ class DiskFrames(Frames):
         return raw.view(self.dtype).reshape(len(numbers), *self.shape)
 
     def load(self, written: int, frames: Array) -> None:
-        """Stage frames; there are none yet."""
+        """Stage the frames of another memory. This store must be empty."""
         self.lost_before(written - len(frames))
         self.put(frames)
 
@@ -122,13 +122,13 @@ class DiskFrames(Frames):
         self._staged = []
 
     def forget_before(self, number: int) -> None:
-        """Those before a number can no longer be read."""
+        """Forget the frames before a number, which can no longer be read."""
         if number > self._first:
             self._table.drop_before(number)
             self._first = number
 
     def lost_before(self, number: int) -> None:
-        """All so far are lost; the next one has this number."""
+        """Forget all frames; the next frame has this number."""
         self._table.clear()
         self._first = self.stop = number
 
@@ -146,11 +146,11 @@ class FramesNote:
         self.needs = needs
 
     def plain(self) -> dict[str, Any]:
-        """As the note holds it."""
+        """Return the JSON-able form for a record's metadata."""
         return {"put": [list(one) for one in self.put], "needs": [list(one) for one in self.needs]}
 
     def runs(self, first_row: int) -> list[tuple[int, int, Sequence[int]]]:
-        """First row, number of rows and numbers of each run, if the record's first row is this one."""
+        """Return first row, number of rows and numbers of each run, given the record's first row."""
         found: list[tuple[int, int, Sequence[int]]] = []
         for rows, *numbers in self.needs:
             found.append((first_row, rows, numbers))
@@ -162,7 +162,7 @@ class FramesNote:
         """Undo `plain`.
 
         Args:
-            value: value in the note.
+            value: value in the metadata.
             leaves: number of leaves.
             rows: number of rows in the record.
 

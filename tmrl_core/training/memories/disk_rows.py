@@ -3,23 +3,23 @@
 Theory of operation
 -------------------
 New rows are staged in RAM. `commit` writes them as one record, with the committed offsets of the sample streams in its
-note. A record is on the disk completely or not at all, so samples and offsets always agree, and acknowledged samples
-are in the file. With `sync` "os" the operating system has the record (it survives the end of this process); "fsync"
-flushes it (it survives the end of the machine).
+metadata. A record is on the disk completely or not at all, so samples and offsets always agree, and acknowledged
+samples are in the file. With `sync` "os" the operating system has the record (it survives the end of this process);
+"fsync" flushes it (it survives the end of the machine).
 
 Files are mapped into memory, and a batch is one gather from the mappings: the operating system's page cache decides
 what is in RAM. This process itself holds a table with 16 bytes for each record, with the index of its first row, and
-the state of the streams. Each file begins with the complete state, so that earlier files may be deleted, once all their
+the state of the streams. Each file begins with the complete state, so that an earlier file can be deleted when all its
 rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
 eighths of it.
 
 Frames of stacked observations may be in the same records, after the rows (disk_frames.py), so that rows and their
 frames always agree too. The folder then holds up to one sixty-fourth more than the memory in RAM would.
 
-Opening reads every byte of the last file, the only one that may end in an incomplete record, and of the older ones the
-records' headers and notes, which have checksums of their own. Rows of an older file are used unchecked until later
-commits have checked them, a part with each commit. If an older file is damaged or missing, the rows up to the damage
-are discarded: the memory then holds fewer rows, and logs it.
+Opening reads every byte of the last file, because only this file may end in an incomplete record. Of older files,
+opening reads the records' headers and metadata, which have their own checksums. Rows of an older file are used
+unchecked at first; each later commit checks a part of them. If an older file is damaged or missing, the rows up to the
+damage are discarded: the memory then holds fewer rows, and logs it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ FORMAT_NAME = "replay memory"
 MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
 CHECKED_AT_ONCE = 256 << 10
-"""Bytes of older files that are checked with a commit."""
+"""Bytes of older files that each commit checks."""
 FILES = 8
-"""Number of files for the capacity..."""
+"""Number of files that hold the capacity."""
 FILES_OF_FRAMES = 64
-"""...or of smaller ones if rows have frames, because the part of a file beyond the capacity is larger then."""
+"""Number of files if rows have frames. The files are smaller, because more of a file is then beyond the capacity."""
 
 
 class DiskRows(Rows):
@@ -63,24 +63,23 @@ class DiskRows(Rows):
     Args:
         capacity: number of rows.
         folder: created if it is missing; existing rows are loaded.
-        sync: durability of a commit: "os": survives the end of this process; "fsync": that of the machine too.
+        sync: durability of a commit: "os": survives a crash of this process; "fsync": also a crash of the machine.
         calls: functions that write files.
         tail_rows: see `tmrl_core.training.memories.frames.frames_held`.
 
     Raises:
         FolderLockedError: another process uses the folder.
-        StorageError: it cannot be read or written.
+        StorageError: the folder cannot be read or written.
 
     Attributes:
-        folder: see above.
+        folder: the locked folder.
         states: state of the sample streams as of the last commit.
-        lost_rows: rows of the capacity that opening did not find because of damage.
-        torn_bytes: bytes of incomplete records, which opening has truncated.
-        stacks: parts of observations that are stacks of frames; None: none are.
-        frames: for each of those parts, its frames.
-        staged_needs: for runs of staged rows: number of rows, and for each of those parts a number below which they
-            need no frame.
-        found_needs: the same for the rows found at opening: first row of a run, number of rows, the numbers.
+        lost_rows: number of rows that opening did not find because of damage.
+        torn_bytes: bytes of incomplete records that opening has removed.
+        stacks: parts of observations that are stacks of frames; None: there are none.
+        frames: the frames of each stack.
+        staged_needs: runs of staged rows: number of rows, and for each stack the number below which they need no frame.
+        found_needs: runs of the rows found at opening: first row, number of rows, the numbers.
     """
 
     durable: ClassVar[bool] = True
@@ -188,7 +187,7 @@ class DiskRows(Rows):
             )
 
     def _check_older(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Check the older files, a part at a time, and discard the rows up to any damage."""
+        """Check the older files, one part per step of the iterator, and discard the rows up to any damage."""
         checked = 0
         for number in numbers:
             if number not in self._files.segments:
@@ -204,7 +203,7 @@ class DiskRows(Rows):
                         yield
                 damaged = next(scan(reader.view, start, False), None)
                 if damaged is None:
-                    break  # opening would have found a damage before
+                    break  # a damaged header, which opening has handled
                 first_row, rows, rest = parse_rows_note(damaged.note)
                 if self.frames:
                     put = FramesNote.parse(decoded(rest).get("frames"), len(self.frames), rows).put
@@ -214,7 +213,7 @@ class DiskRows(Rows):
                 start = damaged.end
 
     def _let_go(self, index: int, why: str) -> None:
-        """Rows before an index can no longer be read."""
+        """Forget the rows before an index, which can no longer be read."""
         before = len(self)
         self._table.drop_before(index)
         self.oldest = max(self.oldest, index)
@@ -254,7 +253,7 @@ class DiskRows(Rows):
             raise ValueError("its frames are not those of the others")
 
     def _add(self, number: int, segment: Segment, offset: int, rows: int, frames: Sequence[int]) -> None:
-        """A record's rows and frames lie in a file from an offset on."""
+        """Register a record whose rows and frames begin at an offset of a file."""
         if rows:
             self._table.add(self.readable, address(number, offset) - self.readable * self._row_units)
             self.readable += rows
@@ -275,13 +274,13 @@ class DiskRows(Rows):
         return self._row_bytes // UNIT
 
     def allocate(self, layout: RowLayout) -> None:
-        """Write it into the head of the next file."""
+        """Set the layout, which the next file's head describes."""
         self.layout = layout
         self._format = _format_of(layout)
         self.describe()
 
     def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
-        """Return `frames`, where the folder does not hold any yet after a note in the next file's head."""
+        """Return `frames`. If the folder has none yet, the next file's head will describe them."""
         if self.stacks is None:
             self._take_stacks(stacks)
             self._describe()
@@ -289,11 +288,11 @@ class DiskRows(Rows):
         return self.frames
 
     def stage_needs(self, runs: Sequence[Sequence[int]]) -> None:
-        """Write them with the next commit."""
+        """Stage the needs, which the next commit writes."""
         self.staged_needs += [list(run) for run in runs]
 
     def describe(self) -> None:
-        """Begin a file with another head."""
+        """Begin a new file, because its head differs."""
         self._describe()
         self._log.seal()
 
@@ -322,12 +321,12 @@ class DiskRows(Rows):
 
     @property
     def written(self) -> int:
-        """Index after the newest row, staged ones included."""
+        """Index after the newest row, staged rows included."""
         return self.readable + self._staged_rows
 
     @property
     def staged(self) -> int:
-        """Rows and frames that are put and not committed."""
+        """Number of staged rows and frames."""
         return self._staged_rows + sum(held.staged for held in self.frames)
 
     @property
@@ -335,7 +334,7 @@ class DiskRows(Rows):
         return sum(len(rows) for _, rows, _ in self._staged)
 
     def prepare(self, start: int, count: int) -> None:
-        """Make room for them in RAM."""
+        """Allocate RAM for staged rows."""
         assert self._format is not None
         rows = self._format.empty(count)
         self._staged.append((start, rows, self._format.columns(rows)))
@@ -351,14 +350,14 @@ class DiskRows(Rows):
         fill(columns[-1][start - begin : start - begin + len(values)], values)
 
     def publish(self, stop: int) -> None:
-        """They can be read after the next `commit`."""
+        """Do nothing: the rows can be read after the next `commit`."""
 
     def commit(self, changes: Changes) -> None:
         """Write the staged rows and the changed state as one record.
 
         Raises:
             StorageFullError: the disk is full. Nothing was written; the rows stay staged.
-            StorageError: it cannot be written for another reason; likewise.
+            StorageError: the record cannot be written for another reason; likewise.
         """
         rows = self._staged_rows
         put = [[held.stop, held.staged] for held in self.frames]
@@ -383,7 +382,7 @@ class DiskRows(Rows):
                 logger.warning("older files of the replay memory cannot be checked: %s", exc)
 
     def adopt(self, layout: RowLayout, written: int, rows: Sequence[Array]) -> None:
-        """Stage the rows of a memory in RAM; this one is empty.
+        """Stage the rows of a memory in RAM. This store must be empty.
 
         Args:
             layout: layout of the columns.
@@ -427,16 +426,16 @@ class DiskRows(Rows):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def index_of(self, position: int) -> int:
-        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        """Return the absolute index of the row at a position. If rows were lost, positions begin at the oldest row."""
         return int(self.indices_of(np.array([position]))[0])
 
     def positions_of(self, indices: Array) -> Array:
-        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        """Return the positions of the rows of some absolute indices."""
         positions: Array = indices - self.oldest
         return positions if self.readable - self.oldest < self.capacity else indices % self.capacity
 
     def indices_of(self, positions: Array) -> Array:
-        """As in `RamRows`; where rows were lost, counted from the oldest."""
+        """Return the absolute indices of the rows at some positions."""
         if self.readable - self.oldest < self.capacity:
             return self.oldest + positions
         newest = self.readable - 1
@@ -444,17 +443,17 @@ class DiskRows(Rows):
         return indices
 
     def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
-        """One gather for each file that holds one of them."""
+        """Return the rows with one gather for each file that holds some of them."""
         assert self._format is not None
         *groups, versions = self._format.columns(self._rows_at(self.indices_of(positions)))
         return [torch.from_numpy(column) for column in groups], versions[:looked_at, 1]
 
     def _rows_at(self, indices: Array) -> Array:
-        """[n, row_bytes] uint8."""
+        """Return stored rows as [n, row_bytes] uint8."""
         return self._files.elements(self._table, self._row_bytes, indices)
 
     def row(self, index: int) -> list[Array]:
-        """A copy of it; it may be staged still."""
+        """Return a copy of a row, which may be staged."""
         assert self._format is not None
         for start, rows, columns in reversed(self._staged):
             if start <= index < start + len(rows):
@@ -462,11 +461,11 @@ class DiskRows(Rows):
         return [column[0] for column in self._format.columns(self._rows_at(np.array([index])))[:-1]]
 
     def versions(self) -> Any:
-        """Reads every row."""
+        """Read the versions of all rows."""
         return self.versions_of(self.readable - len(self), self.readable)
 
     def versions_of(self, start: int, stop: int) -> Array:
-        """Reads every one of these rows, a part at a time."""
+        """Read the versions of these rows, a part at a time."""
         if self._format is None or start >= stop:
             return np.zeros((0, 2), np.int64)
         parts = []
@@ -493,20 +492,20 @@ class DiskRows(Rows):
         return found
 
     def read_back(self, start: int, stop: int) -> Sequence[Array]:
-        """Rows [start, stop), which can all be read, of each dtype group and of the versions."""
+        """Return the rows [start, stop) of each dtype group and of the versions. All must be readable."""
         assert self._format is not None
         return self._format.columns(self._rows_at(np.arange(start, stop)))
 
     @property
     def bytes_on_disk(self) -> int:
-        """Bytes of all files."""
+        """Size of all files."""
         return self._log.bytes
 
     def flush(self) -> None:
-        """Return when all that is committed survives the machine.
+        """Flush the files; afterwards all committed rows survive a crash of the machine.
 
         Raises:
-            StorageError: it may not.
+            StorageError: flushing failed.
         """
         self._log.flush()
 

@@ -1,4 +1,4 @@
-"""Samples with numbers that are not finite: one of them spoils each update that samples it."""
+"""Refusal of samples with NaN or infinite numbers, which would spoil every update that samples them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def check_finite_samples(chunk: Chunk, *, as_float32: bool = False) -> None:
-    """Refuse samples of which an observation, action, reward or extra is not finite.
+    """Refuse samples with NaN or infinity in an observation, action, reward or extra.
 
     Args:
         chunk: the samples.
-        as_float32: float64 observations and actions are going to be stored as float32, as rewards and extras always
-            are, so larger numbers are infinite there.
+        as_float32: float64 observations and actions will be stored as float32, like rewards and extras. Numbers beyond
+            float32 are then infinite.
 
     Raises:
-        SampleRefusedError: names the first such field, and how many rows it concerns.
+        SampleRefusedError: the message names the first such field and the number of its rows.
     """
     fields = {"observation": chunk.observation, "action": chunk.action, "reward": chunk.reward}
     for name, tree in {**fields, **{f"extra {name}": tree for name, tree in chunk.extras.items()}}.items():
@@ -55,7 +55,8 @@ def _bad_rows(column: Any, as_float32: bool) -> int:
         return 0
     narrowed = as_float32 and column.dtype.itemsize > 4
     if not narrowed:
-        # One number instead of one for each: finite only if its terms are. Sums that overflow are looked at closely.
+        # Compare one sum instead of each number: it is finite only if all terms are. If a sum overflows, compare each
+        # number.
         with np.errstate(all="ignore"):
             total = column.sum()
         if math.isfinite(total.real) and math.isfinite(total.imag):

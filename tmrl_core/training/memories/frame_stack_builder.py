@@ -23,11 +23,11 @@ from tmrl_core.training.value_types import State
 
 
 class FrameStackBuilder(TransitionBuilder):
-    """Builds transitions whose observations, or parts of them, are stacks of frames.
+    """Build transitions whose observations, or parts of them, are stacks of frames.
 
     Args:
         rows, n_step, gamma, downcast_float64, keep_extras: see `TransitionBuilder`.
-        frame_stack: frames in an observation.
+        frame_stack: number of frames in an observation.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class FrameStackBuilder(TransitionBuilder):
         self._observation: TreeSpec | None = None
         """Spec of received observations; rows hold numbers of frames instead."""
         self._stores: dict[int, FrameStore] = {}
-        """By the number of the leaf."""
+        """Frames of each stack, by the number of its leaf."""
         self._floors: dict[int, int] = {}
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes that are allocated for frames in RAM."""
+        """Size in bytes of the frames in RAM."""
         frames = [store.held for store in self._stores.values()]
         return sum(held.ring.nbytes for held in frames if isinstance(held, RamFrames))
 
     def build(self, chunk: Chunk) -> Iterator[TransitionColumns]:
-        """Store frames, and yield transitions that refer to them."""
+        """Store frames and yield transitions that refer to them."""
         if chunk.rows == 0:
             yield from super().build(chunk)
             return
@@ -75,7 +75,7 @@ class FrameStackBuilder(TransitionBuilder):
         """Check a whole chunk, before the frames of its first part overwrite others.
 
         Raises:
-            SampleRefusedError: it cannot be stored.
+            SampleRefusedError: the chunk cannot be stored.
         """
         spec, action = self.schema.observation(chunk), self.schema.action(chunk)
         if self._observation is None:
@@ -85,7 +85,7 @@ class FrameStackBuilder(TransitionBuilder):
                 f"the observation of {chunk.rows} samples is {spec}, but this memory holds {self._observation}. "
                 "Workers and trainer need the same environment, preprocessor and compressor."
             )
-        # The observations in rows are numbers of frames; the received ones were compared above.
+        # The received observations were compared above, because rows hold only numbers of frames.
         layout = self.rows.layout
         self.schema.check(chunk, spec if layout is None else layout.observation, action)
         self.schema.extras(chunk)
@@ -102,7 +102,7 @@ class FrameStackBuilder(TransitionBuilder):
         self._observation = spec
 
     def _numbered(self, chunk: Chunk) -> Chunk:
-        """Return the chunk with numbers of frames for its stacks; the stream's tail is adapted."""
+        """Return the chunk with numbers of frames in place of its stacks, and adapt the stream's tail."""
         tail = self._usable_tail(chunk.stream)
         continues = tail is not None and (tail.episode, tail.step + 1) == (
             int(chunk.segments[0].episode),
@@ -116,7 +116,10 @@ class FrameStackBuilder(TransitionBuilder):
         return replace(chunk, observation=arranged(numbered(chunk.observation), leaves))
 
     def _usable_tail(self, stream: bytes) -> Tail | None:
-        """Return the stream's tail. Old frames of it are stored again; a tail whose frames have gone is dropped."""
+        """Return the stream's tail.
+
+        Old frames of the tail are stored again. A tail whose frames are no longer stored is dropped.
+        """
         tail = self.tails.get(stream)
         if tail is None or all(store.usable(tail.observation[i]) for i, store in self._stores.items()):
             return tail
@@ -136,13 +139,13 @@ class FrameStackBuilder(TransitionBuilder):
                 self.expanded[layout.prev_obs[i]] = self.expanded[layout.new_obs[i]] = store.frames
 
     def first_complete(self, first: int, stop: int) -> int:
-        """Return the first of the rows [first, stop) from which on all frames are there."""
+        """Return the first of the rows [first, stop) from which on all frames are stored."""
         return max((store.first_row(first, stop) for store in self._stores.values()), default=first)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def check_folder(self, disk: DiskRows) -> None:
-        """Refuse observations that are no stacks, or other ones."""
+        """Refuse a folder whose observations are not stacks, or stacks of another size."""
         if disk.stacks is None and not disk.readable:
             return
         found = 0 if disk.stacks is None else disk.stacks.stack
@@ -151,7 +154,7 @@ class FrameStackBuilder(TransitionBuilder):
             raise other_folder(disk, f"{what}, and memory.frame_stack is {self.frame_stack}", "keep the earlier value")
 
     def open(self, disk: DiskRows) -> None:
-        """Take over frames, too."""
+        """Load the tails and their frames."""
         super().open(disk)
         if disk.stacks is None:
             return
@@ -163,7 +166,7 @@ class FrameStackBuilder(TransitionBuilder):
         self._expand()
 
     def state_dict(self) -> State:
-        """Return the frames of a memory in RAM, too."""
+        """Add the frames of a memory in RAM to the entries."""
         leaves = [] if self._observation is None else self._observation.leaves
         return {
             **super().state_dict(),
@@ -174,19 +177,19 @@ class FrameStackBuilder(TransitionBuilder):
         }
 
     def check_state(self, state: State) -> None:
-        """Refuse other stacks."""
+        """Refuse the state of other stacks."""
         if state.get("frame_stack") != self.frame_stack:
             raise ValueError(f"it was saved with memory.frame_stack: {state.get('frame_stack')}; keep that setting")
 
     def load_state_dict(self, state: State) -> None:
-        """Take over frames, too."""
+        """Load the frames and the other entries."""
         if not self.rows.durable:
             self._load_frames(state)
         super().load_state_dict(state)
         self._expand()
 
     def adopt(self, state: State, start: int) -> bool:
-        """Stage frames."""
+        """Stage the frames of a checkpoint from RAM."""
         if self._stores:
             return False
         self._load_frames(state)

@@ -1,4 +1,4 @@
-"""A replay memory of stacked frames that stores each frame once: about one frame a transition instead of two stacks."""
+"""A replay memory of stacked frames that stores each frame once: about one frame per transition, not two stacks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class FrameStackMemory(ReplayMemory):
     Its batches are those of `ReplayMemory`. If episodes are shorter than about 64 steps, it holds fewer than
     `memory_size` transitions, since each reset stores frames of its own.
 
-    On disk, frames are in the records of the transitions. It keeps as many as in RAM: the same seed samples the same
-    transitions from both.
+    On disk, frames are in the records of the transitions. The memory keeps as many as in RAM, so that the same seed
+    samples the same transitions from both.
 
     Args:
         *args: positional arguments of `ReplayMemory`.
-        frame_stack: frames in an observation. Each leaf of an observation whose first axis is that long, and that has
-            another axis, is a stack.
+        frame_stack: number of frames in an observation. A leaf of an observation is a stack if its first axis has this
+            length and a second axis exists.
         **kwargs: keyword arguments of `ReplayMemory`.
 
     Raises:
-        ConfigError, FolderLockedError, StorageError: as `ReplayMemory`; or the folder holds observations without
-            stacks, or of other ones.
+        ConfigError, FolderLockedError, StorageError: see `ReplayMemory`. ConfigError also if the folder holds
+            observations without stacks, or with other stacks.
     """
 
     type_id = "frame_stack_replay"
@@ -49,5 +49,5 @@ class FrameStackMemory(ReplayMemory):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes that are allocated for frames in RAM."""
+        """Size in bytes of the frames in RAM."""
         return self._builder.frame_bytes

@@ -1,14 +1,14 @@
 """Stacked observations with each frame stored once.
 
-An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the observation before, and
-with the next. In place of an observation, rows contain the numbers of its frames, [k] int64, counted from the first
+An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the previous observation and
+with the next one. In place of an observation, rows contain the numbers of its frames, [k] int64, counted from the first
 frame ever stored. A `FrameStore` compares new stacks with stored ones, frame by frame, so that every stack (padding
 after a reset, skipped frames) is restored exactly. `Frames` holds the frames: in a ring in RAM, or in the files of a
 memory on disk (disk_frames.py).
 
 The number of frames is limited, and transitions leave with the frames that they need. The frames of a stream that was
-silent for a long time are stored again, so that a transition never needs frames older than `reach`. The transitions
-without frames are then the oldest ones, and `first_row` returns the first one with all frames.
+silent for a long time are stored again, so that a transition never needs frames older than `reach`. Transitions with
+missing frames are therefore always the oldest ones. `first_row` returns the first transition with all frames.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StackFormat:
     """The leaves of an observation that are stacks of frames.
 
     Args:
-        stack: frames in one.
+        stack: number of frames in a stack.
         observation: spec of an observation.
     """
 
@@ -56,7 +56,7 @@ class StackFormat:
         """Undo `describe`.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is not a description.
+            KeyError, TypeError, ValueError, AttributeError: the value is not a description.
         """
         made = cls(int(description["stack"]), spec_of(description["observation"]))
         sizes = [leaf.width * leaf.dtype.itemsize for leaf in made.stacks.values()]
@@ -70,7 +70,7 @@ def _at_once(capacity: int, stack: int) -> int:
 
 
 def _reach(capacity: int, stack: int, tail_rows: int) -> int:
-    # Frames stored again for a stream that was silent for long may be referred to immediately.
+    # New rows may refer to frames that were just stored again for a stream that was silent for a long time.
     return max((tail_rows + 1) * stack, capacity // 64)
 
 
@@ -79,8 +79,8 @@ def frames_held(capacity: int, stack: int, tail_rows: int = 1) -> int:
 
     Args:
         capacity: transitions.
-        stack: frames in an observation.
-        tail_rows: most observations of a stream that wait for those that follow.
+        stack: number of frames in an observation.
+        tail_rows: maximum number of observations of a stream that wait for later rows.
     """
     beyond = _reach(capacity, stack, tail_rows) + (_at_once(capacity, stack) + tail_rows) * stack
     return capacity + capacity // 64 + beyond
@@ -103,7 +103,7 @@ class Frames(ABC):
     @property
     @abstractmethod
     def written(self) -> int:
-        """Frames ever stored."""
+        """Number of frames ever stored."""
 
     @property
     @abstractmethod
@@ -112,7 +112,7 @@ class Frames(ABC):
 
     @abstractmethod
     def put(self, frames: Array) -> None:
-        """Store the next ones."""
+        """Store the next frames."""
 
     @abstractmethod
     def take(self, numbers: Array) -> Array:
@@ -120,7 +120,7 @@ class Frames(ABC):
 
     @abstractmethod
     def load(self, written: int, frames: Array) -> None:
-        """Take over the newest frames of another memory, oldest first; `written` is the number after the last."""
+        """Load the newest frames of another memory, oldest first. `written` is the number after the last."""
 
 
 class RamFrames(Frames):
@@ -128,7 +128,7 @@ class RamFrames(Frames):
 
     Args:
         capacity: transitions of the memory.
-        stack: frames in an observation.
+        stack: number of frames in an observation.
         shape: shape of a frame.
         dtype: dtype of a frame.
         tail_rows: see `frames_held`.
@@ -141,7 +141,7 @@ class RamFrames(Frames):
         super().__init__(frames_held(capacity, stack, tail_rows), shape, dtype)
         try:
             self.ring: Array = np.empty((self.size, *shape), dtype)
-        except (MemoryError, ValueError) as exc:  # ValueError: beyond the address space
+        except (MemoryError, ValueError) as exc:  # ValueError: the size exceeds the address space
             needed = self.size * int(np.prod(shape)) * dtype.itemsize / 1e9
             raise ConfigError(
                 f"memory.capacity: {capacity} transitions need {needed:.1f} GB of frames, which this machine does not "
@@ -151,35 +151,35 @@ class RamFrames(Frames):
 
     @property
     def written(self) -> int:
-        """Frames ever stored."""
+        """Number of frames ever stored."""
         return self._written
 
     @property
     def oldest(self) -> int:
-        """The one that will be overwritten next."""
+        """Number of the oldest stored frame, which is overwritten next."""
         return max(0, self._written - self.size)
 
     def put(self, frames: Array) -> None:
-        """Overwrite the oldest."""
+        """Store frames in place of the oldest ones."""
         self.ring[np.arange(self._written, self._written + len(frames)) % self.size] = frames
         self._written += len(frames)
 
     def take(self, numbers: Array) -> Array:
-        """One gather."""
+        """Return frames with one gather."""
         return self.ring.take(numbers % self.size, axis=0)
 
     def load(self, written: int, frames: Array) -> None:
-        """Fill the ring with them."""
+        """Fill the ring with these frames."""
         self._written = written - len(frames)
         self.put(frames)
 
 
 class FrameStore:
-    """Frames of the observations of one leaf.
+    """Store of the frames of one leaf of observations.
 
     Args:
         capacity: transitions of the memory.
-        stack: frames in an observation (k).
+        stack: number of frames in an observation (k).
         frames: storage of the frames.
         tail_rows: see `frames_held`.
 
@@ -187,7 +187,7 @@ class FrameStore:
         ConfigError: there is not enough memory.
 
     Attributes:
-        held: see `frames`.
+        held: number of frames that `frames` holds.
         at_once: maximum number of observations in one call of `store`.
         reach: a new transition refers to at most this many frames before the newest.
     """
@@ -204,11 +204,12 @@ class FrameStore:
                 f"memory.capacity: {capacity} transitions of frames need {capacity * 8 / 1e9:.1f} GB besides the "
                 "frames, which this machine does not give. Choose a smaller capacity."
             ) from exc
-        """Per transition (index modulo capacity) a number below which it needs no frame; it never falls."""
+        """For each transition (index modulo capacity), the number below which it needs no frame. The numbers never
+        decrease."""
 
     @property
     def written(self) -> int:
-        """Frames ever stored."""
+        """Number of frames ever stored."""
         return self.held.written
 
     @property
@@ -217,11 +218,11 @@ class FrameStore:
         return self.held.oldest
 
     def frames(self, numbers: Array) -> Array:
-        """The frames of these numbers: [*numbers.shape, *shape]."""
+        """Return the frames of these numbers: [*numbers.shape, *shape]."""
         return self.held.take(numbers.reshape(-1)).reshape(*numbers.shape, *self.held.shape)
 
     def usable(self, numbers: Array) -> bool:
-        """Return whether new rows may refer to these frames again."""
+        """Return True if new rows may refer to these frames."""
         return bool(numbers.min() >= self.written - self.reach)
 
     def store(self, observations: Array, before: Array | None) -> Array:
@@ -229,13 +230,13 @@ class FrameStore:
 
         Args:
             observations: [rows, k, *shape], at most `at_once` rows.
-            before: [k] numbers of the observation before the first; None: there is none.
+            before: [k] frame numbers of the previous observation; None: there is none.
 
         Returns:
             [rows, k] the numbers of their frames.
         """
         rows = len(observations)
-        # True: the observation is the one before, shifted by a frame.
+        # True: the observation is the previous one, shifted by a frame.
         moved = np.empty(rows, bool)
         moved[0] = before is not None and bool((observations[0, :-1] == self.frames(before)[1:]).all())
         moved[1:] = (observations[1:, :-1] == observations[:-1, 1:]).all(axis=tuple(range(1, observations.ndim)))
@@ -245,7 +246,8 @@ class FrameStore:
             stop = row + 1
             while stop < rows and moved[stop]:
                 stop += 1
-            # A run: each observation is the one before, shifted; the first may continue the one before this call.
+            # In a run, each observation is the previous one, shifted. The first may continue the observation before
+            # this call.
             if moved[row]:
                 assert before is not None or row > 0
                 known = before if row == 0 else numbers[row - 1]
@@ -260,7 +262,7 @@ class FrameStore:
         return numbers
 
     def _first(self, observation: Array) -> Array:
-        """Store an observation that continues none; a frame that repeats the one before it is stored once."""
+        """Store an observation that continues no other. Repeated neighbouring frames are stored once."""
         same = (observation[1:] == observation[:-1]).all(axis=tuple(range(1, observation.ndim)))
         new = np.concatenate([[True], ~same])
         stored = self._put(observation[new])
@@ -273,18 +275,18 @@ class FrameStore:
         return numbers
 
     def floor(self) -> int:
-        """A number below which no new transition needs a frame."""
+        """Number below which no new transition needs a frame."""
         return max(0, self.written - self.reach)
 
     def note(self, start: int, stop: int, floor: int) -> None:
-        """Transitions [start, stop) were stored; they need no frame below `floor`."""
+        """Record that the stored transitions [start, stop) need no frame below `floor`."""
         capacity = len(self._needs)
         self._needs[np.arange(max(start, stop - capacity), stop) % capacity] = floor
 
     def first_row(self, first: int, stop: int) -> int:
         """Return the first of the transitions [first, stop) whose frames, and those of all later ones, are stored."""
         capacity, oldest = len(self._needs), self.oldest
-        # They never fall, so the first that is high enough is found by halves.
+        # The numbers never decrease, so binary search finds the first one that is high enough.
         while first < stop:
             middle = (first + stop) // 2
             if self._needs[middle % capacity] < oldest:
@@ -307,7 +309,7 @@ class FrameStore:
         """Undo `state_dict`.
 
         Raises:
-            ValueError: it is of another store.
+            ValueError: the state belongs to another store.
         """
         frames, needs = np.asarray(state["frames"]), np.asarray(state["needs"])
         written = int(state["written"])

@@ -1,7 +1,7 @@
-"""The order of Dict keys in batches: the one in which the first samples came, as the environment returned it.
+"""Order of Dict keys in batches: the order of the first samples, as the environment returned them.
 
-Memories store leaves in the order of sorted keys, so that the rows of a file do not depend on which worker came first.
-A `KeyOrders` remembers, beside them, the order in which batches are put together.
+Memories store leaves in the order of sorted keys, so that the rows of a file do not depend on the first worker.
+`KeyOrders` holds the order of keys for batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def numbered(tree: Tree) -> Tree:
 
 
 def arranged(order: Tree, leaves: list[Tree]) -> Tree:
-    """Return the tree of a `numbered` tree with `leaves`, which are in the order of `flatten`."""
+    """Return a `numbered` tree with its indices replaced by `leaves`, which are in the order of `flatten`."""
     if isinstance(order, dict):
         return {key: arranged(item, leaves) for key, item in order.items()}
     if isinstance(order, tuple):
@@ -32,21 +32,21 @@ def arranged(order: Tree, leaves: list[Tree]) -> Tree:
 
 
 class KeyOrders:
-    """The order of keys of each column, by its name; it is the first sample's."""
+    """The order of keys of each column, by its name: the first sample's order."""
 
     def __init__(self) -> None:
         self._orders: dict[str, Tree] = {}
         self._warned = False
 
     def note(self, name: str, tree: Tree) -> bool:
-        """Take over the order of a column of a new structure, and warn once of a sample in another order.
+        """Record the order of a column with a new structure, and warn once about samples in another order.
 
         Returns:
-            True: the column had no order yet, or was of another structure.
+            True: the column had no order yet, or had another structure.
         """
         found = numbered(tree)
         known = self._orders.get(name)
-        if known != found:  # to dicts, the order makes no difference
+        if known != found:  # comparison of dicts ignores the order
             self._orders[name] = found
             return True
         if not self._warned and _numbers(found) != _numbers(known):
@@ -62,7 +62,7 @@ class KeyOrders:
         return False
 
     def arranged(self, name: str, shape: Tree, leaves: list[Tree]) -> Tree:
-        """Return the tree of `leaves`, of the template `shape`, in the order noted; sorted if none is."""
+        """Return the tree of `leaves` and the template `shape`, in the recorded order, or sorted without one."""
         order = self._orders.get(name)
         return rebuild(shape, leaves) if order is None else arranged(order, leaves)
 
@@ -71,16 +71,16 @@ class KeyOrders:
         return {name: _numbers(order) for name, order in self._orders.items()}
 
     def restore(self, name: str, numbers: Tree, shape: Tree, count: int) -> None:
-        """Take over the order that `describe` described.
+        """Restore the order that `describe` returned.
 
         Args:
-            name: of the column.
-            numbers: of its leaves, as `describe` listed them.
-            shape: its template.
-            count: of its leaves.
+            name: name of the column.
+            numbers: numbers of its leaves, as `describe` listed them.
+            shape: template of the column.
+            count: number of its leaves.
 
         Raises:
-            ValueError: it lists other leaves, or the template is nested too deeply.
+            ValueError: `numbers` lists other leaves, or the template is nested too deeply.
         """
         if not isinstance(numbers, list) or sorted(numbers) != list(range(count)):
             raise ValueError(f"the order of keys of the {name} is not one of {count} leaves")

@@ -30,16 +30,16 @@ Array: TypeAlias = npt.NDArray[Any]
 
 FLOAT32 = np.dtype(np.float32)
 FLAG_DTYPE = FLOAT32
-"""Flags and rewards are float32 in a batch, so they are stored as that."""
+"""Dtype of stored flags and rewards, as in batches."""
 NARROW = 4
-"""Maximum row length, in elements, for copies element by element: NumPy's loop over such short rows is slow."""
+"""Maximum row length, in elements, of copies element by element. NumPy's loop over such short rows is slow."""
 
 
 def stored_dtype(dtype: np.dtype, downcast_float64: bool) -> np.dtype:
-    """The dtype that a memory stores for `dtype`: float64 as float32 when `downcast_float64`, all else exact."""
+    """Return the stored dtype of values of `dtype`: float64 becomes float32 if `downcast_float64`."""
     if downcast_float64 and dtype == np.float64:
         return FLOAT32
-    # By its description: NumPy has two types of 64 bits, and torch takes one of them only where they are unsigned.
+    # Use the type's description: NumPy has two 64-bit integer types, and torch accepts only one of the unsigned ones.
     native: np.dtype = np.dtype(dtype.newbyteorder("=").str)
     return native
 
@@ -63,7 +63,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """Structure, dtypes and shapes of an observation or of an action."""
+    """Structure, dtypes and shapes of an observation or an action."""
 
     shape: Tree
     leaves: tuple[Leaf, ...]
@@ -76,7 +76,7 @@ def tree_spec(tree: Tree, what: str, downcast_float64: bool) -> TreeSpec:
     """The `TreeSpec` of columns: leaves are [rows, *shape].
 
     Raises:
-        SampleRefusedError: a leaf is no numeric array; a columnar memory cannot hold it.
+        SampleRefusedError: a leaf is not a numeric array, so a columnar memory cannot hold it.
     """
     leaves = []
     for path, leaf in flatten(tree):
@@ -91,7 +91,7 @@ def tree_spec(tree: Tree, what: str, downcast_float64: bool) -> TreeSpec:
 
 
 def fill(target: Array, values: Array) -> None:
-    """`target[:] = values`, both [rows, width]; narrow columns one element after another, which is twice as fast."""
+    """Assign `values` to `target`, both [rows, width]. Copy narrow columns by element, which is twice as fast."""
     width = target.shape[1]
     if 1 < width <= NARROW:
         for i in range(width):
@@ -102,7 +102,7 @@ def fill(target: Array, values: Array) -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """A slice of a group's rows, the `number`th one."""
+    """A column of a group: slice `number` of the group's rows."""
 
     group: int
     number: int
@@ -136,7 +136,7 @@ class RowLayout:
         self.orders = orders or KeyOrders()
         self.dtypes: list[np.dtype] = []
         self.sizes: list[list[int]] = []
-        """Of each group the elements of its columns."""
+        """Return the number of elements in a row of each group."""
         self._widths: list[int] = []
         self.prev_obs = [self._add(leaf) for leaf in observation.leaves]
         self.act = [self._add(leaf) for leaf in action.leaves]
@@ -164,16 +164,16 @@ class RowLayout:
 
     @property
     def widths(self) -> list[int]:
-        """Elements in a row of each group."""
+        """Number of elements in a row of each group."""
         return self._widths
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one transition."""
+        """Size of one transition in bytes."""
         return sum(dtype.itemsize * width for dtype, width in zip(self.dtypes, self._widths, strict=True))
 
     def batch(self, column: Callable[[Column], Tree]) -> Batch:
-        """(prev_obs, new_act, rew, new_obs, terminated, truncated), with `column(c)` as each leaf."""
+        """Return (prev_obs, new_act, rew, new_obs, terminated, truncated) with `column(c)` as each leaf."""
         arranged = self.orders.arranged
         return (
             arranged("observation", self.observation.shape, [column(c) for c in self.prev_obs]),
@@ -210,7 +210,7 @@ class RowLayout:
         """Undo `describe`.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is not a description.
+            KeyError, TypeError, ValueError, AttributeError: the value is not a description.
         """
         extras = description.get("extras", [])
         if not isinstance(extras, list) or not all(isinstance(name, str) for name in extras):
@@ -220,7 +220,7 @@ class RowLayout:
         made = cls(observation, action, extras, None, sample_extras)
         own = {extra_order(name): spec for name, spec in sample_extras.items()}
         for name, spec in {"observation": observation, "action": action, **own}.items():
-            # States of earlier releases lack it: the first added sample decides.
+            # States of earlier releases lack the order: the first added sample decides.
             if name in description.get("orders", {}):
                 made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
         return made
@@ -232,7 +232,7 @@ def extra_order(name: str) -> str:
 
 
 def describe_spec(spec: TreeSpec) -> State:
-    """A spec as JSON-able values; `spec_of` undoes it."""
+    """Return a spec as JSON-able values; `spec_of` undoes it."""
     return {
         "shape": spec.shape,
         "leaves": [[leaf.path, leaf.dtype.str, list(leaf.shape)] for leaf in spec.leaves],
@@ -240,12 +240,12 @@ def describe_spec(spec: TreeSpec) -> State:
 
 
 def spec_of(description: State) -> TreeSpec:
-    """The spec that `describe_spec` described.
+    """Return the spec that `describe_spec` described.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it described none.
+        KeyError, TypeError, ValueError, AttributeError: the value does not describe a spec.
     """
-    # A table, not `np.dtype(name)`, which would parse any text in the file.
+    # Look up a table: `np.dtype(name)` would parse any text in the file.
     leaves = tuple(
         Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
         for path, dtype, shape in description["leaves"]
@@ -256,7 +256,7 @@ def spec_of(description: State) -> TreeSpec:
 
 
 def index_batches(tree: Tree, count: int) -> list[Tree]:
-    """One tree per batch, out of a tree whose leaves are lists of `count` values."""
+    """Return one tree per batch, given a tree whose leaves are lists of `count` values."""
     if isinstance(tree, dict):
         parts = {key: index_batches(item, count) for key, item in tree.items()}
         return [{key: items[i] for key, items in parts.items()} for i in range(count)]

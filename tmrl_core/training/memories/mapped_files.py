@@ -1,7 +1,7 @@
 """Elements of one size in the memory-mapped files of a log.
 
-An element is a row or a frame: consecutive bytes at a multiple of 8 in its file. A `RowTable` has the position of the
-elements of each record.
+An element is a row or a frame: consecutive bytes at a multiple of 8 in its file. A `RowTable` holds the position of
+each record's elements.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tmrl_core.training.memories.row_table import RowTable
 
 UNIT = 8
 _NUMBER_SHIFT = 32
-"""An address is a file's number and, in the lower bits, a place in it in units of 8 bytes."""
+"""Low bits of an address, which hold a place in a file in units of 8 bytes. The high bits hold the file's number."""
 
 
 def address(number: int, offset: int) -> int:
-    """Of what lies in a file at an offset that is a multiple of 8."""
+    """Return the address of an offset, which is a multiple of 8, in a file."""
     return (number << _NUMBER_SHIFT) + offset // UNIT
 
 
@@ -38,10 +38,10 @@ class Segment:
         self.end = 0
         self.reader: SegmentReader | None = None
         self.views: dict[int, Array] = {}
-        """By the size of an element: a view in which element `i` is the one that begins at byte `8 * i`."""
+        """Views of the file by the size of an element; element `i` of a view begins at byte `8 * i`."""
 
     def close(self) -> None:
-        """Let go of the mapping."""
+        """Release the mapping."""
         self.views.clear()
         if self.reader is not None:
             self.reader.close()
@@ -52,7 +52,7 @@ class MappedFiles:
     """The files of a log by their numbers.
 
     Attributes:
-        segments: those that are known, in their order.
+        segments: the known files, in order.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -60,7 +60,10 @@ class MappedFiles:
         self.segments: dict[int, Segment] = {}
 
     def elements(self, table: RowTable, size: int, indices: Array) -> Array:
-        """[n, size] uint8: those of these absolute indices, which must all be there; one gather a file."""
+        """Return the elements of these absolute indices, [n, size] uint8, with one gather per file.
+
+        All must be stored.
+        """
         addresses = table.addresses(indices, size // UNIT)
         number, unit = addresses >> _NUMBER_SHIFT, addresses & ((1 << _NUMBER_SHIFT) - 1)
         first, last = int(number.min()), int(number.max())

@@ -25,10 +25,10 @@ from tmrl_core.training.memories.trees import flatten
 from tmrl_core.training.value_types import Batch, Device, Tree
 
 MAX_STREAMS = 4096
-"""Maximum number of streams whose last row is kept; the longest silent one is dropped first."""
+"""Maximum number of streams whose last row is kept. The stream that has been silent for longest is dropped first."""
 
 MOST = 1 << 62
-"""Sizes stay within int64, and sums of two of them."""
+"""Maximum size, so that sums of two sizes stay within int64."""
 
 Values: TypeAlias = tuple[Tree, ...]
 """Values of a transition."""
@@ -51,21 +51,22 @@ def whole_number(value: float, name: str) -> int:
 
 @dataclass(frozen=True)
 class LastRow:
-    """The last row of a stream, as far as joining needs it."""
+    """The parts of a stream's last row that joining needs."""
 
     episode: int
     step: int
 
 
 def rows_that_follow(chunk: Chunk, last: LastRow | None) -> Array:
-    """[rows] bool: which rows make a transition with the row before them.
+    """Return [rows] bool: True for rows that make a transition with the previous row.
 
-    They do when both are of the same episode, with consecutive step indices, the first ended nothing, and the second
-    has an action. The row before the first is `last`, the stream's last row, which must not have ended its episode.
+    Two rows make a transition if they belong to the same episode with consecutive step indices, the first did not end
+    the episode, and the second has an action. The previous row of the first one is `last`, the stream's last row, which
+    must not have ended its episode.
     """
     follows: Array = chunk.action_present.copy()
     follows[1:] &= ~(chunk.terminated | chunk.truncated)[:-1]
-    # Within a segment steps are consecutive, so only where one begins is there anything to compare.
+    # Steps within a segment are consecutive, so only the first row of each segment needs a comparison.
     start = 0
     for segment in chunk.segments:
         if segment.rows:
@@ -77,13 +78,13 @@ def rows_that_follow(chunk: Chunk, last: LastRow | None) -> Array:
 
 
 def last_row_of(chunk: Chunk) -> LastRow:
-    """The last row of a chunk that has one."""
+    """Return the last row of a chunk, which must have one."""
     segment = next(segment for segment in reversed(chunk.segments) if segment.rows)
     return LastRow(segment.episode, segment.first_step + segment.rows - 1)
 
 
 def collate_to_torch(values: Sequence[Tree], device: Device) -> Tree:
-    """One tree of tensors [len(values), *shape] out of many trees of arrays and numbers."""
+    """Stack many trees of arrays and numbers into one tree of tensors [len(values), *shape]."""
     first = values[0]
     if isinstance(first, dict):
         return {key: collate_to_torch([value[key] for value in values], device) for key in first}
@@ -98,7 +99,7 @@ def collate_to_torch(values: Sequence[Tree], device: Device) -> Tree:
 
 
 def compare_with_original(original: Sequence[Tree], rebuilt: Sequence[Tree], downcast_float64: bool = True) -> None:
-    """Compare a rebuilt transition with the worker's original, all values of it.
+    """Compare all values of a rebuilt transition with the worker's original.
 
     Args:
         original: (prev_obs, act, obs, rew, terminated, truncated), as sent by the worker.
@@ -126,7 +127,7 @@ def compare_with_original(original: Sequence[Tree], rebuilt: Sequence[Tree], dow
 
 
 def _as_tuples(value: Tree) -> Tree:
-    """Return `value` with its lists as tuples: tuples inside an info may arrive as lists."""
+    """Return `value` with lists as tuples, because tuples inside an info may arrive as lists."""
     if isinstance(value, dict):
         return {key: _as_tuples(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -143,8 +144,8 @@ class Memory(TrainingMemory):
     Args:
         device: device of the batches.
         nb_steps: batches per iteration.
-        sample_preprocessor: called with the six values of each sampled transition (flags as they are); it returns them
-            changed, in that order.
+        sample_preprocessor: called with the six values of each sampled transition (flags unchanged); returns the six
+            changed values in that order.
         memory_size: number of samples; may be a float such as 1e6.
         batch_size: transitions in a batch.
         dataset_path: for derived classes that read a data set.
@@ -176,7 +177,7 @@ class Memory(TrainingMemory):
         self.generator = np.random.default_rng(int(torch.randint(2**62, ()).item()))
 
     transient: ClassVar[frozenset[str]] = parameters_of(__init__)
-    """Attributes that no checkpoint holds: they come from the configuration."""
+    """Attributes that are not in checkpoints, because they come from the configuration."""
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield `nb_steps` batches."""
@@ -184,7 +185,7 @@ class Memory(TrainingMemory):
             yield self.sample()
 
     def __getitem__(self, item: int) -> Values:
-        """Transition `item` after the preprocessor, without its info; the flags are float32."""
+        """Return transition `item` after the preprocessor, without its info. The flags are float32."""
         *transition, info = self.get_transition(item)
         if self.crc_debug and "crc_sample" in info:
             compare_with_original(info["crc_sample"], transition)
@@ -199,7 +200,7 @@ class Memory(TrainingMemory):
         return items
 
     def sample(self) -> Batch:
-        """One batch.
+        """Return one batch.
 
         Raises:
             ValueError: the memory is empty.
@@ -209,7 +210,7 @@ class Memory(TrainingMemory):
         return self.collate([self[item] for item in self.sample_indices()], self.device)
 
     def append(self, buffer: Buffer) -> Refusals:
-        """Add the statistics and append the buffer; return refused chunks with the reasons.
+        """Record the statistics and append the buffer. Return refused chunks with the reasons.
 
         A whole buffer is refused when `append_buffer` raises SampleRefusedError.
         """
@@ -224,7 +225,7 @@ class Memory(TrainingMemory):
 
     @abstractmethod
     def append_buffer(self, buffer: Buffer) -> object:
-        """Take over a buffer's samples, dropping the oldest beyond `memory_size`.
+        """Append a buffer's samples, and drop the oldest beyond `memory_size`.
 
         Raises:
             SampleRefusedError: the samples do not fit; nothing was appended.
@@ -232,27 +233,27 @@ class Memory(TrainingMemory):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Items that `get_transition` takes."""
+        """Number of items that `get_transition` accepts."""
 
     @abstractmethod
     def get_transition(self, item: int) -> Transition:
-        """Transition `item`: (prev_obs, act, rew, obs, terminated, truncated, info)."""
+        """Return transition `item`: (prev_obs, act, rew, obs, terminated, truncated, info)."""
 
     @abstractmethod
     def collate(self, batch: Sequence[Values], device: Device) -> Batch:
-        """One batch out of a list of transitions."""
+        """Return one batch, given a list of transitions."""
 
 
 class TorchMemory(Memory):
     """A `Memory` whose batches are tensors."""
 
     def collate(self, batch: Sequence[Values], device: Device) -> Batch:
-        """Nested tuples of tensors [batch_size, *shape] on `device`."""
+        """Return nested tuples of tensors [batch_size, *shape] on `device`."""
         return collate_to_torch(batch, device)
 
 
 class GenericTorchMemory(TorchMemory):
-    """A `TorchMemory` for any environment: samples are stored as they arrive, of any type.
+    """A `TorchMemory` for any environment, which stores samples of any type unchanged.
 
     `data` holds six lists of one value per sample: actions, observations, rewards, terminated, truncated, infos.
     """
@@ -279,14 +280,14 @@ class GenericTorchMemory(TorchMemory):
         self.previous: list[int] = []
         """For each of `transitions`, the number of the sample before it; nearly ascending."""
         self.last_rows: dict[bytes, tuple[int, int, int]] = {}
-        """Per stream: number, episode and step of its last sample, if that ended nothing."""
+        """Number, episode and step of each stream's last sample, unless it ended its episode."""
 
     def __len__(self) -> int:
-        """Transitions that can be sampled."""
+        """Return the number of transitions that can be sampled."""
         return len(self.transitions)
 
     def append_buffer(self, buffer: Buffer) -> None:
-        """Take over a buffer's samples."""
+        """Append a buffer's samples."""
         for chunk in buffer.chunks:
             if chunk.rows:
                 self._append_chunk(chunk)
@@ -310,7 +311,7 @@ class GenericTorchMemory(TorchMemory):
 
     def _trim(self) -> None:
         excess = len(self.data[0]) - self.memory_size
-        # Cutting the front of a list moves all of it, so it is done a sixteenth at a time.
+        # Deleting the front of a list moves all the rest, so a sixteenth is deleted at a time.
         if excess <= 0 or (excess < self.memory_size // 16 and len(self.transitions) <= self.memory_size):
             return
         self.first_number += excess
@@ -327,7 +328,7 @@ class GenericTorchMemory(TorchMemory):
         self.last_rows = {key: row for key, row in self.last_rows.items() if row[0] >= self.first_number}
 
     def get_transition(self, item: int) -> Transition:
-        """Transition `item`, 0 being the oldest."""
+        """Return transition `item`; 0 is the oldest."""
         now = self.transitions[item] - self.first_number
         before = self.previous[item] - self.first_number
         actions, observations, rewards, terminated, truncated, infos = self.data

@@ -1,9 +1,10 @@
 """Transitions over n steps: the discounted sum of n rewards, and the observation after them.
 
 A transition leads from row s to row e = s + n, or to the last row of its run if the run ends before that: at the end of
-an episode, or before a missing message. Its reward is sum(gamma^k * reward[s + 1 + k] for k < e - s), and the discount
-of its value, gamma^(e - s), is the extra `discount`. If the run ends with a truncation or a gap, the value of the last
-observation replaces the later rewards (`terminated` is 0). The last starts of an unfinished run wait in the tail.
+an episode, or before a missing message. Its reward is sum(gamma^k * reward[s + 1 + k] for k < e - s). The discount of
+the following value, gamma^(e - s), is the extra `discount`. If the run ends with a truncation or a gap, the value of
+the last observation replaces the later rewards (`terminated` is 0). The tail holds the rows of an unfinished run whose
+transitions are still incomplete.
 
 Source: Sutton & Barto, Reinforcement Learning, 2nd ed., eq. 7.1.
 """
@@ -36,12 +37,12 @@ def join_n_steps(
     Args:
         chunk: new rows of the stream.
         follows: [rows] bool; see `rows_that_follow`.
-        tail: tail of the stream, with the same observations (and actions); the first row need not follow it.
+        tail: tail of the stream, with the same specs. The chunk's first row need not follow the tail.
         specs: specifications of the chunk's observation and action; None for the action if no row has one.
         n_step: steps in a transition.
-        gamma: discount of a step.
-        most: maximum number of transitions; the newest are built.
-        extras: extras of the chunk's samples. A transition has those of its first action.
+        gamma: discount factor of a step.
+        most: maximum number of transitions; the newest ones are built.
+        extras: extras of the chunk's samples. A transition gets those of its first action.
     """
     observation = [leaf for _, leaf in flatten(chunk.observation)]
     action_spec = specs[1]

@@ -1,4 +1,4 @@
-"""Blocks of batches that a thread prepares while training uses the block before.
+"""Prefetching: a thread prepares blocks of batches while training uses the previous block.
 
 Batches are the same as without prefetching: one thread samples blocks one after the other, from the same generator.
 Before anything is appended to the memory, and before its state is saved, prepared blocks that were not used are
@@ -20,9 +20,9 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 BESIDE = threading.Lock()
-"""Lock that a thread of any `Prefetch` holds while it prepares a block. While another thread holds it, none of them
-uses a device, as required while a CUDA graph is captured (docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA
-graphs")."""
+"""Lock that a thread of any `Prefetch` holds while it prepares a block. While another thread holds the lock, no
+prefetching thread uses a device, as required while a CUDA graph is captured
+(docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA graphs")."""
 
 
 def _beside(prepare: Callable[[], T]) -> T:
@@ -33,11 +33,11 @@ def _beside(prepare: Callable[[], T]) -> T:
 class Prefetch(Generic[T]):
     """A bounded queue of blocks, filled by its own thread.
 
-    One thread at a time prepares: that thread while the queue is not empty, otherwise the caller of `take`. The caller
-    owns this object; the thread ends with `close`, or when the object is deleted.
+    One thread at a time prepares blocks: the queue's thread while the queue is not empty, otherwise the caller of
+    `take`. The caller owns this object. The thread ends with `close`, or when the object is deleted.
 
     Args:
-        depth: blocks that wait, or are being prepared; 0: no thread, `take` prepares itself.
+        depth: maximum number of blocks that wait or are being prepared; 0: no thread, and `take` prepares each block.
     """
 
     def __init__(self, depth: int) -> None:
@@ -46,7 +46,7 @@ class Prefetch(Generic[T]):
         self._queue: deque[Future[T]] = deque()
 
     def take(self, prepare: Callable[[], T]) -> T:
-        """The next block; waits for it where it is not ready.
+        """Return the next block; wait until it is ready.
 
         Args:
             prepare: makes the next block. An error that it raises is raised by the call that would have returned the
@@ -61,13 +61,13 @@ class Prefetch(Generic[T]):
         return taken
 
     def stop(self) -> list[T]:
-        """Wait until nothing is being prepared; return the prepared blocks that were not taken, the oldest first.
+        """Wait until no block is being prepared. Return the blocks that were not taken, oldest first.
 
         Afterwards the thread is idle until the caller takes the next block.
         """
         queue, self._queue = self._queue, deque()
         begun = [future for future in queue if not future.cancel()]
-        # A failed one has prepared nothing; the next request for it raises the error.
+        # A failed preparation leaves no block. The next request for the block raises the error.
         return [future.result() for future in begun if future.exception() is None]
 
     def close(self) -> None:

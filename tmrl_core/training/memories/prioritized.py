@@ -30,8 +30,8 @@ class Prioritization:
     Args:
         alpha: a transition is sampled in proportion to its priority to this power; 0: uniformly.
         beta: initial exponent of the importance weights, (1 / (N * P))^beta.
-        beta_final: the final one.
-        beta_batches: batches until then; in between it grows linearly.
+        beta_final: final exponent.
+        beta_batches: number of batches over which the exponent grows linearly to its final value.
         epsilon: added to each absolute TD error, so that every transition can be sampled again.
         batches_at_once: limit on batches that are sampled with the same priorities. 1: each batch follows the changes
             of the batch before. More are cheaper; new transitions count immediately in any case.
@@ -63,15 +63,15 @@ class Priorities:
 
     Args:
         capacity: transitions that the memory holds.
-        settings: of prioritized sampling.
-        tree: of that capacity, which holds them; None: the fastest that is available.
+        settings: settings of prioritized sampling.
+        tree: tree of that capacity that holds the priorities; None: the fastest available one.
 
     Raises:
         ConfigError: there is not enough RAM.
 
     Attributes:
-        batches: sampled so far, from which beta follows.
-        highest: the highest priority so far, which new transitions get.
+        batches: number of batches sampled so far, which determines beta.
+        highest: highest priority so far; new transitions get it.
     """
 
     def __init__(self, capacity: int, settings: Prioritization, tree: SumTree | None = None) -> None:
@@ -81,7 +81,7 @@ class Priorities:
         self.highest = 1.0
         try:
             self._tree = sum_tree(capacity) if tree is None else tree
-        except (MemoryError, ValueError) as exc:  # ValueError: beyond the address space
+        except (MemoryError, ValueError) as exc:  # ValueError: the size exceeds the address space
             raise ConfigError(
                 f"memory.capacity: the priorities of {capacity} transitions need {capacity * 8 / 1e9:.1f} GB, which "
                 "this machine does not give. Choose a smaller capacity, or memory.sampling: uniform."
@@ -97,13 +97,13 @@ class Priorities:
         return self.settings.beta + share * (self.settings.beta_final - self.settings.beta)
 
     def add(self, start: int, stop: int) -> None:
-        """Transitions [start, stop) are new."""
+        """Add the new transitions [start, stop)."""
         places = np.arange(max(start, stop - self.capacity), stop) % self.capacity
         self._tree.set(places, self.highest**self.settings.alpha)
         self._stop = stop
 
     def remove(self, start: int, stop: int) -> None:
-        """Exclude transitions [start, stop) from sampling, for good."""
+        """Exclude transitions [start, stop) from sampling permanently."""
         self._removed = True
         self._tree.set(np.arange(max(start, self._stop - self.capacity), stop) % self.capacity, 0.0)
 
@@ -111,9 +111,9 @@ class Priorities:
         """Choose for each batch one transition out of each of `size` equal shares of the sum of all priorities.
 
         Args:
-            generator: of random numbers.
-            size: transitions in a batch.
-            count: batches.
+            generator: generator of random numbers.
+            size: number of transitions in a batch.
+            count: number of batches.
 
         Returns:
             Absolute indices [count * size], and importance weights [count * size] float32, of which the largest in each
@@ -129,8 +129,9 @@ class Priorities:
         """Set the priorities of the transitions of a batch; those that have left the memory are skipped.
 
         Args:
-            indices: [n] absolute.
-            td_errors: [n]; their sign does not count. One that is not finite leaves its transition's priority.
+            indices: [n] absolute indices.
+            td_errors: [n]; their sign is ignored. An error that is not finite leaves the transition's priority
+                unchanged.
         """
         oldest = self._stop - self.capacity
         highest = self._tree.update(indices, td_errors, oldest, self.settings, skip_zero=self._removed)
@@ -142,7 +143,7 @@ class Priorities:
         return shares
 
     def state_dict(self) -> State:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         held = min(self._stop, self.capacity)
         indices = np.arange(self._stop - held, self._stop)
         return {"stop": self._stop, "values": self.of(indices), "batches": self.batches, "highest": self.highest}
@@ -152,7 +153,7 @@ class Priorities:
 
         Args:
             state: the result of `state_dict`.
-            stop: transitions from this one on are not in the memory; None: all are.
+            stop: first transition of the state that is not in the memory; None: all are.
 
         Raises:
             ValueError: the state is invalid.
@@ -174,20 +175,20 @@ class Priorities:
 
 
 class PrioritizedSampler(Sampler):
-    """Sampling by priorities.
+    """Prioritized sampling.
 
     Batches get the extras `indices` (absolute) and `weights` (importance weights).
 
     Args:
         capacity: transitions that the memory holds.
-        settings: of prioritized sampling.
+        settings: settings of prioritized sampling.
         max_lag: largest number of policy versions by which a transition may be behind; None: any.
 
     Raises:
         ConfigError: there is not enough RAM, or `max_lag` is negative.
 
     Attributes:
-        priorities: of all rows that can be read.
+        priorities: priorities of all rows that can be read.
     """
 
     repeatable: ClassVar[bool] = False
@@ -201,7 +202,7 @@ class PrioritizedSampler(Sampler):
     def sample(
         self, rows: Rows, generator: np.random.Generator, batch_size: int, batches: int
     ) -> tuple[Array, dict[str, Array]]:
-        """Choose by the priorities of this moment."""
+        """Choose rows by their current priorities."""
         if self.fresh is not None:
             self.fresh.check(rows)
         indices, weights = self.priorities.sample(generator, batch_size, batches)
@@ -219,11 +220,11 @@ class PrioritizedSampler(Sampler):
             self._expire(rows, self.fresh)
 
     def remove(self, start: int, stop: int) -> None:
-        """Set their priorities to 0."""
+        """Set the priorities of excluded rows to 0."""
         self.priorities.remove(start, stop)
 
     def note_version(self, rows: Rows, counter: int) -> bool:
-        """Remove rows that are too old."""
+        """Exclude rows that are too old."""
         if self.fresh is None:
             return False
         self.fresh.counter = counter
@@ -244,7 +245,7 @@ class PrioritizedSampler(Sampler):
         return self.priorities.state_dict()
 
     def load_state_dict(self, state: Any, rows: Rows, complete: bool) -> None:
-        """Restore priorities; rows that the checkpoint does not know have the highest."""
+        """Restore priorities. Rows that the checkpoint does not know get the highest priority."""
         if self.fresh is not None:
             self.fresh = FreshRows(self.fresh.max_lag)
         first, stop = rows.readable - len(rows), rows.readable

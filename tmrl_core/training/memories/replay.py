@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 Chunks arrive as columns. A *transition* is a pair of neighbouring rows of one episode of one stream, with consecutive
-step indices; the first row did not end the episode. It is built when its second row arrives, and stored complete:
-every stored row is a valid transition, so uniform sampling of rows is uniform sampling of valid transitions. The last
-row of each stream is kept. It joins an episode that arrives in several messages, between those of other streams. Rows
+step indices; the first row did not end the episode. A transition is built and stored when its second row arrives. Every
+stored row is therefore a valid transition, and uniform sampling of rows is uniform sampling of valid transitions. The
+last row of each stream is kept, so that an episode can arrive in several messages, between those of other streams. Rows
 are never joined across a reset, a missing message, a change of structure, or two streams.
 
 A transition has an absolute index, counted from the first ever written. The same seed samples the same transitions from
@@ -56,32 +56,32 @@ class ReplayMemory(TrainingMemory):
     of samples, a dict of extras follows.
 
     Args:
-        device: where batches go; None: the CPU.
+        device: device of the batches; None: the CPU.
         nb_steps: batches per iteration.
         sample_preprocessor: called for each sampled transition with its six values (flags as bool); returns the six
             changed values, in that order. Much slower than whole batches.
-        memory_size: transitions held; may be a float such as 1e6.
+        memory_size: capacity in transitions; may be a float such as 1e6.
         batch_size: transitions in a batch.
         dataset_path: accepted for compatibility; not used.
         crc_debug: compare each rebuilt transition with the original, which the worker then sends too.
         seed: of the sampling generator; None: taken from torch's global generator (`torch.manual_seed`).
         downcast_float64: store float64 columns as float32 (the default). All other dtypes are kept exactly.
         storage: "ram", or "disk": transitions are in `folder` and survive the end of this process.
-        folder: of the transitions, for "disk" only. One process at a time may use it.
-        sync: durability of an append, for "disk" only: "os" survives a crash of this process, "fsync" one of the
-            machine too.
+        folder: folder of the transitions, for "disk" only. One process at a time may use it.
+        sync: durability of an append, for "disk" only: "os" survives a crash of this process, "fsync" also a crash of
+            the machine.
         n_step: steps in a transition; above 1, batches carry the extra `discount` (gamma to the number of steps).
-        gamma: discount of a step, for n_step above 1.
+        gamma: discount factor of a step, for n_step above 1.
         priority: settings of prioritized sampling. Batches then have the extras `indices` (int64, on the CPU) and
             `weights` (float32), and the training loop calls `update_priorities`. None: uniform sampling.
-        max_drawn_lag: largest number of versions by which the policy of a sampled transition may be behind the latest
-            one (`note_version`); older transitions stay stored. None: any.
-        sampler: a custom sampling rule, in place of priority and max_drawn_lag; None: the rule that these define.
+        max_drawn_lag: maximum policy lag of a sampled transition, in versions behind the latest one (`note_version`).
+            Older transitions stay stored. None: no limit.
+        sampler: a custom sampling rule in place of priority and max_drawn_lag; None: the rule that these two define.
         keep_extras: store the extras of samples (log-probabilities, recurrent states, ...) with each transition and add
-            them to the extras of batches; for agents that take extras. A transition has those of its action; a sample
-            without them gets zeros. Not stored: extras that are no numeric arrays, those named discount, indices or
-            weights, and all of them in a memory that already holds transitions without. Samples without extras are
-            stored as with False, the default. On disk, a memory with extras keeps them whatever is set.
+            them to the extras of batches; for agents that take extras. A transition has the extras of its action; a
+            sample without extras gets zeros. Extras are not stored if they are not numeric arrays, if they are named
+            discount, indices or weights, or if the memory already holds transitions without extras. A memory on disk
+            that already holds extras stores them regardless of this setting. The default is False.
         prefetch: blocks of batches that a thread prepares in advance; the batches are the same. None: 2 for a CUDA
             device, otherwise 0. With priorities or a sample_preprocessor, prefetching is not possible.
 
@@ -181,7 +181,7 @@ class ReplayMemory(TrainingMemory):
         self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
-        """Note the statistics and append all samples that fit; return the refused chunks with the reasons."""
+        """Record the statistics and append all samples that fit. Return the refused chunks with the reasons."""
         self.note_statistics(buffer)
         return self.append_buffer(buffer)
 
@@ -242,12 +242,12 @@ class ReplayMemory(TrainingMemory):
         return count
 
     def _published(self, start: int) -> None:
-        """Transitions from `start` on can be sampled."""
+        """Add the transitions from `start` on, which can now be sampled."""
         self.sampler.add(self._rows, start)
         self._reader.discard_block()
 
     def _remove_incomplete(self) -> None:
-        """Remove the oldest transitions that can no longer be restored."""
+        """Exclude the oldest transitions that can no longer be restored."""
         rows, stop = self._rows, self._rows.readable
         first = stop - len(rows)
         complete = self._builder.first_complete(first, stop)
@@ -269,15 +269,15 @@ class ReplayMemory(TrainingMemory):
         self._builder.forget(stream)
 
     def commit(self, offsets: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
-        """Write the samples appended since the last call to the disk, as one record. In RAM there is nothing to do.
+        """Write the samples appended since the last call to the disk, as one record. In RAM, do nothing.
 
         Args:
-            offsets: committed offsets of streams with these samples: next message and position.
+            offsets: committed offsets of streams after these samples: next message and position.
             values: counters and the like; see `recorded`.
 
         Raises:
-            StorageFullError: there is no room. Nothing was written; call it again.
-            StorageError: it cannot be written for another reason; likewise.
+            StorageFullError: the disk is full. Nothing was written; the call can be repeated.
+            StorageError: the record cannot be written for another reason; likewise.
         """
         if self._disk is None:
             return
@@ -287,14 +287,14 @@ class ReplayMemory(TrainingMemory):
         self._reader.stop()
         before, oldest = self._disk.readable, self._disk.oldest
         statistics = self.statistics_state()
-        if statistics != self._disk.states.values.get("statistics"):  # the same NaN counts as equal in a list
+        if statistics != self._disk.states.values.get("statistics"):  # lists compare the same NaN object as equal
             values["statistics"] = statistics
         if before == 0:
             values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(offsets or {}), "tails": tails, "values": values})
         self._builder.changed.clear()
         if self._disk.oldest > max(oldest, self._disk.readable - self.memory_size):
-            self.sampler.remove(oldest, self._disk.oldest)  # damage was found
+            self.sampler.remove(oldest, self._disk.oldest)  # the commit has found damage
         if self._disk.readable > before:
             self._published(before)
         self._remove_incomplete()
@@ -318,7 +318,7 @@ class ReplayMemory(TrainingMemory):
         return self._reader.sample()
 
     def indices_of(self, batch: Batch) -> Array | None:
-        """Return the absolute indices of the transitions of a batch that was just sampled; None: not known any more."""
+        """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""
         return self._reader.indices_of(batch)
 
     @property
@@ -328,7 +328,7 @@ class ReplayMemory(TrainingMemory):
 
     @property
     def prefetched(self) -> int:
-        """Number of batches that are sampled already and come next, unless samples are appended."""
+        """Number of batches that are already sampled; they come next unless samples are appended."""
         return self._reader.sampled_ahead
 
     @property
@@ -346,9 +346,9 @@ class ReplayMemory(TrainingMemory):
                 self._reader.discard_block()
 
     def pop_sampled_lag(self) -> tuple[float, int] | None:
-        """Return the mean and maximum number of versions by which the policies of sampled transitions were behind.
+        """Return the mean and maximum policy lag of sampled transitions, in versions.
 
-        It covers a few transitions of each block since the last call. None: nothing is known.
+        They cover a few transitions of each block since the last call. None: there were none.
         """
         return self._reader.lag.take()
 
@@ -379,9 +379,9 @@ class ReplayMemory(TrainingMemory):
 
     @property
     def row_arrays(self) -> list[Array]:
-        """In RAM, the rings: one array [memory_size, width] per dtype, then the policy versions [memory_size, 2].
+        """The rings in RAM: one array [memory_size, width] per dtype, then the policy versions [memory_size, 2].
 
-        On disk there are none: checkpoints need no copy.
+        Empty on disk, where checkpoints need no copy.
         """
         return self._ram.arrays if self._ram is not None else []
 
@@ -391,7 +391,7 @@ class ReplayMemory(TrainingMemory):
         return self._disk
 
     def get_transition(self, item: int) -> tuple[Tree, Tree, np.float32, Tree, bool, bool, State]:
-        """Transition `item`, 0 being the oldest: (prev_obs, act, rew, obs, terminated, truncated, extras).
+        """Return transition `item`: (prev_obs, act, rew, obs, terminated, truncated, extras); 0 is the oldest.
 
         Raises:
             IndexError: there is no such transition.
@@ -405,7 +405,7 @@ class ReplayMemory(TrainingMemory):
 
     @property
     def recorded(self) -> tuple[dict[bytes, tuple[int, int]], State] | None:
-        """Offsets and values on the disk, as passed to `commit`; None: there are none, or this memory is in RAM."""
+        """Return the offsets and values on the disk, as passed to `commit`; None: there are none."""
         if self._disk is None or not self._disk.states.values:
             return None
         states = self._disk.states
@@ -413,7 +413,7 @@ class ReplayMemory(TrainingMemory):
         return offsets, {name: value for name, value in states.values.items() if name not in _OWN_VALUES}
 
     def _take_over(self, disk: DiskRows) -> None:
-        """Take over the files that an earlier process has left on the disk."""
+        """Load the files that an earlier process has left on the disk."""
         self._builder.check_folder(disk)
         self._reader.unchecked = disk.readable
         if disk.readable:
@@ -429,7 +429,7 @@ class ReplayMemory(TrainingMemory):
         self._remove_incomplete()
 
     def _check_steps(self, steps: Tree, what: str, error: type[Exception], damaged: type[Exception]) -> None:
-        """Transitions of other lengths, or of another discount, cannot be added to."""
+        """Refuse a folder of transitions with another number of steps or another discount factor."""
         found = [*steps] if isinstance(steps, Sequence) else []
         if [type(value) for value in found] not in ([int, float], [int, int]):
             raise damaged(f"{what} transitions of impossible steps and discount: {steps!r:.100}")
@@ -443,13 +443,13 @@ class ReplayMemory(TrainingMemory):
         """Flush the disk, so that its data survives the end of the machine, for any `sync`.
 
         Raises:
-            StorageError: it cannot be flushed.
+            StorageError: flushing failed.
         """
         if self._disk is not None:
             self._disk.flush()
 
     def close(self) -> None:
-        """Let go of the folder on disk, so that another process, or another memory, may use it; end prefetching."""
+        """End prefetching and release the folder on disk for another process or memory."""
         self._reader.close()
         if self._disk is not None:
             self._disk.close()
@@ -518,7 +518,7 @@ class ReplayMemory(TrainingMemory):
         return same
 
     def _load_disk(self, state: State, rows: Sequence[Array]) -> bool:
-        """Load a state. Return True if the rows are those that it was saved with. Rows on the disk take precedence."""
+        """Load a state. Return True if the rows are the same as when it was saved. Rows on the disk take precedence."""
         disk = self._disk
         assert disk is not None
         written = int(state["written"])
@@ -567,10 +567,10 @@ def _sampler_of(
 
 
 def _layout_with_rows(state: State, rows: Sequence[Array]) -> RowLayout:
-    """The layout of a saved memory.
+    """Return the layout of a saved memory.
 
     Raises:
-        ValueError: the rows are not those that belong to it.
+        ValueError: the rows do not belong to the layout.
     """
     layout = RowLayout.from_description(state["layout"])
     widths = [*layout.widths, 2]

@@ -1,8 +1,8 @@
-"""Rows of a replay memory in append-only files: those of a memory on disk, and checkpoints of one in RAM.
+"""Rows of a replay memory in append-only files: of a memory on disk, and of checkpoints of a memory in RAM.
 
 The files are those of `tmrl_core.storage`. A record's payload is consecutive rows: all columns of a transition
-together, with its policy version, so that sampling one row is one copy. A record's note begins with the number of its
-first row (counted from the first ever written) and the number of rows; the rest belongs to the writer.
+together, with its policy version, so that sampling one row is one copy. A record's metadata begins with the number of
+its first row (counted from the first ever written) and the number of rows; the rest belongs to the writer.
 
     row:   policy version (two int64)  the memory's arrays, those of the widest elements first  zeros up to 8
 """
@@ -31,21 +31,21 @@ RECORD_BYTES = 1 << 20
 """Approximate size of a checkpoint's records, so that neither a write nor an incomplete record is large."""
 
 MAX_FIRST_ROW = 1 << 62
-"""Row numbers stay within int64, and sums of them with counts."""
+"""Limit of row numbers, so that sums with counts stay within int64."""
 
 _NOTE = struct.Struct("<QI")
 
 
 def rows_note(first_row: int, rows: int, rest: bytes = b"") -> bytes:
-    """The note of a record of rows."""
+    """Return the metadata of a record of rows."""
     return _NOTE.pack(first_row, rows) + rest
 
 
 def parse_rows_note(note: bytes) -> tuple[int, int, bytes]:
-    """Return first row, number of rows, and the rest of a note.
+    """Return first row, number of rows, and the rest of the metadata.
 
     Raises:
-        StorageError: it is not such a note.
+        StorageError: the metadata is invalid.
     """
     if len(note) < _NOTE.size:
         raise StorageError(f"a note of {len(note)} bytes speaks of no replay rows")
@@ -69,12 +69,12 @@ class RowFormat:
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> RowFormat:
-        """The format of two-dimensional arrays."""
+        """Return the format of two-dimensional arrays."""
         return cls.from_columns([a.dtype for a in arrays], [a.shape[1] for a in arrays])
 
     @classmethod
     def from_columns(cls, dtypes: Iterable[np.dtype], widths: Iterable[int]) -> RowFormat:
-        """The format of arrays of these dtypes and widths."""
+        """Return the format of arrays of these dtypes and widths."""
         return cls(tuple(d.newbyteorder("<").str for d in dtypes), tuple(widths))
 
     @classmethod
@@ -97,7 +97,7 @@ class RowFormat:
         return cls(described.dtypes, described.widths)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON-able values."""
+        """Return the format as JSON-able values."""
         return {"dtypes": list(self.dtypes), "widths": list(self.widths)}
 
     @cached_property
@@ -113,7 +113,7 @@ class RowFormat:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one row, a multiple of 8."""
+        """Size of one row in bytes, a multiple of 8."""
         return self._used_bytes + -self._used_bytes % 8
 
     @cached_property
@@ -122,7 +122,7 @@ class RowFormat:
 
     @cached_property
     def _places(self) -> list[tuple[np.dtype, int, int]]:
-        """Of each array its dtype, and where in a row its elements begin and end."""
+        """Return the dtype of each array, and the begin and end of its elements in a row."""
         dtypes = map(np.dtype, self.dtypes)
         return [
             (dtype, at, at + dtype.itemsize * width)
@@ -130,14 +130,14 @@ class RowFormat:
         ]
 
     def empty(self, rows: int) -> Array:
-        """Return [rows, row_bytes] uint8, to be filled through `columns`; bytes between columns are zero."""
+        """Return [rows, row_bytes] uint8, to fill through `columns`. Bytes between columns are zero."""
         made = np.empty((rows, self.row_bytes), np.uint8)
         if self._used_bytes < self.row_bytes:
             made[:, self._used_bytes :] = 0
         return made
 
     def columns(self, rows: Array) -> list[Array]:
-        """Of rows [n, row_bytes] uint8, the arrays [n, width]: views."""
+        """Return the arrays [n, width] of rows [n, row_bytes] uint8, as views."""
         return [rows[:, start:stop].view(dtype) for dtype, start, stop in self._places]
 
 
@@ -156,11 +156,11 @@ def append_rows(
         rings: arrays [capacity, width].
         start: first row.
         stop: the row after the last.
-        note: goes with the last record.
-        advanced: called with the index before which rows are written.
+        note: metadata of the last record.
+        advanced: called with the index after the rows written so far.
 
     Raises:
-        StorageError: the file cannot be written; the records before are.
+        StorageError: the file cannot be written. Earlier records are written.
     """
     capacity = rings[0].shape[0]
     row_format = RowFormat.of(rings)
@@ -179,7 +179,7 @@ def append_rows(
 
 @dataclass(frozen=True)
 class Record:
-    """Rows `first_row` to `first_row + rows` of each array, and the note that came with them."""
+    """Rows `first_row` to `first_row + rows` of each array, and their metadata."""
 
     first_row: int
     rows: int
@@ -250,7 +250,7 @@ def _whole_records(reader: SegmentReader) -> Iterator[StoredRecord]:
 
 
 def behind_damage(segments: Sequence[Segment], start: int, stop: int) -> int:
-    """The first of the rows [start, stop) from which on none is missing; `stop`: the last one is."""
+    """Return the first of the rows [start, stop) from which on no row is missing; `stop`: the last row is missing."""
     records = sorted((record.first_row, record.rows) for segment in segments for record in segment.records)
     first = stop
     for first_row, rows in reversed(records):
@@ -260,13 +260,13 @@ def behind_damage(segments: Sequence[Segment], start: int, stop: int) -> int:
 
 
 def gather_rows(segments: Sequence[Segment], row_format: RowFormat, start: int, stop: int) -> list[Array]:
-    """Rows [start, stop) of each array, out of segments in the order in which they were written.
+    """Return rows [start, stop) of each array, from segments in the order of writing.
 
     Raises:
-        CheckpointError: rows are missing, or are of another format.
+        CheckpointError: rows are missing or have another format.
     """
     there = sum(record.rows for segment in segments for record in segment.records)
-    if stop - start > there:  # before memory is taken for them
+    if stop - start > there:  # Checked before memory is allocated.
         raise CheckpointError(f"of the replay rows {start} to {stop} at least {stop - start - there} are missing")
     gathered = [
         np.empty((stop - start, width), dtype)

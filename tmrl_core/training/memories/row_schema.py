@@ -1,4 +1,4 @@
-"""The structure of the samples that a store holds, which its first samples define."""
+"""The structure of a store's samples, which its first samples define."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESERVED = frozenset({DISCOUNT, INDICES, WEIGHTS})
 
 
 class RowSchema:
-    """Checks samples against the layout of a store, and makes that layout of the first ones.
+    """Check samples against the layout of a store, and derive the layout from the first samples.
 
     Args:
         rows: the store.
@@ -57,10 +57,10 @@ class RowSchema:
         return tree_spec(chunk.action, "the action", self._downcast_float64)
 
     def check(self, chunk: Chunk, observation: TreeSpec, action: TreeSpec | None) -> None:
-        """Compare a chunk of these specs with what the store holds.
+        """Compare a chunk of these specs with the layout of the store.
 
         Raises:
-            SampleRefusedError: it differs.
+            SampleRefusedError: the chunk differs.
         """
         if chunk.reward.shape != (chunk.rows,) or chunk.reward.dtype.kind not in "biuf":
             raise SampleRefusedError(
@@ -80,7 +80,7 @@ class RowSchema:
     def extras(self, chunk: Chunk) -> tuple[dict[str, TreeSpec], dict[str, list[Array]]]:
         """Return the extras that are stored with a chunk's samples: specs, and leaves [rows, *shape].
 
-        A layout decides. Samples without an extra of the layout get zeros.
+        If there is a layout, its extras are stored. Samples without an extra of the layout get zeros.
 
         Raises:
             SampleRefusedError: an extra differs from what the store holds.
@@ -123,7 +123,7 @@ class RowSchema:
         Args:
             chunk: samples.
             acted: some of them have an action.
-            extras: names of those that are stored.
+            extras: names of the stored extras.
         """
         layout = self._rows.layout
         if layout is not None:

@@ -15,7 +15,7 @@ class RowTable:
         self._start = self._stop = 0
 
     def add(self, first_row: int, base: int) -> None:
-        """Append a record; row `i` of it lies at address `base + i * row_units`."""
+        """Append a record. Its row `i` is at address `base + i * row_units`."""
         if self._stop == self._arrays.shape[1]:
             kept = self._stop - self._start
             arrays = np.zeros((2, max(64, 2 * kept)), np.int64)
@@ -25,7 +25,7 @@ class RowTable:
         self._stop += 1
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all records."""
         self._start = self._stop = 0
 
     def drop_before(self, first_row: int) -> None:
@@ -37,7 +37,7 @@ class RowTable:
 
     @property
     def first_rows(self) -> Array:
-        """The first row of each record, ascending."""
+        """Return the first row of each record, ascending."""
         return self._arrays[0, self._start : self._stop]
 
     def addresses(self, index: Array, row_units: int) -> Array:

@@ -1,7 +1,7 @@
 """Storage of a replay memory's rows: the seam between the format of a transition and its storage.
 
 `RamRows` holds rings in this process, `DiskRows` (`disk_rows.py`) append-only files. A row has an absolute index,
-counted from the first row ever written. Memories over both pass `tests/training/memories/test_replay.py`.
+counted from the first row ever written. `tests/training/memories/test_replay.py` tests memories over both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tmrl_core.training.value_types import State
 
 
 class RowLease:
-    """Rows `[start, stop)` that are still being read. An append that would overwrite them waits for the reader.
+    """Lease of rows `[start, stop)` that are being read. An append that would overwrite them waits for the reader.
 
     The reader calls `advance` during reading and `release` at the end, from any thread.
     """
@@ -33,17 +33,17 @@ class RowLease:
         self._changed = threading.Condition()
 
     def advance(self, index: int) -> None:
-        """Rows before absolute `index` are no longer needed."""
+        """Release the rows before absolute `index`."""
         with self._changed:
             self.start = max(self.start, index)
             self._changed.notify_all()
 
     def release(self) -> None:
-        """No row is needed any more."""
+        """Release all rows."""
         self.advance(self.stop)
 
     def wait_until_free(self, index: int) -> None:
-        """Return when rows before absolute `index` may be overwritten; woken by `advance` and `release`."""
+        """Wait until rows before absolute `index` may be overwritten; `advance` and `release` wake the caller."""
         with self._changed:
             self._changed.wait_for(lambda: self.start >= min(index, self.stop))
 
@@ -64,23 +64,23 @@ class RowMemory(Protocol):
 
     @property
     def row_arrays(self) -> Sequence[Array]:
-        """The rings that hold the rows, [memory_size, width] each; empty where the rows need no saving."""
+        """The rings that hold the rows, [memory_size, width] each; empty if the rows need no saving."""
 
     def __len__(self) -> int:
-        """Rows that it holds."""
+        """Return the number of rows."""
 
     def lease_rows(self, start: int) -> RowLease:
         """Retain the rows from absolute index `start` on until the lease is released."""
 
     def state_dict(self) -> State:
-        """Return all but the rows."""
+        """Return the state without the rows."""
 
     def load_state_dict(self, state: State, rows: Sequence[Array] = ()) -> None:
-        """Take over a state and the rows that belong to it."""
+        """Load a state and its rows."""
 
 
 class Rows(ABC):
-    """The newest `capacity` rows.
+    """A store of the newest `capacity` rows.
 
     Args:
         capacity: number of rows.
@@ -89,7 +89,7 @@ class Rows(ABC):
         durable: True: rows are in files and can be read after a commit. False: rows are in RAM and can be read
             immediately.
         layout: layout of the columns; None before the first row.
-        oldest: index before which no row can be read, also if there are fewer than `capacity`.
+        oldest: index before which no row can be read, even if there are fewer than `capacity` rows.
         readable: index after the newest row that can be read.
     """
 
@@ -102,7 +102,7 @@ class Rows(ABC):
         self.readable = 0
 
     def __len__(self) -> int:
-        """Rows that can be read."""
+        """Return the number of rows that can be read."""
         return min(self.readable - self.oldest, self.capacity)
 
     @property
@@ -111,7 +111,7 @@ class Rows(ABC):
         """Index after the newest stored row, readable or not."""
 
     def store(self, transitions: TransitionColumns) -> None:
-        """Store transitions behind the newest row."""
+        """Store transitions after the newest row."""
         layout = self.layout
         assert layout is not None
         start = self.written + transitions.skipped
@@ -155,11 +155,11 @@ class Rows(ABC):
         """
 
     def stage_needs(self, runs: Sequence[Sequence[int]]) -> None:
-        """Note the frames that the stored rows refer to: runs of a number of rows and, per stack, a lowest number."""
+        """Record the frames that stored rows need: runs of a number of rows and the lowest frame number per stack."""
         return None
 
     def describe(self) -> None:
-        """Take note that `layout.orders` has changed."""
+        """React to a change of `layout.orders`."""
         return None
 
     @abstractmethod
@@ -172,7 +172,7 @@ class Rows(ABC):
 
     @abstractmethod
     def prepare(self, start: int, count: int) -> None:
-        """Rows [start, start + count) will be put; they follow those put before."""
+        """Prepare for rows [start, start + count), which follow the previous rows."""
 
     @abstractmethod
     def put(self, column: Column, start: int, values: Array) -> None:
@@ -184,31 +184,32 @@ class Rows(ABC):
 
     @abstractmethod
     def publish(self, stop: int) -> None:
-        """All rows before `stop` are filled."""
+        """Publish the rows before `stop`, which are all filled."""
 
     @abstractmethod
     def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
         """Return the rows at some positions.
 
         Args:
-            positions: int64, 0 <= each < len(self). The row at a position is fixed until the next `publish`; in all
-                implementations without lost rows it is the same one.
-            looked_at: number of them, from the first, whose versions are returned too.
+            positions: int64, 0 <= each < len(self). The row at a position is fixed until the next `publish`; without
+                lost rows, it is the same in all implementations.
+            looked_at: number of rows, from the first, whose versions are returned too.
 
         Returns:
-            The rows of each dtype group, [len(positions), width]; and [looked_at] int64 the counters of their versions.
+            The rows of each dtype group, [len(positions), width], and the counters of their versions, [looked_at]
+            int64.
         """
 
     @abstractmethod
     def row(self, index: int) -> list[Array]:
-        """Of each dtype group the row of absolute `index` that was put: [width]."""
+        """Return the row of absolute `index`: [width] for each dtype group. It need not be published."""
 
     @abstractmethod
     def index_of(self, position: int) -> int:
         """Return the absolute index of the row at a position."""
 
     def indices_of(self, positions: Array) -> Array:
-        """`index_of` of each."""
+        """Return the absolute indices of the rows at some positions."""
         return np.array([self.index_of(int(position)) for position in positions], np.int64)
 
     @abstractmethod
@@ -217,15 +218,15 @@ class Rows(ABC):
 
     @abstractmethod
     def versions(self) -> Array:
-        """[len, 2] int64: policy versions of the rows that can be read, in no promised order."""
+        """Return the policy versions of the rows that can be read: [len, 2] int64, in any order."""
 
     @abstractmethod
     def versions_of(self, start: int, stop: int) -> Array:
-        """[stop - start, 2] int64: policy versions of the rows [start, stop), which can all be read."""
+        """Return the policy versions of the rows [start, stop), all readable: [stop - start, 2] int64."""
 
 
 class RamRows(Rows):
-    """Rows in rings of this process: one array per dtype group, and one of policy versions.
+    """Rows in ring buffers in RAM: one array per dtype group, and one of policy versions.
 
     The position of row `i` is `i` modulo the capacity.
     """
@@ -251,7 +252,7 @@ class RamRows(Rows):
                 for dtype, width in zip(layout.dtypes, layout.widths, strict=True)
             ]
             versions = np.empty((self.capacity, 2), np.int64)
-        except (MemoryError, ValueError) as exc:  # ValueError: beyond the address space
+        except (MemoryError, ValueError) as exc:  # ValueError: the size exceeds the address space
             needed = self.capacity * (layout.row_bytes + 16) / 1e9
             raise ConfigError(
                 f"memory.capacity: {self.capacity} transitions of {layout.row_bytes} bytes need {needed:.1f} GB, "
@@ -284,11 +285,11 @@ class RamRows(Rows):
             self._lease.wait_until_free(start + count - self.capacity)
 
     def put(self, column: Column, start: int, values: Array) -> None:
-        """Fill them in their place."""
+        """Write the values into the ring."""
         self._put(self.groups[column.group], slice(column.start, column.stop), start, values)
 
     def put_versions(self, start: int, values: Array) -> None:
-        """Fill them in their place."""
+        """Write the versions into the ring."""
         self._put(self._versions, slice(None), start, values)
 
     def _put(self, ring: Array, columns: slice, start: int, values: Array) -> None:
@@ -301,24 +302,24 @@ class RamRows(Rows):
             fill(ring[: stop - self.capacity, columns], values[first:])
 
     def publish(self, stop: int) -> None:
-        """They can be read at once."""
+        """Make the rows readable immediately."""
         self.readable = stop
 
     def load(self, written: int, rows: list[Array]) -> None:
-        """Take over the newest rows of each of `arrays`, oldest first; `written` is the index after the last."""
+        """Load the newest rows of each of `arrays`, oldest first. `written` is the index after the last."""
         for ring, values in zip(self.arrays, rows, strict=True):
             self._put(ring, slice(None), written - len(values), values)
         self.readable = written
 
     def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
-        """One gather per group."""
+        """Return the rows with one gather per group."""
         places = self._places(positions)
         index = torch.from_numpy(places)
         counters = self._counters[places[:looked_at]]
         return [group.index_select(0, index) for group in self._tensors], counters
 
     def row(self, index: int) -> list[Array]:
-        """Views of the rings."""
+        """Return views of the rings."""
         return [group[index % self.capacity] for group in self.groups]
 
     def index_of(self, position: int) -> int:
@@ -329,14 +330,14 @@ class RamRows(Rows):
         return newest - (newest - position) % self.capacity
 
     def indices_of(self, positions: Array) -> Array:
-        """`index_of` of each."""
+        """Return the absolute indices at these places of the ring."""
         newest = self.readable - 1
         indices: Array = self.oldest + positions if self._fewer else newest - (newest - positions) % self.capacity
         return indices
 
     @property
     def _fewer(self) -> bool:
-        """Return whether rows that are still in the rings can no longer be read."""
+        """Return True if some rows in the rings can no longer be read."""
         return self.oldest > 0 and self.readable - self.oldest < self.capacity
 
     def _places(self, positions: Array) -> Array:
@@ -354,7 +355,7 @@ class RamRows(Rows):
         return self._versions[: len(self)]
 
     def versions_of(self, start: int, stop: int) -> Array:
-        """A copy."""
+        """Return a copy of the versions."""
         at = start % self.capacity
         if at + stop - start <= self.capacity:
             versions: Array = self._versions[at : at + stop - start].copy()

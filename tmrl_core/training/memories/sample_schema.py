@@ -1,9 +1,9 @@
 """Sample schema that an environment declares, checked against received samples.
 
-The first samples in a memory fix the format of all later ones, and a network accepts only its own input format. Where
-nothing changes samples between the environment and the memory, the environment's spaces give the format before the
-first sample. Workers check the dtypes of their observations too (`tmrl_core.actor.rollout.step_checks`). Actions come
-from the policy: built-in policies act in the space's dtype, others may act in any.
+The first samples in a memory fix the format of all later ones, and a network accepts only its own input format. If no
+preprocessor or compressor changes samples on the way to the memory, the environment's spaces define the format before
+the first sample. Workers check the dtypes of their observations too (`tmrl_core.actor.rollout.step_checks`). Actions
+come from the policy: built-in policies act in the space's dtype, others may act in any.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tmrl_core.training.contracts import AgentLike, TrainingMemory
 from tmrl_core.training.value_types import Space, Tree
 
 WHAT = frozenset({"observation", "action", "extras", "dtypes"})
-"""Properties that are compared with the declaration; "dtypes" of actions and extras."""
+"""Properties that are compared with the declaration. "dtypes" are those of actions and extras."""
 ADVICE = (
     "Workers and trainer need the same environment. If its samples differ from its spaces, correct the spaces, or set "
     "trainer.check_spaces: false."
@@ -31,13 +31,13 @@ ADVICE = (
 def expect(
     memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Space, Space], what: Collection[str]
 ) -> None:
-    """Let a memory refuse samples that differ from the declaration, if it supports that.
+    """Make a memory refuse samples that differ from the declaration, if it supports that.
 
     Args:
-        memory: its `expect` is called.
+        memory: memory whose `expect` is called.
         agent: agent whose policy workers act with.
         declared_spaces: spaces of observations and actions.
-        what: of `WHAT`; empty: the memory stays unchanged.
+        what: members of `WHAT`; empty: the memory stays unchanged.
 
     Raises:
         ConfigError: `what` names something else.
@@ -58,10 +58,10 @@ class DeclaredSamples:
     """Required format of samples.
 
     Args:
-        observation_space, action_space: spaces of the environment. Parts other than Box, Discrete, MultiBinary or
-            MultiDiscrete, or a Dict or Tuple of these, are not checked.
-        what: of `WHAT`, the declared properties; the rest is not checked.
-        extras: one value of each extra column of the policy; for "extras".
+        observation_space, action_space: spaces of the environment. Only Box, Discrete, MultiBinary, MultiDiscrete, and
+            Dict or Tuple of these are checked.
+        what: the declared properties, members of `WHAT`; the rest is not checked.
+        extras: one example value of each of the policy's extra columns; for "extras".
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DeclaredSamples:
         """Check the format of samples; actions and extras if there are any.
 
         Raises:
-            SampleRefusedError: it differs; with the part of the samples, its format and the required one.
+            SampleRefusedError: the format differs. The message names the part, its format and the required one.
         """
         if self._observation is not None:
             _check(self._observation, chunk.observation, "the observation", None, _of_environment)
@@ -119,7 +119,7 @@ def _check(space: Space, tree: Tree, what: str, rows: Any, fits: Callable[[Space
         tree: the columns.
         what: their name, for the error.
         rows: [rows] bool, rows to check; None: all.
-        fits: returns whether a space has this dtype.
+        fits: returns True if a space accepts this dtype.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
@@ -144,12 +144,12 @@ def _any_number(space: Space, dtype: np.dtype) -> bool:
 
 
 def _of_environment(space: Space, dtype: np.dtype) -> bool:
-    """Of a Discrete space any integers: environments return Python's own, or NumPy's."""
+    """Accept any integers for a Discrete space, because environments return integers of Python or NumPy."""
     return dtype.kind in "iu" if isinstance(space, spaces.Discrete) else _of_space(space, dtype)
 
 
 def _of_policy(space: Space, dtype: np.dtype) -> bool:
-    """Accept int64 for any integer space: the built-in policies choose among numbered actions by int64."""
+    """Accept int64 for any integer space, because built-in policies return numbered actions as int64."""
     return bool(dtype.newbyteorder("=") == _dtype_of_policy(space))
 
 
@@ -172,7 +172,7 @@ def _check_values(space: Space, column: Any, what: str) -> None:
     else:
         return
     with np.errstate(all="ignore"):
-        fits = (column >= first) & (column <= first + count - 1)  # not the other way round: NaN is refused too
+        fits = (column >= first) & (column <= first + count - 1)  # this form of the comparison refuses NaN too
     if not fits.all():
         _refuse(what, f"{column[~fits][0]}", str(space))
 

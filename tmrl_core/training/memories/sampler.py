@@ -21,7 +21,7 @@ class Sampler(ABC):
     """A rule by which a replay memory chooses rows.
 
     Rows have absolute indices, counted from the first row ever written. The rows [rows.readable - len(rows),
-    rows.readable) can be read. A sampler belongs to one memory, which never calls it from two threads at a time.
+    rows.readable) can be read. A sampler belongs to one memory, which calls it from one thread at a time.
 
     Attributes:
         repeatable: True: the choice depends on the rows and the generator alone. Batches may then be prefetched, and a
@@ -38,7 +38,7 @@ class Sampler(ABC):
     def sample(
         self, rows: Rows, generator: np.random.Generator, batch_size: int, batches: int
     ) -> tuple[Array, dict[str, Array]]:
-        """Choose the rows of some batches. There is at least one row.
+        """Choose the rows of some batches. There must be at least one row.
 
         Returns:
             Positions [batches * batch_size] int64 of the rows (`rows.positions_of(indices)`), and extras of the
@@ -53,32 +53,32 @@ class Sampler(ABC):
         return len(rows)
 
     def add(self, rows: Rows, start: int) -> None:  # noqa: B027 - optional
-        """Take note that the rows from absolute index `start` on can now be read."""
+        """React to new rows: those from absolute index `start` on can now be read."""
 
     def remove(self, start: int, stop: int) -> None:  # noqa: B027 - optional
-        """Take note that the rows [start, stop) must not be sampled any more.
+        """Exclude the rows [start, stop) from sampling.
 
         Rows that leave because the memory is full are not reported.
         """
 
     def note_version(self, rows: Rows, counter: int) -> bool:
-        """Take note of the latest policy version; return True if rows may no longer be sampled because of it."""
+        """React to the latest policy version. Return True if this excludes rows from sampling."""
         return False
 
     def update_priorities(self, indices: Array, td_errors: Array) -> None:  # noqa: B027 - optional
-        """Take note of the TD errors of the rows of a batch: [n] absolute indices, [n] errors."""
+        """React to the TD errors of the rows of a batch: [n] absolute indices, [n] errors."""
 
     def state_dict(self) -> object:
         """Return the state for a checkpoint; None: there is none."""
         return None
 
     def load_state_dict(self, state: object, rows: Rows, complete: bool) -> None:
-        """Take over a state, or None, after the rows have been loaded.
+        """Load a state, or None, after the rows have been loaded.
 
         Args:
-            state: what `state_dict` returned.
-            rows: those loaded; nothing that was added before counts.
-            complete: they are the rows that the checkpoint was written with.
+            state: result of `state_dict`.
+            rows: the loaded rows, which replace all rows added before.
+            complete: True: the rows are those that the checkpoint was written with.
 
         Raises:
             ValueError: the state is invalid.
@@ -87,10 +87,10 @@ class Sampler(ABC):
 
 
 class UniformSampler(Sampler):
-    """Every row is equally likely."""
+    """Sampling of all rows with equal probability."""
 
     def sample(
         self, rows: Rows, generator: np.random.Generator, batch_size: int, batches: int
     ) -> tuple[Array, dict[str, Array]]:
-        """Choose positions, which saves computing them from indices."""
+        """Choose positions directly, without computing them from indices."""
         return generator.integers(0, len(rows), size=batch_size * batches), {}

@@ -1,8 +1,8 @@
-"""Ages of transitions in policy versions: sampling of recent ones only, and the ages of those that were sampled.
+"""Policy lag of transitions: sampling of recent ones only, and statistics of the sampled ones.
 
-Transitions arrive as runs of one policy version, a few per message. A list of runs therefore holds all ages: it costs
-nothing per transition, and is the same for rows in RAM and on disk. Uniform sampling chooses a number below the sum of
-the runs' lengths. Runs leave the list when they are too old, or when their rows have left the memory.
+Transitions arrive as runs of one policy version, a few per message. A list of runs therefore holds all lags at no cost
+per transition, both for rows in RAM and on disk. Uniform sampling chooses a number below the sum of the runs' lengths.
+Runs leave the list when they are too old, or when their rows have left the memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FreshRows:
         self._stops: Array = np.zeros(0, np.int64)
         self._counters: Array = np.zeros(0, np.int64)
         self._within: tuple[tuple[int, int], Array, Array] | None = None
-        """For the rows [first, readable): where each run begins, and the running sum of their lengths."""
+        """First row of each run in [first, readable), and the running sum of the runs' lengths."""
 
     def add_rows(self, rows: Rows, start: int) -> None:
         """Add the rows from `start` on, which can be read."""
@@ -57,7 +57,7 @@ class FreshRows:
         self._within = None
         changes = (counters[1:] != counters[:-1]).nonzero()[0]
         if not len(changes) and len(self._stops) and self._stops[-1] == start and self._counters[-1] == counters[0]:
-            self._stops[-1] = start + len(counters)  # the latest run goes on
+            self._stops[-1] = start + len(counters)  # the rows continue the latest run
             return
         begins = np.concatenate([[0], changes + 1])
         ends = np.append(begins[1:], len(counters))
@@ -71,7 +71,7 @@ class FreshRows:
         self._within = None
 
     def expire(self, first: int, readable: int) -> list[tuple[int, int]]:
-        """Remove the rows in [first, readable) that are now too old; return them as ranges."""
+        """Remove rows in [first, readable) that are too old now. Return them as ranges."""
         old = (self._counters < self.counter - self.max_lag) & (self._starts < readable)
         gone = self._stops <= first
         if not (old.any() or gone.any()):
@@ -107,7 +107,7 @@ class FreshRows:
             raise ValueError(f"no transition is of a policy at most {self.max_lag} versions behind")
 
     def sample(self, generator: np.random.Generator, size: int, first: int, readable: int) -> Array:
-        """Choose among the rows in [first, readable) that may be sampled, each equally likely; at least one may.
+        """Choose among the recent rows in [first, readable) with equal probability. There must be at least one.
 
         Returns:
             Absolute indices [size].
@@ -115,7 +115,7 @@ class FreshRows:
         starts, running = self._bounds(first, readable)
         sampled = generator.integers(0, running[-1], size=size)
         run = running.searchsorted(sampled, "right")
-        # Places in a run are counted from its end, which the running sum gives.
+        # The running sum gives the end of each run, so places in a run are counted from its end.
         lengths = np.diff(running, prepend=0)
         indices: Array = starts[run] + (sampled - (running[run] - lengths[run]))
         return indices
@@ -139,7 +139,7 @@ class RecentSampler(Sampler):
     def sample(
         self, rows: Rows, generator: np.random.Generator, batch_size: int, batches: int
     ) -> tuple[Array, dict[str, Array]]:
-        """Choose among the runs of recent rows."""
+        """Choose rows from the runs of recent rows."""
         self.fresh.check(rows)
         first = rows.readable - len(rows)
         return rows.positions_of(self.fresh.sample(generator, batch_size * batches, first, rows.readable)), {}
@@ -180,11 +180,11 @@ class SampledLag:
         self._notes: deque[tuple[int, Array]] = deque(maxlen=MAX_NOTES)
 
     def note(self, counters: Array) -> None:
-        """Add the versions of a batch, or of a part of it, that goes to training."""
+        """Add the versions of a batch for training, or of a part of it."""
         self._notes.append((self.counter, counters))
 
     def take(self) -> tuple[float, int] | None:
-        """Mean and maximum since the last call, of the latest `MAX_NOTES` notes; None: nothing was sampled."""
+        """Return mean and maximum of the latest `MAX_NOTES` entries since the last call; None: there were none."""
         if not self._notes:
             return None
         behind = np.concatenate([np.maximum(latest - counters, 0) for latest, counters in self._notes])

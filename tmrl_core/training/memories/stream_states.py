@@ -1,4 +1,4 @@
-"""Committed offsets and open episodes of sample streams, which a memory on disk writes beside rows."""
+"""Committed offsets and open episodes of sample streams, which a memory on disk writes with its rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tmrl_core.storage import MAX_NOTE_BYTES
 from tmrl_core.training.value_types import State
 
 MAX_STREAMS = 4096
-"""Streams whose state is kept; the longest silent one is forgotten first."""
+"""Maximum number of streams whose state is kept. The stream that has been silent for longest is forgotten first."""
 MAX_TAILS_BYTES = 32 << 20
-"""Last rows of streams that one note holds; beyond it the longest silent stream's open episode will have a gap."""
+"""Maximum size of the streams' last rows in one record. Beyond it, the last row of the longest silent stream is
+dropped."""
 
 _MAX_NUMBER = 1 << 62
 """Upper bound of the messages, samples or episodes of a stream."""
@@ -25,12 +26,11 @@ Changes = dict[str, dict[Any, Any]]
 
 
 class StreamStates:
-    """State that the log holds beside rows: committed offsets of sample streams, and a few values.
+    """State that the log holds with the rows: committed offsets of sample streams, and a few values.
 
     Attributes:
-        offsets: for each stream, the number and position of its next message.
-        tails: for each stream with an open episode: episode, step and observation (a tree of arrays [1, ...]) of its
-            last row.
+        offsets: number and position of each stream's next message.
+        tails: last row of each stream with an open episode: episode, step and observation (a tree of arrays [1, ...]).
         values: counters and similar values.
     """
 
@@ -43,7 +43,7 @@ class StreamStates:
         """Apply changes; a tail that is None has ended."""
         for name, held in (("marks", self.offsets), ("tails", self.tails)):
             for stream, value in changes.get(name, {}).items():
-                held.pop(stream, None)  # the latest change goes last
+                held.pop(stream, None)  # move the stream with the latest change to the end
                 if value is not None:
                     held[stream] = list(value)
             while len(held) > MAX_STREAMS:
@@ -56,7 +56,7 @@ class StreamStates:
 
 
 def encoded(changes: Changes) -> bytes:
-    """Encode changes as bytes that fit a note."""
+    """Encode changes as bytes for a record's metadata."""
     tails = changes.get("tails", {})
     size = 0
     kept = {}
@@ -80,7 +80,7 @@ def decoded(data: bytes) -> Changes:
         raise StorageError("a note of the replay memory is not what this version writes")
     for name, (length, whole) in {"marks": (2, 2), "tails": (3, 2)}.items():
         for stream, value in changes.get(name, {}).items():
-            # Value of a stream: whole numbers, then (of a tail) a tree of arrays.
+            # The value of a stream: integers, then a tree of arrays if it is a tail.
             right = value is None or (
                 isinstance(value, list | tuple)
                 and len(value) == length

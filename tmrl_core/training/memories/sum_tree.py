@@ -1,13 +1,13 @@
 """Sampling in proportion to priorities, a batch at a time.
 
 A tree of sums with three levels: priorities, sums of 32 of them, sums of 1024. A lookup finds the block in the running
-sum of the top level, then descends two levels, for all samples of a batch together. That takes two dozen calls of NumPy
-or torch, the faster one each time; a binary tree over a million priorities has twenty levels. Each change recomputes
+sum of the top level, then descends two levels, for all samples of a batch together. This takes two dozen calls of NumPy
+or torch, whichever is faster. A binary tree over a million priorities would have twenty levels. Each change recomputes
 the sums from the level below, so that no rounding errors accumulate. If numba is installed, compiled loops sample
 batches and compute the sums in about half the time (sum_tree_loops.py).
 
-The cost of the calls is overhead, first access to memory, and unpredictable branches. So intermediate arrays are kept
-from batch to batch, and a place within a block is found by comparing all its running sums instead of searching them.
+The cost of the calls is overhead, first access to memory, and unpredictable branches. Therefore intermediate arrays are
+reused for each batch, and a place within a block is found by comparing all its running sums instead of searching them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Exponent(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """Constant that is added before."""
+        """Constant that is added to the error first."""
 
 
 class _Descent:
-    """One step down, from blocks of a level to places in it, for `size` samples at a time.
+    """One step down: from blocks of a level to places in the level, for `size` samples at a time.
 
     Args:
         level: [blocks, FAN].
@@ -72,10 +72,11 @@ class _Descent:
         """
         # "clip" is the mode that writes to `out` without a copy; no block is outside.
         self._level.take(block, axis=0, out=self._sums, mode="clip")
-        self._first -= rest  # so that all running sums are compared with 0: one row after another costs much more
+        # Subtract first, so that all running sums are compared with 0. Comparing row by row costs much more.
+        self._first -= rest
         torch.cumsum(self._sums_tensor, 1, out=self._inside)
         np.greater(self._beyond, 0.0, out=self._above)
-        self._last.fill(True)  # rounding may lead past the block
+        self._last.fill(True)  # rounding may lead beyond the block
         found = self._above.argmax(axis=1)
         block *= FAN
         block += found
@@ -88,12 +89,12 @@ class SumTree:
     """Priorities of `capacity` places, all 0 at first.
 
     Args:
-        capacity: places.
-        loops: sample batches and compute the sums; None: NumPy and torch do.
+        capacity: number of places.
+        loops: compiled functions that sample batches and compute the sums; None: NumPy and torch are used.
 
     Attributes:
-        capacity: see above.
-        leaves: [capacity] float64; change them by `set` only.
+        capacity: number of places.
+        leaves: [capacity] float64; only `set` may change them.
     """
 
     def __init__(self, capacity: int, loops: Loops | None = None) -> None:
@@ -109,7 +110,7 @@ class SumTree:
         self._running: Array | None = None
         """Running sums of the top level; None: outdated."""
         self._descents: tuple[int, tuple[_Descent, ...]] = (0, ())
-        """Number of samples, and the descents for it."""
+        """Number of samples and the matching `Descent` objects."""
         self.leaves: Array = self._leaf_values[:capacity]
 
     @property
@@ -123,7 +124,7 @@ class SumTree:
         return self._running
 
     def set(self, places: Array, priorities: Any) -> None:
-        """Set priorities, each 0 or more, of places ([n] int64); the last one counts for repeated places."""
+        """Set priorities, each 0 or more, of places ([n] int64); for repeated places, the last value counts."""
         self._running = None
         self.leaves[places] = priorities
         if self._loops is not None:
@@ -131,7 +132,7 @@ class SumTree:
             return
         blocks = places // FAN
         if len(blocks) > FAN and blocks[-1] - blocks[0] < len(blocks):
-            blocks = np.unique(blocks)  # a run of neighbours, as new transitions are
+            blocks = np.unique(blocks)  # consecutive places, such as those of new transitions
         # A product with ones sums rows in half the time of `sum(axis=1)`.
         self._middle_values[blocks] = self._leaves.take(blocks, axis=0) @ _ONES
         blocks //= FAN
@@ -163,14 +164,14 @@ class SumTree:
         """Set the priorities of indices ([n] int64, modulo capacity) to (|error| + epsilon)^alpha.
 
         Args:
-            indices: those before `oldest` are ignored; the last one counts for repeated indices.
+            indices: indices below `oldest` are ignored; for repeated indices, the last error counts.
             errors: [n]; those that are not finite are ignored.
-            oldest: see above.
+            oldest: index of the oldest transition.
             settings: alpha and epsilon.
             skip_zero: places of priority 0 keep it.
 
         Returns:
-            The highest |error| + epsilon; 0: there is none.
+            The highest |error| + epsilon; 0: there were no valid errors.
         """
         if self._loops is not None:
             self._running = None
@@ -181,7 +182,7 @@ class SumTree:
             return highest
         magnitudes = np.abs(errors).astype(np.float64)
         magnitudes += settings.epsilon
-        highest = float(magnitudes.max(initial=0.0))  # NaN if one of them is
+        highest = float(magnitudes.max(initial=0.0))  # the maximum is NaN if a value is NaN
         if skip_zero or indices.min(initial=oldest) < oldest or not math.isfinite(highest):
             usable = (indices >= oldest) & np.isfinite(magnitudes)
             if skip_zero:

@@ -1,7 +1,7 @@
-"""The sum tree's innermost loops, which numba compiles where it is installed.
+"""The sum tree's innermost loops. numba compiles them if it is installed.
 
-Functions here are ordinary Python, a slow and obvious form of what `SumTree` does with NumPy and torch; tests compare
-both. numba compiles them in each process (about a second, at the first batch), because its cache on disk holds pickles.
+These functions are a slow and simple Python form of `SumTree`'s computations with NumPy and torch. Tests compare both.
+numba compiles them in each process (about a second, at the first batch), because its cache on disk holds pickles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 FAN = 32
-"""Values that a block of a level holds. A constant, with which a compiler divides by a shift."""
+"""Number of values in a block of a level. The constant lets the compiler divide by shifting."""
 
 
 def descend(level: Array, places: Array, rest: Array) -> float:
@@ -31,12 +31,12 @@ def descend(level: Array, places: Array, rest: Array) -> float:
         rest: [n]; overwritten with `rest` less the sums before the place.
 
     Returns:
-        A meaningless number, without which a compiler would omit the prefetch.
+        A meaningless number, which keeps the compiler from omitting the prefetch.
     """
     touched = 0.0
     # Touch all blocks before searching the first, so that their memory is fetched in parallel.
     for k in range(len(places)):
-        for j in range(0, FAN, 8):  # 8 of them are one cache line
+        for j in range(0, FAN, 8):  # a cache line holds 8 values
             touched += level[places[k], j]
     for k in range(len(places)):
         block, value = places[k], rest[k]
@@ -107,7 +107,7 @@ def update(
     middle: Array,
     top: Array,
 ) -> float:
-    """Set priorities as `SumTree.update` does; levels as in `sample`."""
+    """Set priorities as `SumTree.update` does; for the levels, see `sample`."""
     values = leaves.reshape(-1)
     places = np.empty(len(indices), np.int64)
     count, highest = 0, 0.0
@@ -124,7 +124,7 @@ def update(
 
 
 def sum_up(places: Array, leaves: Array, middle: Array, top: Array) -> None:
-    """Recompute the sums above some places ([n] int64) of the leaves; levels as in `sample`."""
+    """Recompute the sums above some places ([n] int64) of the leaves; for the levels, see `sample`."""
     sum_blocks(places, FAN, leaves, middle.reshape(-1))
     sum_blocks(places, FAN * FAN, middle, top)
 

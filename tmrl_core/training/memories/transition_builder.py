@@ -1,4 +1,4 @@
-"""The builder of a memory: transitions out of chunks, and the tails of streams between chunks."""
+"""Builder of a memory: it makes transitions from chunks and keeps the tails of streams between chunks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tmrl_core.training.value_types import State, Tree
 
 
 class TransitionBuilder:
-    """Builds the transitions of neighbouring rows, or over n steps.
+    """Build transitions of neighbouring rows, or over n steps.
 
     Args:
-        rows: where the transitions will lie.
+        rows: store for the transitions.
         n_step: steps in a transition.
         gamma: discount factor of a step.
         downcast_float64: float64 columns are stored as float32.
         keep_extras: the samples' own extras are stored.
 
     Attributes:
-        schema: of the rows.
-        tails: of the streams whose episode is open.
+        schema: schema of the rows.
+        tails: tails of the streams with an open episode.
         changed: streams whose tails have changed since the last commit.
-        expanded: columns that are stored in place of larger ones, and the function that restores these.
+        expanded: columns that are stored in place of larger ones, with the functions that restore the larger ones.
     """
 
     def __init__(self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool, keep_extras: bool) -> None:
@@ -45,11 +45,13 @@ class TransitionBuilder:
         self.expanded: dict[Column, Callable[[Array], Array]] = {}
 
     def build(self, chunk: Chunk) -> Iterator[TransitionColumns]:
-        """Yield the transitions that end in a chunk, in parts. Each is stored before the next one is built.
+        """Yield the transitions that end in a chunk, in parts.
+
+        The caller stores each part before it requests the next one.
 
         Raises:
             SampleRefusedError: the chunk does not fit what the memory holds. Nothing was yielded, and the stream's open
-                episode will have a gap.
+                episode ends here.
         """
         columns = self.columns_of(chunk)
         if columns is not None:
@@ -106,7 +108,7 @@ class TransitionBuilder:
             self.tails[stream] = tail
 
     def changed_tails(self) -> dict[bytes, Tree]:
-        """Return the tails that have changed since the last commit, as the store takes them; None: no tail is left."""
+        """Return the tails that have changed since the last commit, for the store; None: the stream has no tail."""
         found = {stream: self.tails.get(stream) for stream in self.changed}
         return {
             stream: None if tail is None else [tail.episode, tail.step, tail.plain()] for stream, tail in found.items()
@@ -122,7 +124,7 @@ class TransitionBuilder:
         """Refuse a folder whose rows another builder has made.
 
         Raises:
-            ConfigError: it is such a folder.
+            ConfigError: another builder has made the rows.
         """
         if disk.stacks is not None:
             raise other_folder(
@@ -132,15 +134,15 @@ class TransitionBuilder:
             )
 
     def open(self, disk: DiskRows) -> None:
-        """Take over the tails that a folder holds.
+        """Load the tails that a folder holds.
 
         Raises:
-            ValueError, TypeError, LookupError, SampleRefusedError: they are invalid.
+            ValueError, TypeError, LookupError, SampleRefusedError: the tails are invalid.
         """
         self.load_tails([[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()])
 
     def load_tails(self, tails: Sequence[Sequence[Tree]]) -> None:
-        """Take over tails; those with values that are not finite are dropped."""
+        """Load tails; drop those with NaN or infinity."""
         found = {
             stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
             for stream, episode, step, tree in tails
@@ -155,15 +157,15 @@ class TransitionBuilder:
         """Refuse the state of another builder.
 
         Raises:
-            ValueError: it is such a state.
+            ValueError: another builder has made the state.
         """
 
     def load_state_dict(self, state: State) -> None:
-        """Take over the entries of a checkpoint, after the rows."""
+        """Load the entries of a checkpoint, after the rows."""
         self.load_tails(state["tails"])
 
     def adopt(self, state: State, start: int) -> bool:
-        """Stage on disk what the rows of a checkpoint from RAM refer to, from absolute index `start` on.
+        """Stage on disk the data that rows of a checkpoint from RAM refer to, from absolute index `start` on.
 
         Returns:
             False: streams have already begun on disk.

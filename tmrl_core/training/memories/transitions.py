@@ -1,4 +1,4 @@
-"""Transitions as columns, and those of neighbouring rows. `n_steps.py` makes longer ones.
+"""Transitions as columns, and their construction from neighbouring rows. `n_steps.py` makes longer ones.
 
 The rows of a chunk are joined with the last rows of their stream, its *tail*, which a memory keeps between chunks.
 """
@@ -19,7 +19,7 @@ from tmrl_core.training.memories.trees import flatten, rebuild
 from tmrl_core.training.value_types import Tree
 
 ChunkExtras = Mapping[str, list[Array]]
-"""Extras of samples by name, per leaf [rows, *shape]."""
+"""Extras of samples: for each name, leaves [rows, *shape]."""
 NO_EXTRAS: ChunkExtras = MappingProxyType({})
 
 
@@ -28,13 +28,13 @@ class Tail(LastRow):
     """The last rows of a stream whose episode is open; the next chunk may join them.
 
     Args:
-        spec: of the observation.
-        observation: its leaves, [held, *shape]. Pairs need one row, n steps up to n.
-        action_spec: of the action; None: no row held has one, or pairs are made.
-        action: its leaves, [held, *shape]; for n steps only, as are:
+        spec: spec of the observation.
+        observation: its leaves, [held, *shape]: one row for transitions of one step, up to n rows for n steps.
+        action_spec: spec of the action; None: no row has one, or transitions have one step.
+        action: its leaves, [held, *shape]; like the following, for n steps only.
         reward: [held].
         version: [held, 2].
-        extras: the samples' own, by name; their leaves [held, *shape].
+        extras: the samples' extras: for each name, leaves [held, *shape].
     """
 
     spec: TreeSpec
@@ -46,7 +46,7 @@ class Tail(LastRow):
     extras: dict[str, list[Array]] = field(default_factory=dict)
 
     def fits(self, observation: TreeSpec, action: TreeSpec | None, extras: ChunkExtras = NO_EXTRAS) -> bool:
-        """Return True if a chunk of these specs and extras may join it."""
+        """Return True if a chunk of these specs and extras may join the tail."""
         same_action = action is None or self.action_spec is None or self.action_spec == action
         return (
             self.spec == observation
@@ -102,15 +102,15 @@ class TransitionColumns:
     """Transitions as columns, in the order in which they are to be stored.
 
     Args:
-        count: how many.
-        prev_obs: per leaf of an observation its values, in parts that follow each other, [part, *shape].
-        act: per leaf of an action [count, *shape].
+        count: number of transitions.
+        prev_obs: values of each leaf of an observation, in consecutive parts [part, *shape].
+        act: leaves of the action, [count, *shape].
         rew, terminated, truncated: [count].
-        new_obs: per leaf of an observation [count, *shape].
-        version: [count, 2] of the policy that chose the action.
+        new_obs: leaves of the observation, [count, *shape].
+        version: [count, 2] version of the policy that chose the action.
         extras: further columns by name, [count].
-        sample_extras: the samples' own extras by name, per leaf [count, *shape].
-        rows: of each transition the row of the chunk that ends it; -1: one of an earlier chunk.
+        sample_extras: the samples' extras: for each name, leaves [count, *shape].
+        rows: for each transition, the row of the chunk that ends it; -1: a row of an earlier chunk.
         skipped: number of older transitions that are left out because they would be overwritten immediately.
     """
 
@@ -135,16 +135,16 @@ def join_pairs(
 
     Args:
         chunk: its rows end the transitions.
-        follows: [rows] bool: the rows that do; see `rows_that_follow`. At least one.
-        tail: of the stream; needed if the first row follows it.
-        most: number of transitions, the newest, that are made at most.
-        extras: of the chunk's samples.
+        follows: [rows] bool: the rows that end a transition; see `rows_that_follow`. At least one is True.
+        tail: tail of the stream; needed if the first row follows it.
+        most: maximum number of transitions; the newest ones are made.
+        extras: extras of the chunk's samples.
     """
     new_rows = np.flatnonzero(follows)
     skipped = max(0, len(new_rows) - most) if most is not None else 0
     new_rows = new_rows[skipped:]
     count = len(new_rows)
-    # Neighbouring rows are the rule: slices then spare a gather.
+    # Rows are usually consecutive. Slices then replace a gather.
     first, last = int(new_rows[0]), int(new_rows[-1])
     rows: Any = slice(first, last + 1) if last - first + 1 == count else new_rows
     from_tail = first == 0
@@ -194,5 +194,5 @@ def taken(values: Array, rows: Any) -> Array:
 
 
 def joined_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Array]:
-    """Concatenate the rows of both, leaf by leaf."""
+    """Concatenate the rows of two lists of leaves, leaf by leaf."""
     return [np.concatenate(pair) for pair in zip(first, second, strict=True)]

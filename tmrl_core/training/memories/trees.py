@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Return True for a tensor of torch; torch is not imported for it."""
+    """Return True for a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -36,7 +36,7 @@ def template(tree: Tree) -> Tree:
 
 
 def rebuild(shape: Tree, leaves: list[Tree]) -> Tree:
-    """Return the tree of `template` `shape` with `leaves`, which are taken from the front of the list."""
+    """Return the tree of the template `shape` with `leaves`, which are removed from the front of the list."""
     if shape is None:
         return leaves.pop(0)
     kind, items = shape

@@ -48,7 +48,7 @@ MAX_GRAPHS = 6
 """Limit of graphs of one agent; beyond it, learning rates or shapes change too often for compiling to pay."""
 
 AT_ONCE = 8
-"""Updates in one CUDA graph."""
+"""Number of updates in one CUDA graph."""
 
 
 def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -65,7 +65,7 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[
     if sys.platform == "linux" and all(tensor.device.type == "cpu" for tensor in inputs):
         # The code that calls the kernels is compiled too: in Python it took 5 % of an update.
         options["cpp_wrapper"] = True
-        # As many threads as torch is set to when it runs, not when it is compiled.
+        # Generated code reads torch's number of threads when it runs, not when it is compiled.
         options["cpp.dynamic_threads"] = True
         for node in graph.graph.nodes:
             if node.op == "placeholder":
@@ -80,7 +80,7 @@ def _check_cache() -> None:
     """Check that no other user can write into the compiler's folder of compiled code.
 
     Raises:
-        PermissionError: another user can.
+        PermissionError: another user can write into the folder.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -116,7 +116,7 @@ class Compiler:
         agent: an `OffPolicyAgent`.
         backend: compiles a graph.
         clock: seconds.
-        capture: captures a run of it for replay; None: CUDA graphs on CUDA devices, elsewhere no capture.
+        capture: captures a run of a graph for replay; None: CUDA graphs on CUDA devices, elsewhere no capture.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Compiler:
             update = self._update_of(transitions, ready)
             if update is None:
                 if not found and not ready:
-                    # It runs uncompiled, and the optimizers create their states in their first step.
+                    # The first update runs uncompiled, because the optimizers create their states in their first step.
                     self._primed.add(self._agent.update_kind())
                 break
             # The next update's kind depends on these counters, which the graphs do not change.

@@ -25,10 +25,10 @@ Capture = Callable[[Work, torch.device], "tuple[Callable[[], None], Sequence[Ten
 """Capture work on a device; return a function that replays it, and the tensors that hold its results."""
 
 WARM_UPS = 2
-"""Runs before the capture, for set-up of libraries that a capture does not allow."""
+"""Number of runs before the capture. They let libraries do their set-up, which a capture does not allow."""
 SHARE = 0.05
-"""Allowed difference between a replayed and a normal update, as a share of the update's change. Products may sum in
-another order, and for a gradient near 0 that decides the sign of Adam's step."""
+"""Allowed difference between a replayed and a normal update, as a share of the update's change. A matrix product may
+sum in another order. For a gradient near 0, the order decides the sign of Adam's step."""
 RTOL, ATOL = 1e-2, 1e-4
 """Tolerances of results."""
 
@@ -45,13 +45,13 @@ def capture_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], 
         current = torch.cuda.current_stream()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
-            # On the stream of the capture, since libraries keep a workspace per stream.
+            # Warm up on the stream of the capture, because libraries keep a workspace per stream.
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 work()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # Threads that prepare batches wait. Other threads of the program are not affected.
+            # Threads that prepare batches wait meanwhile. Other threads of the program are not affected.
             with BESIDE, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = work()
         finally:
@@ -61,7 +61,7 @@ def capture_cuda(work: Work, device: torch.device) -> tuple[Callable[[], None], 
 
 
 class CudaGraph:
-    """Captured form of `run`, which it replays.
+    """Capture of `run` that can be replayed.
 
     Args:
         run: `(*leaves, *kept) -> results`, which changes `kept` in place.
@@ -70,7 +70,7 @@ class CudaGraph:
         capture: captures the work.
 
     Raises:
-        RuntimeError: it cannot be captured, or the replay has another effect. Nothing has changed then.
+        RuntimeError: `run` cannot be captured, or the replay has another effect than `run`. Nothing has changed then.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ def product(a: Tensor, b: Tensor) -> Any:
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if k <= SMALL:
         if b.stride(-1) != 1 and n > SMALL:
-            # Such as a layer's transposed weight: make its rows contiguous, or the loop cannot be vectorized.
+            # Make the rows of a layer's transposed weight contiguous, or the loop cannot be vectorized.
             b = torch.stack([b[..., i, :] for i in range(k)], dim=-2)
         total = a[..., :, :1] * b[..., :1, :]
         for i in range(1, k):
@@ -74,7 +74,7 @@ def product(a: Tensor, b: Tensor) -> Any:
 
 def _product_and_bias(multiply: Any) -> Callable[..., Any]:
     def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-        # The next operation adds the bias, instead of a copy into the product's memory before it.
+        # The next operation adds the bias. torch would copy the bias into the product's memory first.
         return multiply(a, b) + bias if alpha == beta == 1 else NotImplemented
 
     return add

@@ -62,7 +62,10 @@ class UpdateRollback:
         return {SKIPPED: True}
 
     def _roll_back_on_device(self, floats: Sequence[Tensor]) -> Tensor:
-        """Roll the update back on the device if it has NaN or Inf; return the truth of that, on the device."""
+        """Roll back the update on the device if it produced NaN or Inf.
+
+        Return a flag on the device: True if rolled back.
+        """
         now = [torch.cat([tensor.reshape(-1) for tensor in tensors]) for _, tensors in self._wholes]
         finite = all_sums_finite([*floats, *floating(now)])
         for whole, (copies, tensors) in zip(now, self._wholes, strict=True):
@@ -111,7 +114,7 @@ def floating(values: Iterable[Tree]) -> list[Tensor]:
 
 
 def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
-    """Return a truth value, on the device of the first tensor: all numbers are finite."""
+    """Return a flag on the device of the first tensor: True if all numbers are finite."""
     # A sum is finite only if all its terms are: one number per tensor, in one pass.
     sums = [tensor.sum(dtype=torch.float32) for tensor in floats]
     device = sums[0].device
@@ -119,7 +122,7 @@ def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
 
 
 def all_finite(leaves: Iterable[Tree]) -> bool:
-    """Tell whether all floating-point numbers in the tensors among `leaves` are finite; waits for the device."""
+    """Return True if all floating-point numbers in the tensors among `leaves` are finite. Waits for the device."""
     return all(bool(leaf.isfinite().all()) for leaf in floating(leaves))
 
 

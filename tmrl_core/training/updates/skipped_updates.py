@@ -18,21 +18,21 @@ from tmrl_core.training.value_types import Batch, Indices, Metrics, Tree
 logger = logging.getLogger(__name__)
 
 SKIPPED = "update_skipped"
-"""Metric of a skipped update: True, or a true tensor, if its batch or its results hold NaN or Inf. Absent or false: the
-update was made."""
+"""Metric of a skipped update: True, or a true tensor, if the update's batch or results hold NaN or Inf. Absent or
+false: the update was applied."""
 
 LOOK_EVERY = 64
-"""Updates between two reads of the device's results; each read makes the processor wait for the device."""
+"""Number of updates between two reads of results from the device. Each read makes the processor wait for the device."""
 MAX_HELD_BYTES = 1 << 28
-"""Size of the batches kept between two reads that causes an earlier read."""
+"""Size of the batches stored between two reads that triggers an early read."""
 MAX_FILES = 20
-"""Limit of descriptions of one run."""
+"""Limit on descriptions in one run."""
 
 _FIELDS = ("prev_obs", "new_act", "rew", "new_obs", "terminated", "truncated", "extras")
 
 
 class Indexed(Protocol):
-    """A memory that may know the indices of transitions."""
+    """A memory that can report the indices of sampled transitions."""
 
     def indices_of(self, batch: Batch, /) -> Indices | None:
         """Return the indices of a batch's transitions; None: unknown."""
@@ -62,7 +62,7 @@ class BadUpdates:
             metrics: result of `TrainingAgent.train`; `SKIPPED` is removed from it.
             batch: the update's batch.
             memory: source of the batch.
-            indices: of the batch's transitions, if known already.
+            indices: indices of the batch's transitions, if known already.
 
         Returns:
             Number of updates found to be skipped.

@@ -73,7 +73,7 @@ class Graph:
             for (state, name), value in zip(steps, values, strict=True):
                 state[name] = value
             with torch.no_grad():
-                # Tracing really changes tensors whose change does not depend on the batch.
+                # Tracing changes real tensors where the change does not depend on the batch.
                 torch._foreach_copy_(kept, before)
             now = _integers(agent)
             counted = {name: value - counters.get(name, 0) for name, value in now.items()}
