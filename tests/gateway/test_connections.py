@@ -89,7 +89,9 @@ def test_many_requests_at_once_are_refused(gateway: Served, requests: int, caplo
             if reads and requests == MAX_PIPELINED:
                 answers = b""  # not as HTTPResponse reads: it takes more than one answer from the socket
                 while answers.count(b"HTTP/1.1 404 ") < requests:
-                    answers += connection.recv(65536)
+                    part = connection.recv(65536)
+                    assert part
+                    answers += part
             elif reads:
                 assert "requests at once" in refusal(connection)
     assert gateway.login()
