@@ -30,6 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("networking.transports.tlspyo",),
     ("networking.links",),
     ("networking",),  # lazy names only
+    ("sessions",),
     ("envs",),
     ("actor",),
     ("actor.policies",),
@@ -295,11 +296,11 @@ def test_every_exported_name_is_there() -> None:
 import importlib, json, sys
 missing = []
 for module in ["tmrl_core", "tmrl_core.networking", "tmrl_core.actor", "tmrl_core.training", "tmrl_core.envs",
-               "tmrl_core.samples", "tmrl_core.metrics", "tmrl_core.config"]:
+               "tmrl_core.samples", "tmrl_core.metrics", "tmrl_core.config", "tmrl_core.sessions"]:
     loaded = importlib.import_module(module)
     missing += [f"{module}.{name}" for name in loaded.__all__ if not hasattr(loaded, name)]
     if not hasattr(loaded, "no_such_name"):
         missing.append("AttributeError")
 print(json.dumps(missing))
 """
-    assert run(code) == ["AttributeError"] * 8
+    assert run(code) == ["AttributeError"] * 9

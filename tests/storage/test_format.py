@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tmrl_core.errors import StorageError
 from tmrl_core.storage import MAX_NOTE_BYTES
 from tmrl_core.storage import format as storage_format
-from tmrl_core.storage.format import head_bytes, parse_head, record_buffers, scan
+from tmrl_core.storage.format import cut_short, head_bytes, parse_head, record_buffers, scan
 
 
 def record(note: bytes, *buffers: Any) -> bytes:
@@ -90,3 +90,14 @@ def test_a_payload_is_not_looked_at_unless_asked() -> None:
     whole[-1] ^= 1
     assert records(bytes(whole)) == []
     assert [note for note, _ in records(bytes(whole), check_payloads=False)] == [b"note"]
+
+
+def test_an_incomplete_record_and_damage_are_told_apart() -> None:
+    whole = record(b"one", b"payload" * 9) + record(b"two", b"payload" * 9)
+    start = len(record(b"one", b"payload" * 9))
+    assert all(cut_short(memoryview(whole[:length]), start) for length in range(start, len(whole)))
+    assert cut_short(memoryview(whole[:start] + bytes(100)), start)
+    for changed in (start, start + 6, start + 12, start + 21, start + 25, len(whole) - 9):
+        damaged = bytearray(whole)
+        damaged[changed] ^= 1
+        assert not cut_short(memoryview(damaged), start)

@@ -17,10 +17,10 @@ def same_layout(first: Chunk, second: Chunk) -> bool:
         first.kinds == second.kinds
         and first.stream == second.stream
         and list(first.extras) == list(second.extras)
-        and _alike(first.action, second.action)
-        and _alike(first.observation, second.observation)
-        and _alike(first.reward, second.reward)
-        and all(_alike(tree, second.extras[name]) for name, tree in first.extras.items())
+        and same_structure(first.action, second.action)
+        and same_structure(first.observation, second.observation)
+        and same_structure(first.reward, second.reward)
+        and all(same_structure(tree, second.extras[name]) for name, tree in first.extras.items())
     )
 
 
@@ -54,15 +54,18 @@ def join_infos(chunks: Sequence[Chunk]) -> Iterator[tuple[int, dict[Any, Any]]]:
         rows += chunk.rows
 
 
-def _alike(first: Any, second: Any) -> bool:
+def same_structure(first: Any, second: Any) -> bool:
+    """Return whether two trees have the same structure, dtypes and shapes of rows."""
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
         return bool(first.dtype == second.dtype and first.shape[1:] == second.shape[1:])
     if isinstance(first, tuple):
-        return len(first) == len(second) and all(map(_alike, first, second))
+        return len(first) == len(second) and all(map(same_structure, first, second))
     if isinstance(first, dict):
         # 1, 1.0 and True are one key to a dict, and not the same to who reads the observation.
         keys = [(type(key), key) for key in first]
-        return keys == [(type(key), key) for key in second] and all(map(_alike, first.values(), second.values()))
+        return keys == [(type(key), key) for key in second] and all(
+            map(same_structure, first.values(), second.values())
+        )
     return True

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tmrl_core.errors import StorageError, StorageFullError
-from tmrl_core.storage.format import Buffer, Record, head_bytes, parse_head, record_buffers, scan
+from tmrl_core.storage.format import Buffer, Record, cut_short, head_bytes, parse_head, record_buffers, scan
 from tmrl_core.storage.own_files import BINARY, open_now, open_own
 
 logger = logging.getLogger(__name__)
@@ -273,6 +273,11 @@ class SegmentReader:
     def torn_bytes(self) -> int:
         """Once `records` has come to its end: bytes after the last whole record, cut short or damaged."""
         return self.size - self.good_bytes
+
+    @property
+    def cut_short(self) -> bool:
+        """Once `records` has come to its end: True: the bytes after it are an incomplete record, and no damage."""
+        return cut_short(self.view, self.good_bytes)
 
     def records(self, check_payloads: bool = True) -> Iterator[Record]:
         """Yield the complete records, lazily, up to the first incomplete or damaged one, which is not an error.

@@ -155,3 +155,24 @@ def scan(data: memoryview, start: int, check_payloads: bool) -> Iterator[Record]
             return
         yield Record(note, payload, start, payload_start, end)
         start = end
+
+
+def cut_short(data: memoryview, start: int) -> bool:
+    """Return True if the bytes from `start` on are the beginning of one record, or zeros; False: damage.
+
+    A process that dies while it writes leaves the former, a machine either of both. `start` is where `scan` ended.
+    """
+    rest = data[start:]
+    if not bytes(rest).strip(b"\0"):
+        return True
+    if len(rest) < _RECORD.size:
+        return RECORD_MAGIC.startswith(bytes(rest[:4]))
+    magic, note_bytes, payload_bytes, _, crc = _RECORD.unpack_from(rest)
+    if magic != RECORD_MAGIC or note_bytes > MAX_NOTE_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        return False
+    note_end = _RECORD.size + note_bytes
+    if note_end > len(rest):
+        return True
+    if zlib.crc32(rest[_RECORD.size : note_end], zlib.crc32(rest[: _RECORD.size - 4])) != crc:
+        return False
+    return bool(note_end + padding(note_bytes) + payload_bytes + padding(payload_bytes) > len(rest))

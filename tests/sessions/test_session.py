@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.sessions.session import Session, SessionJoiner, sessions_of
+
+
+def play(buffer: Buffer, episode: int, steps: int, end: str = "terminated", extras: bool = False) -> list[Any]:
+    """Play an episode into a buffer; return its observations."""
+    buffer.start_episode(episode, (1, episode))
+    observations = [np.full(2, 100 * episode + step, np.float32) for step in range(steps + 1)]
+    buffer.append_sample((None, observations[0], 0.0, False, False, {"begin": episode}), {"v": 0.0} if extras else None)
+    for step in range(1, steps + 1):
+        last = step == steps
+        flags = (last and end == "terminated", last and end == "truncated")
+        buffer.append_sample(
+            (np.array([step], np.float32), observations[step], float(step), *flags, {}),
+            {"v": float(step)} if extras else None,
+        )
+    ended: Any = "aborted" if end == "open" else end
+    buffer.end_episode(EpisodeRecord("", 1.0, steps, "train", ended, episode, seed=7, worker="robot"))
+    return observations
+
+
+def test_an_episode_becomes_a_session() -> None:
+    buffer = Buffer()
+    observations = play(buffer, 3, 4, extras=True)
+    chunks, records = buffer.take()
+    (session,) = sessions_of(chunks, records)
+    np.testing.assert_array_equal(session.observations, observations)
+    np.testing.assert_array_equal(session.actions, np.arange(1, 5, dtype=np.float32)[:, None])
+    assert session.rewards.tolist() == [1, 2, 3, 4]
+    np.testing.assert_array_equal(session.extras["v"], [1, 2, 3, 4])
+    assert (session.terminated, session.truncated, session.seed, session.source) == (True, False, 7, "robot")
+    assert (session.version, session.infos, len(session)) == ((1, 3), {0: {"begin": 3}}, 4)
+    assert session.episode_return == 10
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated", "open"])
+def test_a_session_as_a_chunk_has_the_samples_of_the_worker(end: str) -> None:
+    buffer = Buffer()
+    play(buffer, 0, 5, end)
+    (sent,) = buffer.chunks
+    (session,) = sessions_of([sent])
+    made = session.chunk()
+    mine: Any
+    theirs: Any
+    for mine, theirs in zip(made.fields, sent.fields, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.dtype == theirs.dtype
+    for name in ("action_present", "terminated", "truncated", "episode", "step"):
+        np.testing.assert_array_equal(getattr(made, name), getattr(sent, name))
+    assert made.segments[0].version == (1, 0)
+    assert made.info == sent.info
+
+
+def parts(buffer: Buffer, rows: int) -> Iterator[Chunk]:
+    for chunk in buffer.chunks:
+        for start in range(0, chunk.rows, rows):
+            yield chunk.slice(start, min(start + rows, chunk.rows))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 100])
+def test_messages_of_any_length_give_the_same_sessions(rows: int) -> None:
+    buffer = Buffer()
+    played = [play(buffer, episode, steps) for episode, steps in enumerate((1, 6, 3))]
+    found = list(sessions_of(parts(buffer, rows)))
+    assert len(found) == 3
+    for session, observations in zip(found, played, strict=True):
+        np.testing.assert_array_equal(session.observations, observations)
+
+
+def test_nothing_is_joined_across_a_missing_message() -> None:
+    buffer = Buffer()
+    play(buffer, 0, 9)
+    (chunk,) = buffer.chunks
+    before, after = sessions_of([chunk.slice(0, 4), chunk.slice(6, 10)])
+    assert (len(before), before.terminated, before.truncated) == (3, False, False)
+    assert (len(after), after.first_step, after.terminated) == (3, 6, True)
+    np.testing.assert_array_equal(after.observations[0], [6, 6])
+    assert after.chunk().step.tolist() == [6, 7, 8, 9]
+
+
+def test_streams_are_kept_apart() -> None:
+    one, two = Buffer(), Buffer()
+    play(one, 0, 5)
+    play(two, 0, 5)
+    mixed = [
+        replace(part, stream=stream)
+        for pair in zip(parts(one, 2), parts(two, 2), strict=True)
+        for stream, part in zip((b"one", b"two"), pair, strict=True)
+    ]
+    assert [len(session) for session in sessions_of(mixed)] == [5, 5]
+
+
+def test_a_repeated_last_row_counts_once() -> None:
+    buffer = Buffer()
+    observations = play(buffer, 0, 6)
+    (chunk,) = buffer.chunks
+    (session,) = sessions_of([chunk.slice(0, 4), chunk.slice(3, 7)])
+    np.testing.assert_array_equal(session.observations, observations)
+
+
+def test_a_change_of_structure_begins_another_session() -> None:
+    one, two = Buffer(), Buffer()
+    play(one, 0, 6)
+    play(two, 0, 6)
+    (chunk,), (other,) = one.chunks, two.chunks
+    doubles: Any = other.observation
+    later = replace(other.slice(4, 7), observation=doubles[4:].astype(np.float64))
+    assert [len(session) for session in sessions_of([chunk.slice(0, 4), later])] == [3, 2]
+
+
+def test_an_aborted_episode_ends_with_its_record() -> None:
+    buffer = Buffer()
+    play(buffer, 0, 3, "open")
+    joiner = SessionJoiner()
+    assert joiner.add(buffer.chunks[0]) == []
+    (session,) = joiner.end(b"", buffer.episodes)
+    assert (session.terminated, session.truncated, session.seed) == (False, False, 7)
+    assert joiner.finish() == []
+
+
+def test_an_endless_episode_is_cut_and_loses_no_step() -> None:
+    buffer = Buffer()
+    play(buffer, 0, 500)
+    joiner, found = SessionJoiner(max_bytes=1000), []
+    for part in parts(buffer, 10):
+        found += joiner.add(part)
+    assert len(found) > 5
+    assert sum(map(len, found)) == 500
+    assert [session.first_step for session in found] == [0, *np.cumsum([len(session) for session in found])[:-1]]
+    assert [session.terminated for session in found] == [False] * (len(found) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("field", "found"),
+    [
+        ({"observations": np.zeros((3, 2))}, "observations .* 4 rows, found 3"),
+        ({"actions": {"a": np.zeros(3), "b": np.zeros(2)}}, "actions .* 3 rows, found 2"),
+        ({"extras": {"v": np.zeros(4)}}, r"extras\['v'\] .* 3 rows, found 4"),
+        ({"rewards": np.zeros(0)}, "no rewards"),
+    ],
+)
+def test_lengths_that_differ_are_named(field: dict[str, Any], found: str) -> None:
+    values = {"observations": np.zeros((4, 2)), "actions": np.zeros(3), "rewards": np.zeros(3)}
+    with pytest.raises(ValueError, match=found):
+        Session(**{**values, **field})

@@ -1,0 +1,22 @@
+"""Recorded sessions: episodes in files, to train from. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tmrl_core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tmrl_core.sessions.files import SessionWriter as SessionWriter
+    from tmrl_core.sessions.files import read_sessions as read_sessions
+    from tmrl_core.sessions.files import read_spaces as read_spaces
+    from tmrl_core.sessions.session import Session as Session
+    from tmrl_core.sessions.session import sessions_of as sessions_of
+
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "session": "Session sessions_of",
+        "files": "SessionWriter read_sessions read_spaces",
+    },
+)

@@ -1,0 +1,316 @@
+"""Recorded sessions in a folder.
+
+    spaces.json           the spaces of observations and actions
+    000000000001.seg ...  a log of records (tmrl_core/storage)
+
+The note of a record is the id of the stream that its samples belong to, one for each opening of the folder. Its payload
+is a message of samples as a worker sends it (samples/codec.py). Episodes are joined when they are read, so a process
+that dies loses no step of the last record before, and memory is bounded while writing and reading.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import gymnasium
+
+from tmrl_core.errors import CodecError, StorageError, StorageFullError
+from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_message_buffers, split_chunk
+from tmrl_core.sessions.session import Session, SessionJoiner
+from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, write_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "sessions"
+VERSION = 1
+SPACES_FILE = "spaces.json"
+MAX_SPACES_BYTES = 64 << 20
+RECORD_BYTES = 4 << 20
+"""Size of the parts in which samples are written, about; one sample may be larger."""
+MAX_RECORD_BYTES = 1 << 30
+"""Maximum size of a record that is read."""
+
+Spaces: TypeAlias = "tuple[gymnasium.Space[Any], gymnasium.Space[Any]]"
+"""Those of observations and actions."""
+
+
+class SessionWriter:
+    """Writes sessions, or the samples of episodes as they arrive, to a folder. Not thread-safe.
+
+    A folder that holds sessions of the same spaces is continued. One process at a time writes to a folder.
+
+    Args:
+        folder: created if it is missing.
+        observation_space: of the environment.
+        action_space: likewise.
+        max_bytes: maximum size of the files; None: no limit.
+
+    Raises:
+        ConfigError: a space cannot be recorded.
+        FolderLockedError: another process records into the folder.
+        StorageError: the folder cannot be written, holds sessions of other spaces, or is damaged. It is unchanged.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self._max_bytes = max_bytes
+        self._episodes = 0
+        self._stream = secrets.token_bytes(8)
+        text = _spaces_text(observation_space, action_space)
+        self._lock = FolderLock(self.folder, "recorded sessions")
+        try:
+            if (self.folder / SPACES_FILE).exists():
+                problem = spaces_problem(read_spaces(self.folder), (observation_space, action_space))
+                if problem:
+                    raise StorageError(
+                        f"{self.folder} holds sessions of another environment: {problem}. Record into another folder."
+                    )
+                _check(_files(self.folder)[-1:])
+            elif any(self.folder.glob("*.seg")):
+                raise StorageError(f"{self.folder} holds other files of records. Record into another folder.")
+            else:
+                write_whole(self.folder / SPACES_FILE, text)
+            self._log = RecordLog(self.folder, FORMAT, {"version": VERSION})
+        except OSError as exc:
+            self._lock.close()
+            raise StorageError(f"{self.folder} cannot be written: {exc}. Record into another folder.") from exc
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def write(self, session: Session) -> None:
+        """Write a whole session.
+
+        Raises:
+            StorageError, CodecError: as `append`.
+        """
+        self._episodes += 1
+        record = EpisodeRecord(
+            agent="",
+            episode_return=session.episode_return,
+            length=len(session),
+            mode="train",
+            end="terminated" if session.terminated else "truncated" if session.truncated else "aborted",
+            episode=self._episodes,
+            version=session.version,
+            seed=session.seed,
+            worker=session.source,
+        )
+        # A stream of its own: the episodes of `append` have ids of their own.
+        self._append([session.chunk(self._episodes)], [record], self._stream + b"s")
+
+    def append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord] = ()) -> None:
+        """Write the next samples of the episodes that one worker plays, and the records of finished ones.
+
+        Raises:
+            StorageFullError: there is no room, or `max_bytes` is reached. What was written before is unchanged.
+            StorageError: they cannot be written for another reason; likewise.
+            CodecError: a value cannot be written.
+        """
+        self._append(chunks, records, self._stream)
+
+    def _append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], stream: bytes) -> None:
+        if self._log.numbers and not self._log.path(self._log.numbers[-1]).exists():
+            raise StorageError(f"{self.folder} was removed while sessions were recorded into it")
+        parts = [part for chunk in chunks for part in split_chunk(chunk, RECORD_BYTES)]
+        for part, ended in _with_their_ends(parts, records):
+            buffers = encode_message_buffers(part, ended)
+            if self._max_bytes is not None:
+                size = self._log.bytes + sum(memoryview(buffer).nbytes for buffer in buffers)
+                if size > self._max_bytes:
+                    raise StorageFullError(f"{self.folder} has reached its maximum size of {self._max_bytes} bytes")
+            self._log.append(stream, buffers)
+
+    def close(self) -> None:
+        """Let another process use the folder; a second call does nothing."""
+        self._log.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def read_sessions(path: str | os.PathLike[str]) -> Iterator[Session]:
+    """Return an iterator of the sessions of a folder, or of all folders in it, in the order in which they ended.
+
+    The checksums of all files are compared before the first session is returned. A folder may be read while another
+    process records into it: sessions that end later are not included. An incomplete last record, of a process that died
+    or is still writing, is left out with a warning.
+
+    Args:
+        path: a folder that `SessionWriter` wrote, or a folder of such folders, read in the order of their names.
+
+    Raises:
+        StorageError: there is no recording, or it is damaged; the message names the file and the offset.
+    """
+    return _read([_check(_files(folder)) for folder in folders_of(path)])
+
+
+def read_spaces(path: str | os.PathLike[str]) -> Spaces:
+    """Return the spaces of observations and actions of a folder of sessions, or of all folders in it.
+
+    Raises:
+        StorageError: there is no recording, or it is damaged; or the folders differ in their spaces.
+    """
+    folders = folders_of(path)
+    found = [_spaces_of(folder) for folder in folders]
+    for folder, other in zip(folders, found, strict=True):
+        problem = spaces_problem(other, found[0])
+        if problem:
+            raise StorageError(f"{folder} and {folders[0]} hold sessions of different environments: {problem}")
+    return found[0]
+
+
+def folders_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the folders of sessions that a path names: itself, or those in it.
+
+    Raises:
+        StorageError: there is none.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise StorageError(f"{folder} {found}; a recording is a folder that --record (or SessionWriter) has written")
+    found_in = (
+        [folder] if (folder / SPACES_FILE).is_file() else sorted(p.parent for p in folder.glob(f"*/{SPACES_FILE}"))
+    )
+    if not found_in:
+        raise StorageError(
+            f"{folder} holds no recorded sessions: there is no {SPACES_FILE} in it. Record with "
+            "`python -m tmrl_core --expert --record DIR`, or check the path"
+        )
+    return found_in
+
+
+def spaces_problem(found: Spaces, expected: Spaces) -> str:
+    """Return the difference between the spaces of two recordings; empty: there is none."""
+    for name, one, other in zip(("observations", "actions"), found, expected, strict=True):
+        if one != other:
+            return f"its {name} are {one}, expected {other}"
+    return ""
+
+
+def _spaces_text(observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bytes:
+    found = {
+        "version": VERSION,
+        "observation_space": space_to_json(observation_space, "the observation space"),
+        "action_space": space_to_json(action_space, "the action space"),
+    }
+    return json.dumps(found, indent=1, allow_nan=False).encode()
+
+
+def _spaces_of(folder: Path) -> Spaces:
+    file = folder / SPACES_FILE
+    try:
+        if file.stat().st_size > MAX_SPACES_BYTES:
+            raise StorageError(f"{file} has more than {MAX_SPACES_BYTES} bytes, so it is no description of spaces")
+        value = json.loads(file.read_bytes())
+        if value["version"] != VERSION:
+            raise StorageError(
+                f"{file} is of version {value['version']!r:.40}; this version of tmrl_core reads {VERSION}"
+            )
+        return space_of_json(value["observation_space"]), space_of_json(value["action_space"])
+    except OSError as exc:
+        raise StorageError(f"{file} cannot be read: {exc}") from exc
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise StorageError(f"{file} is damaged, or describes no spaces: {exc}") from exc
+
+
+def _with_their_ends(
+    chunks: Sequence[Chunk], records: Sequence[EpisodeRecord]
+) -> Iterator[tuple[Chunk | None, list[EpisodeRecord]]]:
+    """Yield each chunk with the records of the episodes whose last rows it has; records without rows come last."""
+    last = {segment.episode: index for index, chunk in enumerate(chunks) for segment in chunk.segments}
+    for index, chunk in enumerate(chunks):
+        yield chunk, [record for record in records if last.get(record.episode) == index]
+    rest = [record for record in records if record.episode not in last]
+    if rest:
+        yield None, rest
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.seg") if path.stem.isdecimal())
+
+
+def _check(files: Sequence[Path]) -> list[tuple[Path, int]]:
+    """Compare the checksums of files; return them with the number of bytes that may be read.
+
+    Raises:
+        StorageError: one is damaged, or holds other records.
+    """
+    found = []
+    for file in files:
+        last = file == files[-1]
+        if last and not file.stat().st_size:
+            break  # a process died before it wrote the file's head
+        reader = SegmentReader(file)
+        try:
+            if reader.format_name != FORMAT or reader.description.get("version") != VERSION:
+                raise StorageError(
+                    f"{file} holds records of the kind {reader.format_name!r}, {reader.description!r:.80}; this "
+                    f"version of tmrl_core reads {FORMAT!r}, version {VERSION}"
+                )
+            for _ in reader.records():
+                pass
+            if reader.torn_bytes and not (last and reader.cut_short):
+                raise StorageError(
+                    f"{file} is damaged at byte {reader.good_bytes} of {reader.size}: a checksum is wrong. Restore the "
+                    "file from a copy, or remove it: the other files can be read without it"
+                )
+            if reader.torn_bytes:
+                logger.warning(
+                    "%s: its last %d bytes, after byte %d, are an incomplete record (its writer died, or is still "
+                    "writing) and are left out",
+                    file,
+                    reader.torn_bytes,
+                    reader.good_bytes,
+                )
+            found.append((file, reader.good_bytes))
+        finally:
+            reader.close()
+    return found
+
+
+def _read(folders: Sequence[Sequence[tuple[Path, int]]]) -> Iterator[Session]:
+    for files in folders:
+        joiner = SessionJoiner()
+        for file, size in files:
+            reader = SegmentReader(file, size)
+            try:
+                for record in reader.records(check_payloads=False):
+                    yield from _sessions_in(record, joiner, file)
+            finally:
+                reader.close()
+        yield from joiner.finish()
+
+
+def _sessions_in(record: Record, joiner: SessionJoiner, file: Path) -> list[Session]:
+    """Return the sessions that end in a record."""
+    try:
+        message = decode_message(record.payload, max_bytes=MAX_RECORD_BYTES)
+        if message.chunk is None:
+            return joiner.end(record.note, message.records)
+        message.chunk.stream = record.note
+        return joiner.add(message.chunk, message.records)
+    except (CodecError, ValueError) as exc:
+        raise StorageError(f"{file}: the record at byte {record.offset} cannot be read: {exc}") from exc

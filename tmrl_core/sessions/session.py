@@ -1,0 +1,271 @@
+"""A session: one recorded episode. And how chunks of samples become sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.samples import Chunk, EpisodeRecord, Segment, Tree, Version
+from tmrl_core.samples.columns import Array, leaves, map_leaves
+from tmrl_core.samples.concatenation import same_layout, same_structure
+from tmrl_core.samples.segments import NO_VERSION
+
+MAX_OPEN_BYTES = 256 << 20
+"""Maximum size of the unfinished sessions that `SessionJoiner` holds; beyond it the longest is cut."""
+MAX_OPEN = 4096
+"""Maximum number of unfinished sessions; beyond it the oldest is finished."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Session:
+    """One recorded episode, or a part of one. Tick t: observation t, the action chosen on it, the reward for it.
+
+    Args:
+        observations: leaves [T + 1, ...]; the last one follows the last action.
+        actions: leaves [T, ...].
+        rewards: [T].
+        extras: further columns by name, leaves [T, ...], stored with the actions.
+        infos: the infos that are not empty, by observation; 0 is that of the reset.
+        terminated: the last step ended the episode.
+        truncated: the last step cut the episode. With neither, the recording stopped before the episode's end.
+        first_step: step of the episode that the first observation belongs to; 0 is the reset.
+        seed: of the reset, if it was chosen.
+        source: name of the worker or data set.
+        version: of the policy that acted at the end; (0, 0): none.
+
+    Raises:
+        ValueError: the lengths differ, or there is no tick.
+    """
+
+    observations: Tree
+    actions: Tree
+    rewards: Array
+    extras: dict[str, Tree] = field(default_factory=dict)
+    infos: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    first_step: int = 0
+    seed: int | None = None
+    source: str = ""
+    version: Version = NO_VERSION
+
+    def __post_init__(self) -> None:
+        ticks = len(self)
+        if not ticks:
+            raise ValueError("a session has at least one tick, and this one has no rewards")
+        for name, tree, rows in (
+            ("observations", self.observations, ticks + 1),
+            ("actions", self.actions, ticks),
+            *((f"extras[{key!r}]", tree, ticks) for key, tree in self.extras.items()),
+        ):
+            for column in leaves(tree):
+                if len(column) != rows:
+                    raise ValueError(
+                        f"the {name} of a session with {ticks} rewards have {rows} rows, found {len(column)}: there is "
+                        "one observation more than actions and rewards"
+                    )
+
+    def __len__(self) -> int:
+        """Return the number of ticks."""
+        return len(self.rewards)
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the rewards, undiscounted."""
+        return float(np.sum(self.rewards, dtype=np.float64))
+
+    def chunk(self, episode: int = 0, stream: bytes = b"") -> Chunk:
+        """Return the samples as a worker sends them: the reset, then one sample for each action.
+
+        Args:
+            episode: its id, unique in the stream.
+            stream: id of the stream.
+        """
+        rows = len(self) + 1
+
+        def after_reset(column: Any) -> Any:
+            if isinstance(column, list):
+                return [None, *column]
+            return np.concatenate([np.zeros_like(column[:1]), column])
+
+        def flag(value: bool) -> np.ndarray:
+            flags = np.zeros(rows, np.bool_)
+            flags[-1] = value
+            return flags
+
+        present = np.ones(rows, np.bool_)
+        present[0] = False
+        return Chunk(
+            rows=rows,
+            action=map_leaves(after_reset, self.actions),
+            action_present=present,
+            observation=self.observations,
+            reward=after_reset(self.rewards),
+            terminated=flag(self.terminated),
+            truncated=flag(self.truncated),
+            info=self.infos,
+            extras={name: map_leaves(after_reset, tree) for name, tree in self.extras.items()},
+            segments=(Segment(rows, episode, self.first_step, *self.version),),
+            stream=stream,
+        )
+
+
+def sessions_of(chunks: Iterable[Chunk], records: Iterable[EpisodeRecord] = ()) -> Iterator[Session]:
+    """Yield the sessions that chunks of samples contain, in the order in which they end, then the unfinished ones.
+
+    A session never continues across a missing message, a change of structure or two streams: the next one begins there.
+
+    Args:
+        chunks: of any streams; each stream's in its order.
+        records: of their episodes, for seeds and names of workers.
+    """
+    joiner, noted = SessionJoiner(), tuple(records)
+    for chunk in chunks:
+        yield from joiner.add(chunk, noted)
+    yield from joiner.finish()
+
+
+class _Open:
+    """An unfinished session: the first observation, and chunks of one layout with the steps after it."""
+
+    __slots__ = ("body", "first", "first_step", "nbytes", "next_step")
+
+    def __init__(self, first: Chunk, first_step: int) -> None:
+        self.first = first.last_row()  # a copy: what is cut from a chunk does not keep the whole of it in memory
+        self.first_step = first_step
+        self.next_step = first_step + 1
+        self.body: list[Chunk] = []
+        self.nbytes = first.nbytes
+
+    def takes(self, chunk: Chunk) -> bool:
+        """Return True if the steps of a chunk have the layout of this session."""
+        if self.body:
+            return same_layout(self.body[-1], chunk)
+        return same_structure(self.first.observation, chunk.observation)
+
+    def append(self, chunk: Chunk) -> None:
+        self.body.append(chunk)
+        self.next_step += chunk.rows
+        self.nbytes += chunk.nbytes
+
+    def session(self, record: EpisodeRecord | None) -> Session | None:
+        """Return the session; None: no step follows the first observation."""
+        if not self.body:
+            return None
+        last = self.body[-1]
+        infos = {0: self.first.info[0]} if 0 in self.first.info else {}
+        row = 1
+        for part in self.body:
+            infos |= {row + at: info for at, info in part.info.items()}
+            row += part.rows
+        return Session(
+            observations=_joined([self.first.observation, *(part.observation for part in self.body)]),
+            actions=_joined([part.action for part in self.body]),
+            rewards=_joined([part.reward for part in self.body]),
+            extras={name: _joined([part.extras[name] for part in self.body]) for name in last.extras},
+            infos=infos,
+            terminated=bool(last.terminated[-1]),
+            truncated=bool(last.truncated[-1]),
+            first_step=self.first_step,
+            seed=record.seed if record is not None and self.first_step == 0 else None,
+            source=record.worker if record is not None else "",
+            version=last.segments[-1].version,
+        )
+
+
+class SessionJoiner:
+    """Joins the samples of episodes that arrive in parts.
+
+    Its memory is bounded: beyond `max_bytes`, the longest unfinished session is returned as it is, and the rest of its
+    episode becomes another one.
+
+    Args:
+        max_bytes: maximum size of the unfinished sessions.
+    """
+
+    def __init__(self, max_bytes: int = MAX_OPEN_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._open: dict[tuple[bytes, int], _Open] = {}
+
+    def add(self, chunk: Chunk, records: Sequence[EpisodeRecord] = ()) -> list[Session]:
+        """Add the next samples of a stream; return the sessions that end with them.
+
+        Args:
+            chunk: the samples.
+            records: of finished episodes, see `end`.
+        """
+        recorded = {record.episode: record for record in records}
+        found: list[Session | None] = []
+        for start, stop, episode, first_step in _runs(chunk):
+            key = (chunk.stream, episode)
+            session = self._open.get(key)
+            if session is not None and first_step == session.next_step - 1:
+                start += 1  # a sender may repeat the last row, to begin a message with it
+                first_step += 1
+                if start == stop:
+                    continue
+            rows = chunk.slice(start, stop)
+            if session is not None and (first_step != session.next_step or not session.takes(rows)):
+                found.append(session.session(recorded.get(episode)))
+                session = None
+            if session is None:
+                session = self._open[key] = _Open(rows.slice(0, 1), first_step)
+                rows = rows.slice(1, rows.rows)
+            if rows.rows:
+                session.append(rows)
+            if chunk.terminated[stop - 1] or chunk.truncated[stop - 1]:
+                del self._open[key]
+                found.append(session.session(recorded.get(episode)))
+        found += self._cut()
+        return [*_present(found), *self.end(chunk.stream, records)]
+
+    def end(self, stream: bytes, records: Sequence[EpisodeRecord]) -> list[Session]:
+        """Return the unfinished sessions of a stream's aborted episodes."""
+        aborted = {(stream, record.episode): record for record in records if record.end == "aborted"}
+        return _present(self._open.pop(key).session(record) for key, record in aborted.items() if key in self._open)
+
+    def finish(self) -> list[Session]:
+        """Return the unfinished sessions, and forget them."""
+        found = [session.session(None) for session in self._open.values()]
+        self._open = {}
+        return _present(found)
+
+    def _cut(self) -> Iterator[Session | None]:
+        while len(self._open) > MAX_OPEN:
+            yield self._open.pop(next(iter(self._open))).session(None)
+        while sum(session.nbytes for session in self._open.values()) > self._max_bytes:
+            key, longest = max(self._open.items(), key=lambda item: item[1].nbytes)
+            if not longest.body:
+                return  # single observations, which are as few as `MAX_OPEN` allows
+            self._open[key] = _Open(longest.body[-1], longest.next_step - 1)
+            yield longest.session(None)
+
+
+def _present(sessions: Iterable[Session | None]) -> list[Session]:
+    return [session for session in sessions if session is not None]
+
+
+def _runs(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (start, stop, episode, first step) of each run of rows that belong to one session."""
+    ended = np.flatnonzero(chunk.terminated | chunk.truncated)
+    episode, step = chunk.episode, chunk.step
+    breaks = np.flatnonzero((np.diff(episode) != 0) | (np.diff(step) != 1)) + 1
+    starts = sorted({0, *breaks.tolist(), *(int(row) + 1 for row in ended if row + 1 < chunk.rows)})
+    for start, stop in zip(starts, [*starts[1:], chunk.rows], strict=True):
+        if stop > start:
+            yield start, stop, int(episode[start]), int(step[start])
+
+
+def _joined(trees: Sequence[Any]) -> Any:
+    """Concatenate trees of one structure."""
+    first = trees[0]
+    if isinstance(first, tuple):
+        return tuple(_joined(children) for children in zip(*trees, strict=True))
+    if isinstance(first, dict):
+        return {key: _joined([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, list):
+        return [value for part in trees for value in part]
+    return np.concatenate(trees)
