@@ -15,6 +15,7 @@ from tmrl_core.samples import Chunk
 from tmrl_core.testing.memories import MemorySuite
 from tmrl_core.training import GenericTorchMemory, ReplayMemory
 from tmrl_core.training.memories.frame_stack_memory import FrameStackMemory
+from tmrl_core.training.memories.sequences import SequenceMemory
 
 KINDS: dict[str, dict[str, Any]] = {
     "uniform": {},
@@ -49,6 +50,17 @@ class TestFrameStackMemory(TestReplayMemory):
 
     def make_memory(self) -> FrameStackMemory:
         return FrameStackMemory(memory_size=100, batch_size=4, seed=0, nb_steps=3, **self.settings)
+
+
+class TestSequenceMemory(TestReplayMemory):
+    @pytest.fixture(autouse=True, params=KINDS.keys() - {"n_step"})
+    def choose(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.settings = KINDS[request.param]
+        if request.param == "disk":
+            self.settings = {**self.settings, "folder": tmp_path / "memory"}
+
+    def make_memory(self) -> SequenceMemory:
+        return SequenceMemory(memory_size=100, batch_size=4, seed=0, nb_steps=3, length=4, **self.settings)
 
 
 class TestGenericTorchMemory(MemorySuite):

@@ -119,10 +119,13 @@ ACTORS = {policy.name: policy.action_space for policy in POLICIES}
 
 FRAME_STACK = 4
 """Default number of frames of `FrameStackMemory`."""
+SEQUENCE_LENGTH = 40
+"""Default number of ticks in a sequence of `SequenceMemory`."""
 MEMORIES = {
     "FrameStackMemory": "memories.frame_stack_memory",
     "ReplayMemory": "memories.replay",
     "RoundMemory": "loops.round_memory",
+    "SequenceMemory": "memories.sequences",
 }
 
 

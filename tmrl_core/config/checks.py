@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config.algorithms import mismatches, shared_kwargs, unknown_keywords
+from tmrl_core.config.algorithms import memory_of, mismatches, shared_kwargs, unknown_keywords
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import least_error
@@ -74,7 +74,7 @@ def contradictions(config: Config) -> Iterator[str]:
             )
             + "; take 0 or null"
         )
-    if trainer.start_training > memory.capacity:
+    if trainer.start_training > memory.capacity and memory_of(memory.cls) != "SequenceMemory":
         yield (
             f"trainer.start_training: {trainer.start_training} is more than memory.capacity = {memory.capacity} keeps; "
             "lower the first or raise the second"

@@ -19,7 +19,7 @@ COMPARED = ("run.seed", "environment", "actor", "worker.collection", "memory", "
 """Keys that are compared. Others concern this process only."""
 
 FIXED: dict[str, str] = {
-    r"memory\.(n_step|capacity)": "the stored transitions have the earlier value",
+    r"memory\.(n_step|capacity|kwargs\.(length|stride))": "the stored transitions have the earlier value",
     r"(actor|agent)\.kwargs\.activation": "the networks were trained with the earlier one",
 }
 """Keys, as regular expressions, that may not change, and why."""

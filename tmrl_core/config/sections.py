@@ -393,8 +393,11 @@ class MemorySection(Section, frozen=True, kw_only=True):
 
     cls: Annotated[Reference, doc("Class of the memory.")] = "tmrl_core.training:ReplayMemory"
     kwargs: Annotated[Kwargs, doc("Further keyword arguments of the memory.")] = field(default_factory=dict)
-    capacity: Annotated[Positive, doc("Maximum number of samples. A full memory drops its oldest samples.")] = 1_000_000
-    batch_size: Annotated[Positive, doc("Transitions per batch.")] = 256
+    capacity: Annotated[
+        Positive,
+        doc("Maximum number of samples; of sequences in a SequenceMemory. A full memory drops its oldest samples."),
+    ] = 1_000_000
+    batch_size: Annotated[Positive, doc("Transitions per batch; sequences with a SequenceMemory.")] = 256
     sample_preprocessor: Annotated[
         Reference | None,
         doc(

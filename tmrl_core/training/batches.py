@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,9 +16,17 @@ PLACES = "places"
 """Extra of a batch: [T, 3] int64 stream, episode and step of each row. Rows of one episode with consecutive steps
 continue each other, also across rounds."""
 
+TICKS = "ticks"
+"""Extra of a batch of sequences: [B] float32, ticks before the padding."""
+FIRST_TICK = "first_tick"
+"""Extra of a batch of sequences: [B] float32, number of the first tick in its episode."""
+STATE = "state."
+"""Beginning of the names of extras that are a recurrent state before the action."""
+NO_SEQUENCE: Mapping[str, Tensor] = MappingProxyType({})
+
 
 class Transitions(NamedTuple):
-    """Transitions of a batch.
+    """Transitions of a batch, or sequences: `next_obs`, `action`, `reward_B` and `terminated_B` are then [B, T, ...].
 
     Attributes:
         obs, next_obs: nested as the observation space is, leaves [B, *shape].
@@ -25,6 +35,7 @@ class Transitions(NamedTuple):
         terminated_B: [B] float32, 1 at the end of the task.
         discount: factor of the value of `next_obs`: gamma, or [B] gamma^n.
         weight_B: [B] importance of each row, from a memory with non-uniform sampling; None: all equal.
+        sequence: of sequences, the extras `TICKS`, `FIRST_TICK` and the recurrent state before the first tick.
     """
 
     obs: Tree
@@ -34,6 +45,7 @@ class Transitions(NamedTuple):
     terminated_B: Tensor
     discount: float | Tensor
     weight_B: Tensor | None
+    sequence: Mapping[str, Tensor] = NO_SEQUENCE
 
 
 def transitions_of(batch: Batch, gamma: float) -> Transitions:
@@ -46,6 +58,8 @@ def transitions_of(batch: Batch, gamma: float) -> Transitions:
     """
     obs, action, reward_B, next_obs, terminated_B, _ = batch[:6]
     extras = batch[6] if len(batch) > 6 else {}
-    return Transitions(
-        obs, action, reward_B, next_obs, terminated_B, extras.get("discount", gamma), extras.get("weights")
-    )
+    discount, weight_B = extras.get("discount", gamma), extras.get("weights")
+    if TICKS not in extras:
+        return Transitions(obs, action, reward_B, next_obs, terminated_B, discount, weight_B)
+    sequence = {name: extras[name] for name in extras if name in (TICKS, FIRST_TICK) or name.startswith(STATE)}
+    return Transitions(obs, action, reward_B, next_obs, terminated_B, discount, weight_B, sequence)

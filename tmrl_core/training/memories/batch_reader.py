@@ -328,6 +328,8 @@ class BatchReader:
         assert layout is not None
         prev_obs, act, rew, obs, terminated, truncated = layout.batch(column)
         extras = layout.batch_extras(column)
+        if layout.sequence is not None:
+            return prev_obs, act, rew, obs, terminated.astype(bool), truncated.astype(bool), extras
         return prev_obs, act, rew, obs, bool(terminated), bool(truncated), extras
 
     # --- checkpoints --------------------------------------------------------------------------------------------------

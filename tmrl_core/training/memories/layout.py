@@ -6,14 +6,15 @@ dtype, however many leaves an observation has:
     float32 group:  | prev_obs ... | act ... | rew | new_obs ... | terminated | truncated | extras ... |
     uint8 group:    | prev_obs/image ... | new_obs/image ... |
 
-A column is a slice of its group's row, and a batch's columns are views of the gathered rows.
+In a row with a sequence, all columns but `prev_obs` and the extras have a first axis of its ticks. A column is a slice
+of its group's row, and a batch's columns are views of the gathered rows.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -120,6 +121,7 @@ class RowLayout:
         extras: names of further columns that the memory computes, one float32 each.
         orders: of the keys of observations, actions and extras in batches.
         sample_extras: specs of the samples' own extras, by name.
+        sequence: length and stride of the sequences in rows; None: rows hold transitions.
     """
 
     def __init__(
@@ -129,27 +131,32 @@ class RowLayout:
         extras: Sequence[str] = (),
         orders: KeyOrders | None = None,
         sample_extras: Mapping[str, TreeSpec] = MappingProxyType({}),
+        sequence: tuple[int, int] | None = None,
     ) -> None:
         self.observation = observation
         self.action = action
         self.sample_extras = dict(sample_extras)
+        self.sequence = sequence
         self.orders = orders or KeyOrders()
         self.dtypes: list[np.dtype] = []
         self.sizes: list[list[int]] = []
         """Return the number of elements in a row of each group."""
         self._widths: list[int] = []
         self.prev_obs = [self._add(leaf) for leaf in observation.leaves]
-        self.act = [self._add(leaf) for leaf in action.leaves]
+        self.act = [self._add_ticks(leaf) for leaf in action.leaves]
         scalar = Leaf("", FLAG_DTYPE, ())
-        self.rew = self._add(scalar)
-        self.new_obs = [self._add(leaf) for leaf in observation.leaves]
-        self.terminated = self._add(scalar)
-        self.truncated = self._add(scalar)
+        self.rew = self._add_ticks(scalar)
+        self.new_obs = [self._add_ticks(leaf) for leaf in observation.leaves]
+        self.terminated = self._add_ticks(scalar)
+        self.truncated = self._add_ticks(scalar)
         self.extras = {name: self._add(scalar) for name in extras}
         self.sample_extra_columns = {
             name: [self._add(leaf) for leaf in spec.leaves] for name, spec in self.sample_extras.items()
         }
         self.has_extras = bool(self.extras or self.sample_extras)
+
+    def _add_ticks(self, leaf: Leaf) -> Column:
+        return self._add(leaf if self.sequence is None else replace(leaf, shape=(self.sequence[0], *leaf.shape)))
 
     def _add(self, leaf: Leaf) -> Column:
         if leaf.dtype not in self.dtypes:
@@ -203,6 +210,8 @@ class RowLayout:
             described["extras"] = list(self.extras)
         if self.sample_extras:
             described["sample_extras"] = {name: describe_spec(spec) for name, spec in self.sample_extras.items()}
+        if self.sequence:
+            described["sequence"] = list(self.sequence)
         return described
 
     @classmethod
@@ -217,13 +226,22 @@ class RowLayout:
             raise ValueError("extras that are no names")
         observation, action = spec_of(description["observation"]), spec_of(description["action"])
         sample_extras = {name: spec_of(value) for name, value in description.get("sample_extras", {}).items()}
-        made = cls(observation, action, extras, None, sample_extras)
+        made = cls(observation, action, extras, None, sample_extras, _sequence_of(description.get("sequence")))
         own = {extra_order(name): spec for name, spec in sample_extras.items()}
         for name, spec in {"observation": observation, "action": action, **own}.items():
             # States of earlier releases lack the order: the first added sample decides.
             if name in description.get("orders", {}):
                 made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
         return made
+
+
+def _sequence_of(description: Tree) -> tuple[int, int] | None:
+    if description is None:
+        return None
+    length, stride = (operator.index(number) for number in description)
+    if not 1 <= stride <= length:
+        raise ValueError("a sequence of impossible length and stride")
+    return length, stride
 
 
 def extra_order(name: str) -> str:

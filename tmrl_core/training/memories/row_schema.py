@@ -9,6 +9,7 @@ import numpy as np
 
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
+from tmrl_core.training.batches import STATE
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, RowLayout, TreeSpec, extra_order, tree_spec
 from tmrl_core.training.memories.n_steps import DISCOUNT
@@ -29,10 +30,15 @@ class RowSchema:
         rows: the store.
         downcast_float64: float64 columns are stored as float32.
         keep_extras: the samples' own extras are stored.
+        sequence: length and stride of the sequences that rows hold, with recurrent states as their only extras; None:
+            rows hold transitions.
     """
 
-    def __init__(self, rows: Rows, downcast_float64: bool, keep_extras: bool) -> None:
+    def __init__(
+        self, rows: Rows, downcast_float64: bool, keep_extras: bool, sequence: tuple[int, int] | None = None
+    ) -> None:
         self._rows = rows
+        self._sequence = sequence
         self._keep_extras = keep_extras
         self._warned: set[str] = set()
         self._downcast_float64 = downcast_float64
@@ -92,6 +98,8 @@ class RowSchema:
         specs: dict[str, TreeSpec] = {}
         columns = {}
         for name, tree in chunk.extras.items() if chunk.action_present.any() else ():
+            if self._sequence is not None and not name.startswith(STATE):
+                continue
             if name in RESERVED:
                 self._warn(name, "has the name of an extra of the memory")
             elif layout is not None and name not in held:
@@ -141,7 +149,7 @@ class RowSchema:
     ) -> None:
         """Make the layout, unless there is one."""
         if self._rows.layout is None:
-            self._rows.allocate(RowLayout(observation, action, extras, self._orders, sample_extras))
+            self._rows.allocate(RowLayout(observation, action, extras, self._orders, sample_extras, self._sequence))
 
 
 def differs(what: str, chunk: Chunk, found: TreeSpec, held: TreeSpec) -> SampleRefusedError:

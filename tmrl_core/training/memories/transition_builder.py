@@ -26,6 +26,7 @@ class TransitionBuilder:
         gamma: discount factor of a step.
         downcast_float64: float64 columns are stored as float32.
         keep_extras: the samples' own extras are stored.
+        sequence: length and stride of sequences, which a derived class makes in place of transitions.
 
     Attributes:
         schema: schema of the rows.
@@ -34,15 +35,29 @@ class TransitionBuilder:
         expanded: columns that are stored in place of larger ones, with the functions that restore the larger ones.
     """
 
-    def __init__(self, rows: Rows, n_step: int, gamma: float, downcast_float64: bool, keep_extras: bool) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        n_step: int,
+        gamma: float,
+        downcast_float64: bool,
+        keep_extras: bool,
+        sequence: tuple[int, int] | None = None,
+    ) -> None:
         self.rows = rows
+        self.sequence = sequence
         self.n_step = n_step
         self.gamma = gamma
         self.downcast_float64 = downcast_float64
-        self.schema = RowSchema(rows, downcast_float64, keep_extras)
+        self.schema = RowSchema(rows, downcast_float64, keep_extras, sequence)
         self.tails: dict[bytes, Tail] = {}
         self.changed: set[bytes] = set()
         self.expanded: dict[Column, Callable[[Array], Array]] = {}
+
+    @property
+    def single_rows(self) -> bool:
+        """Return True if a tail is one observation."""
+        return self.n_step == 1 and self.sequence is None
 
     def build(self, chunk: Chunk) -> Iterator[TransitionColumns]:
         """Yield the transitions that end in a chunk, in parts.
@@ -88,13 +103,16 @@ class TransitionBuilder:
         action: TreeSpec | None,
         extras: ChunkExtras,
     ) -> tuple[TransitionColumns | None, Tail | None]:
-        follows = rows_that_follow(chunk, tail)
-        # On disk, transitions beyond the capacity leave with their file.
-        most = None if self.rows.durable else self.rows.capacity
         if self.n_step > 1:
-            return join_n_steps(chunk, follows, tail, (observation, action), self.n_step, self.gamma, most, extras)
+            return join_n_steps(chunk, tail, (observation, action), self.n_step, self.gamma, self.most, extras)
+        follows = rows_that_follow(chunk, tail)
         made = action is not None and follows.any()
-        return join_pairs(chunk, follows, tail, most, extras) if made else None, tail_of_pairs(chunk, observation)
+        return join_pairs(chunk, follows, tail, self.most, extras) if made else None, tail_of_pairs(chunk, observation)
+
+    @property
+    def most(self) -> int | None:
+        """Number of transitions that are made at most: on disk, those beyond the capacity leave with their file."""
+        return None if self.rows.durable else self.rows.capacity
 
     def forget(self, stream: bytes) -> None:
         """Drop a stream's tail: its open episode will not be continued."""
@@ -132,6 +150,12 @@ class TransitionBuilder:
                 f"stacks of {disk.stacks.stack} frames, each frame once",
                 "keep memory.cls: tmrl_core.training:FrameStackMemory",
             )
+        if disk.layout is not None and disk.layout.sequence != self.sequence:
+            raise other_folder(
+                disk,
+                f"{_rows_of(disk.layout.sequence)}, and this memory makes {_rows_of(self.sequence)}",
+                "keep the earlier memory.cls and memory.kwargs",
+            )
 
     def open(self, disk: DiskRows) -> None:
         """Load the tails that a folder holds.
@@ -144,7 +168,7 @@ class TransitionBuilder:
     def load_tails(self, tails: Sequence[Sequence[Tree]]) -> None:
         """Load tails; drop those with NaN or infinity."""
         found = {
-            stream: Tail.from_plain(episode, step, tree, self.n_step, self.downcast_float64)
+            stream: Tail.from_plain(episode, step, tree, self.single_rows, self.downcast_float64)
             for stream, episode, step, tree in tails
         }
         self.tails = {stream: tail for stream, tail in found.items() if is_finite(tail.plain())}
@@ -159,6 +183,12 @@ class TransitionBuilder:
         Raises:
             ValueError: another builder has made the state.
         """
+        found = state.get("sequence")
+        if found != (None if self.sequence is None else list(self.sequence)):
+            raise ValueError(
+                f"it was saved with {_rows_of(found)}, and this memory makes {_rows_of(self.sequence)}; keep the "
+                "earlier memory.cls and memory.kwargs"
+            )
 
     def load_state_dict(self, state: State) -> None:
         """Load the entries of a checkpoint, after the rows."""
@@ -171,6 +201,10 @@ class TransitionBuilder:
             False: streams have already begun on disk.
         """
         return True
+
+
+def _rows_of(sequence: Sequence[int] | None) -> str:
+    return "transitions" if sequence is None else f"sequences of length {sequence[0]} and stride {sequence[1]}"
 
 
 def other_folder(disk: DiskRows, found: str, keep: str) -> ConfigError:

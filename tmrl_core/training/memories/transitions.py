@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -29,9 +28,10 @@ class Tail(LastRow):
 
     Args:
         spec: spec of the observation.
-        observation: its leaves, [held, *shape]: one row for transitions of one step, up to n rows for n steps.
+        observation: its leaves, [held, *shape]: one row for transitions of one step, up to n rows for n steps,
+            up to `length` rows for sequences.
         action_spec: spec of the action; None: no row has one, or transitions have one step.
-        action: its leaves, [held, *shape]; like the following, for n steps only.
+        action: its leaves, [held, *shape]; like the following, for n steps and sequences only.
         reward: [held].
         version: [held, 2].
         extras: the samples' extras: for each name, leaves [held, *shape].
@@ -70,17 +70,17 @@ class Tail(LastRow):
         return found
 
     @classmethod
-    def from_plain(cls, episode: int, step: int, tree: Tree, n_step: int, downcast_float64: bool) -> Tail:
-        """Undo `plain`.
+    def from_plain(cls, episode: int, step: int, tree: Tree, single_row: bool, downcast_float64: bool) -> Tail:
+        """Undo `plain`; `single_row`: it holds nothing but an observation.
 
         Raises:
             ValueError, TypeError, KeyError: the tree is invalid.
             SampleRefusedError: a leaf is not a numeric array.
         """
-        observation = tree if n_step == 1 else tree["observation"]
+        observation = tree if single_row else tree["observation"]
         spec = tree_spec(observation, "the observation", downcast_float64)
         leaves = [leaf for _, leaf in flatten(observation)]
-        if n_step == 1:
+        if single_row:
             return cls(episode, step, spec, leaves)
         action = tree["action"]
         present = not isinstance(action, tuple) or len(action) > 0
@@ -146,9 +146,9 @@ def join_pairs(
     count = len(new_rows)
     # Rows are usually consecutive. Slices then replace a gather.
     first, last = int(new_rows[0]), int(new_rows[-1])
-    rows: Any = slice(first, last + 1) if last - first + 1 == count else new_rows
+    rows: slice | Array = slice(first, last + 1) if last - first + 1 == count else new_rows
     from_tail = first == 0
-    previous: Any
+    previous: slice | Array
     if isinstance(rows, slice):
         previous = slice(max(first - 1, 0), last)
     else:
@@ -188,7 +188,7 @@ def tail_of_pairs(chunk: Chunk, spec: TreeSpec) -> Tail | None:
     return Tail(last.episode, last.step, spec, [np.array(leaf[-1:]) for _, leaf in flatten(chunk.observation)])
 
 
-def taken(values: Array, rows: Any) -> Array:
+def taken(values: Array, rows: slice | Array) -> Array:
     """Return `values[rows]`; NumPy's `take` is several times faster than an index where rows are short."""
     return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
 

@@ -1,0 +1,158 @@
+"""A replay memory of sequences, for recurrent policies: its rows are padded runs of ticks of one episode.
+
+Tick t of an episode is the action on observation t, its reward, and observation t + 1. A sequence begins at a multiple
+of `stride` in its episode and holds `length` ticks, or fewer where the episode ends or a message is missing: the rest
+is padding. A sequence whose ticks are all in the one before it is left out. So each tick of an episode is in at least
+one sequence; after a missing message, the ticks up to the next multiple of `stride` are in none, because no recurrent
+state is known for them. The ticks of an open episode that still wait for a full sequence are the tail of their stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.config.algorithms import SEQUENCE_LENGTH
+from tmrl_core.errors import ConfigError
+from tmrl_core.samples import Chunk
+from tmrl_core.training.batches import FIRST_TICK, TICKS
+from tmrl_core.training.memories.joined_rows import JoinedRows
+from tmrl_core.training.memories.layout import Array, TreeSpec
+from tmrl_core.training.memories.memory import whole_number
+from tmrl_core.training.memories.replay import ReplayMemory
+from tmrl_core.training.memories.rows import Rows
+from tmrl_core.training.memories.transition_builder import TransitionBuilder
+from tmrl_core.training.memories.transitions import ChunkExtras, Tail, TransitionColumns
+from tmrl_core.training.value_types import State
+
+_STORED = "stored"
+"""Extra of the rows of a tail: True where a sequence holds the tick already."""
+
+
+class SequenceBuilder(TransitionBuilder):
+    """Builds padded sequences.
+
+    Args:
+        rows, downcast_float64: see `TransitionBuilder`.
+        length: ticks in a sequence.
+        stride: ticks from the beginning of a sequence to that of the next one.
+    """
+
+    def __init__(self, rows: Rows, downcast_float64: bool, length: int, stride: int) -> None:
+        super().__init__(rows, 1, 1.0, downcast_float64, keep_extras=True, sequence=(length, stride))
+        self.length = length
+        self.stride = stride
+
+    def _join(
+        self,
+        chunk: Chunk,
+        tail: Tail | None,
+        observation: TreeSpec,
+        action: TreeSpec | None,
+        extras: ChunkExtras,
+    ) -> tuple[TransitionColumns | None, Tail | None]:
+        marked = {**extras, _STORED: [np.zeros(chunk.rows, bool)]}
+        rows = JoinedRows.of(chunk, tail, (observation, action), marked)
+        stored = rows.extras[_STORED][0]
+        step = chunk.step
+        if tail is not None:
+            step = np.concatenate([np.arange(tail.step - rows.held, tail.step) + 1, step])
+        # Of each sequence, the row of its first observation, and its number of ticks.
+        places: list[Array] = []
+        kept = None
+        for start, end in zip(rows.starts.tolist(), rows.ends.tolist(), strict=True):
+            before = -int(step[start]) % self.stride  # ticks of the run before the first multiple of the stride
+            begins = np.arange(start + before, end, self.stride)
+            complete = int(np.searchsorted(begins, end - self.length, "right"))
+            if complete:
+                stored[start : begins[complete - 1] + self.length + 1] = True
+            if rows.is_open and end == len(rows) - 1:
+                kept = min(start + before + complete * self.stride, end)
+            elif complete < len(begins) and not stored[end]:
+                complete += 1
+            begins = begins[:complete]
+            places.append(np.stack([begins, np.minimum(end - begins, self.length)]))
+        first, ticks = np.concatenate(places, axis=1)
+        skipped = max(0, len(first) - self.most) if self.most is not None else 0
+        made = self._sequences(rows, first[skipped:], ticks[skipped:], step, skipped) if len(first) else None
+        return made, None if kept is None else rows.tail(kept)
+
+    def _sequences(self, rows: JoinedRows, first: Array, ticks: Array, step: Array, skipped: int) -> TransitionColumns:
+        tick = np.arange(self.length)
+        padded = tick >= ticks[:, None]
+        index = np.where(padded, 0, first[:, None] + 1 + tick)
+
+        def taken(column: Array) -> Array:
+            values: Array = column.take(index, axis=0)
+            values[padded] = 0
+            return values
+
+        return TransitionColumns(
+            len(first),
+            [[leaf.take(first, axis=0)] for leaf in rows.observation],
+            [taken(leaf) for leaf in rows.action],
+            taken(rows.reward),
+            [taken(leaf) for leaf in rows.observation],
+            taken(rows.terminated),
+            taken(rows.truncated),
+            rows.version.take(first + 1, axis=0),
+            np.maximum(first + ticks - rows.held, -1),
+            skipped,
+            {TICKS: ticks, FIRST_TICK: step[first]},
+            {
+                name: [leaf.take(first + 1, axis=0) for leaf in leaves]
+                for name, leaves in rows.extras.items()
+                if name != _STORED
+            },
+        )
+
+    def state_dict(self) -> State:
+        """Return the length and the stride, too."""
+        return {**super().state_dict(), "sequence": [self.length, self.stride]}
+
+
+class SequenceMemory(ReplayMemory):
+    """`ReplayMemory` whose rows are sequences of up to `length` ticks of one episode.
+
+    A batch is `(first_obs, act, rew, next_obs, terminated, truncated, extras)`. `first_obs` is [batch_size, *shape],
+    the others [batch_size, length, *shape]: `next_obs[:, t]` is the observation after tick t. Extras are `ticks`, the
+    number of ticks before the padding (zeros), and `first_tick`, the number of the first tick in its episode, both
+    float32 [batch_size]; the recurrent state before that tick (`state.h`, ...), if the policy has one; and those of
+    prioritized sampling. Sizes count sequences.
+
+    Args:
+        *args: positional arguments of `ReplayMemory`; `memory_size` and `batch_size` are numbers of sequences.
+        length: ticks in a sequence.
+        stride: ticks from the beginning of a sequence to that of the next one in its episode, a multiple of the
+            policy's `state_interval`; None: half the length.
+        **kwargs: keyword arguments of `ReplayMemory`.
+
+    Raises:
+        ConfigError, FolderLockedError, StorageError: as `ReplayMemory`; or the stride is larger than the length, or a
+            setting of single transitions is set.
+    """
+
+    type_id = "sequence_replay"
+    type_version = 1
+    _builder: SequenceBuilder
+
+    def __init__(self, *args: Any, length: float = SEQUENCE_LENGTH, stride: float | None = None, **kwargs: Any) -> None:
+        self.length = whole_number(length, "memory.kwargs.length")
+        self.stride = max(1, self.length // 2) if stride is None else whole_number(stride, "memory.kwargs.stride")
+        if self.stride > self.length:
+            raise ConfigError(
+                f"memory.kwargs.stride: found {self.stride}, allowed: 1 to memory.kwargs.length = {self.length}. A "
+                "larger one leaves ticks between two sequences."
+            )
+        if kwargs.get("n_step", 1) != 1:
+            raise ConfigError(
+                f"memory.n_step: found {kwargs['n_step']!r}, allowed for sequences: 1. The agent sums rewards within a "
+                "sequence: set agent.kwargs.n_step."
+            )
+        if kwargs.get("crc_debug"):
+            raise ConfigError("worker.crc_debug compares single transitions; set it to false for a SequenceMemory.")
+        super().__init__(*args, **{**kwargs, "keep_extras": True})
+
+    def _make_builder(self, rows: Rows) -> SequenceBuilder:
+        return SequenceBuilder(rows, self.downcast_float64, self.length, self.stride)
