@@ -88,9 +88,9 @@ class BoxBounds:
         return int(self.low.size)
 
     def clipped(self, action: np.ndarray) -> np.ndarray:
-        """Return the sampled action [size], clipped to the bounds and with the space's shape and dtype."""
-        clipped: np.ndarray = np.clip(action, self.low, self.high).astype(self.dtype).reshape(self.shape)
-        return clipped
+        """Return sampled actions [..., size], clipped to the bounds and with the space's shape and dtype."""
+        clipped: np.ndarray = np.clip(action, self.low, self.high).astype(self.dtype)
+        return clipped.reshape(*action.shape[:-1], *self.shape)
 
 
 def box_bounds(owner: str, space: Any) -> BoxBounds:

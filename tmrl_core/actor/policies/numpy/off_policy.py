@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.actor.policies.exploration import EpsilonGreedy
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 
 
-class NumpyQValueMLPActor(NumpyMLPActor):
+class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPActor):
     """Acts as `QValueMLPActor` does, on weights that it reads from the same safetensors.
 
     The arguments are those of `QValueMLPActor`, with `activation` and `seed` as in `NumpyMLPActor`.
@@ -39,14 +40,6 @@ class NumpyQValueMLPActor(NumpyMLPActor):
         # The best action has the largest advantage: the value, and the advantages' mean, are the same for all.
         self._ranked = self._heads[self._columns["advantage" if dueling else "q"]]
         self.epsilon = float(epsilon)
-
-    def exploration(self) -> dict[str, float]:
-        """`epsilon`."""
-        return {"epsilon": self.epsilon}
-
-    def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Take `epsilon` over."""
-        self.epsilon = float(parameters.get("epsilon", self.epsilon))
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """The action for one observation; `test`: the best one."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.actor.policies.exploration import RandomUntilTrained
 from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS as SUPPORTED_ACTIVATIONS
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import action_bounds
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
@@ -28,7 +26,7 @@ _SCALAR_ACTIONS = 4
 """Number of action elements up to which Python's floats are faster than calls to NumPy."""
 
 
-class NumpySquashedGaussianMLPActor(NumpyMLPActor):
+class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
     """Acts as `SquashedGaussianMLPActor` does, on weights that it reads from the same safetensors.
 
     The arguments are those of `SquashedGaussianMLPActor`, with `activation` and `seed` as in `NumpyMLPActor`.
@@ -54,31 +52,13 @@ class NumpySquashedGaussianMLPActor(NumpyMLPActor):
         self._noise: list[float] = []
         self._uniform: list[np.ndarray] = []
         self._act_by_policy = self._make_act()
-        self._told = random is not None
-        self._explore_with(1.0 if random is None else float(random))
+        self.begin_exploration(random)
 
     def seed(self, seed: int) -> None:
         """Seed the exploration and discard numbers sampled before."""
         super().seed(seed)
         self._noise.clear()
         self._uniform.clear()
-
-    def exploration(self) -> dict[str, float]:
-        """`random`."""
-        return {"random": self.random}
-
-    def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Take `random` over."""
-        if "random" in parameters:
-            self._told = True
-            self._explore_with(float(parameters["random"]))
-
-    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
-        """Load as `NumpyMLPActor.from_bytes`; use these weights from now on, unless `random` was set explicitly."""
-        super().from_bytes(data, device)
-        if not self._told:
-            self._explore_with(0.0)
-        return self
 
     def _explore_with(self, random: float) -> None:
         self.random = random

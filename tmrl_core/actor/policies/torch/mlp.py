@@ -104,6 +104,11 @@ class TorchMLPActor(TorchActorModule):
         """Return the activation, which the shapes do not show."""
         return {"activation": self._activation}
 
+    def encode(self, flat_BD: Tensor) -> Tensor:
+        """Return [B, H] features of flattened observations [B, D]."""
+        features_BH: Tensor = self.net(flat_BD)
+        return features_BH
+
     def seed(self, seed: int) -> None:
         """Give the exploration of `act` a seeded generator; otherwise it uses torch's global one."""
         self._generator = torch.Generator(device=self._own_device).manual_seed(seed)

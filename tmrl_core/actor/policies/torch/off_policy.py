@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tmrl_core.actor.policies.exploration import EpsilonGreedy
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
 
@@ -25,7 +26,36 @@ def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
     return value_B1 + advantage_BN - advantage_BN.mean(dim=-1, keepdim=True)
 
 
-class QValueMLPActor(TorchMLPActor):
+class QValueHead(EpsilonGreedy, TorchMLPActor):
+    """Last layers of an epsilon-greedy policy that estimates the value of each discrete action."""
+
+    def make_head(self, owner: str, dueling: bool, epsilon: float) -> None:
+        """Make the layers, on features of the size `features`.
+
+        Raises:
+            ConfigError: the action space is not Discrete.
+        """
+        self._actions = discrete_actions(owner, self.action_space)
+        self.dueling = dueling
+        self.epsilon = float(epsilon)
+        if dueling:
+            self.value = nn.Linear(self.features, 1)
+            self.advantage = nn.Linear(self.features, self._actions.count)
+        else:
+            self.q = nn.Linear(self.features, self._actions.count)
+
+    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
+        """Return [..., N] values `q` of the actions, of [..., H] features."""
+        if self.dueling:
+            return {"q": dueling_q(self.value(features_BH), self.advantage(features_BH))}
+        return {"q": self.q(features_BH)}
+
+    def index(self, action_B: Tensor) -> Tensor:
+        """Return [B] int64 indices, from 0, of a batch's actions."""
+        return action_B.reshape(-1).to(torch.int64) - self._actions.start
+
+
+class QValueMLPActor(QValueHead):
     """Epsilon-greedy policy on a multi-layer perceptron that estimates the value of each discrete action.
 
     The other arguments are those of `TorchMLPActor`.
@@ -52,14 +82,7 @@ class QValueMLPActor(TorchMLPActor):
         epsilon: float = 1.0,
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, activation)
-        self._actions = discrete_actions("QValueMLPActor", action_space)
-        self.dueling = dueling
-        self.epsilon = float(epsilon)
-        if dueling:
-            self.value = nn.Linear(self.features, 1)
-            self.advantage = nn.Linear(self.features, self._actions.count)
-        else:
-            self.q = nn.Linear(self.features, self._actions.count)
+        self.make_head("QValueMLPActor", dueling, epsilon)
 
     def forward(self, obs: Any) -> Tensor:
         """Return [B, N] values of the actions, with gradients to the weights.
@@ -67,23 +90,7 @@ class QValueMLPActor(TorchMLPActor):
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
         """
-        features_BH = self.net(flatten_batch(self.layout, obs))
-        if self.dueling:
-            return dueling_q(self.value(features_BH), self.advantage(features_BH))
-        q_BN: Tensor = self.q(features_BH)
-        return q_BN
-
-    def index(self, action_B: Tensor) -> Tensor:
-        """Return [B] int64 indices, from 0, of a batch's actions."""
-        return action_B.reshape(-1).to(torch.int64) - self._actions.start
-
-    def exploration(self) -> dict[str, float]:
-        """Return `epsilon`."""
-        return {"epsilon": self.epsilon}
-
-    def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Set `epsilon`."""
-        self.epsilon = float(parameters.get("epsilon", self.epsilon))
+        return self.outputs_of(self.encode(flatten_batch(self.layout, obs)))["q"]
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """Return the action for one observation, collated with a batch dimension of one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,8 @@ def orthogonal(layer: torch.nn.Linear, gain: float) -> torch.nn.Linear:
     return layer
 
 
-class OnPolicyActor(TorchMLPActor):
-    """Stochastic policy with a density, as PPO needs it.
+class OnPolicyHead(TorchMLPActor):
+    """Features and last layer of a stochastic policy with a density, as PPO needs it.
 
     The other arguments are those of `TorchMLPActor`.
 
@@ -72,7 +72,38 @@ class OnPolicyActor(TorchMLPActor):
             return flat_BD
         return ((flat_BD - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
 
+    def encode(self, flat_BD: Tensor) -> Tensor:
+        """Return [B, H] features of flattened observations [B, D]."""
+        return super().encode(self.normalized(flat_BD))
+
     @abstractmethod
+    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
+        """Return the [..., N] parameters of the distribution, by name, of [..., H] features."""
+
+    @abstractmethod
+    def density(self, outputs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return, with gradients, [B] log-density of actions in nats and [B] entropy of the policy.
+
+        Args:
+            outputs: result of `outputs_of` for [B, H] features.
+            action: [B, ...] what `trained_action` makes of a batch.
+        """
+
+    @abstractmethod
+    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """Return the actions whose density the policy computes, from a batch's actions and extras."""
+
+    def reset_extras(self) -> dict[str, Any]:
+        """Return zeros."""
+        return {**super().reset_extras(), "logp": np.float32(0.0)}
+
+
+class OnPolicyActor(OnPolicyHead):
+    """Stochastic policy of a multi-layer perceptron with a density.
+
+    The arguments are those of `OnPolicyHead`.
+    """
+
     def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return, with gradients, [B] log-density of actions in nats and [B] entropy of the policy.
 
@@ -80,10 +111,7 @@ class OnPolicyActor(TorchMLPActor):
             flat_BD: [B, D] flattened observations.
             action: [B, ...] what `trained_action` makes of a batch.
         """
-
-    @abstractmethod
-    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """Return the actions whose density the policy computes, from a batch's actions and extras."""
+        return self.density(self.outputs_of(self.encode(flat_BD)), action)
 
     @abstractmethod
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
@@ -100,10 +128,6 @@ class OnPolicyActor(TorchMLPActor):
             known, logp_B = self.sample(flatten_batch(self.layout, collate_one(obs, self.device)), test)
             return self._of_space(known), {"logp": np.float32(logp_B[0].item()), **self._more(known)}
 
-    def reset_extras(self) -> dict[str, Any]:
-        """Return zeros."""
-        return {"logp": np.float32(0.0)}
-
     @abstractmethod
     def _of_space(self, known: Tensor) -> Any:
         """Return the first of these actions as an action of the action space."""
@@ -112,7 +136,70 @@ class OnPolicyActor(TorchMLPActor):
         return {}
 
 
-class CategoricalMLPActor(OnPolicyActor):
+class CategoricalHead(OnPolicyHead):
+    """Last layer of a policy with a softmax over discrete actions."""
+
+    def make_head(self, owner: str) -> None:
+        """Make the layer, on features of the size `features`.
+
+        Raises:
+            ConfigError: the action space is not Discrete.
+        """
+        self._actions = discrete_actions(owner, self.action_space)
+        self.logits = orthogonal(torch.nn.Linear(self.features, self._actions.count), 0.01)
+
+    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
+        """Return [..., N] `logits`."""
+        return {"logits": self.logits(features_BH)}
+
+    def density(self, outputs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return, with gradients, [B] log-probability of action indices [B] int64 and [B] entropy, in nats."""
+        log_probs_BN = torch.log_softmax(outputs["logits"], dim=-1)
+        entropy_B = -(log_probs_BN.exp() * log_probs_BN).sum(dim=-1)
+        return log_probs_BN.gather(1, action[:, None]).squeeze(1), entropy_B
+
+    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """Return [B] int64 index of each action, from 0."""
+        return action.reshape(-1).to(torch.int64) - self._actions.start
+
+
+class GaussianHead(OnPolicyHead):
+    """Last layer of a Gaussian policy with a state-independent spread, clipped to the bounds."""
+
+    def make_head(self, owner: str, log_std: float) -> None:
+        """Make the layer, on features of the size `features`, and the spread.
+
+        Raises:
+            ConfigError: the action space is not a Box of floats.
+        """
+        self._bounds = box_bounds(owner, self.action_space)
+        self.mu = orthogonal(torch.nn.Linear(self.features, self._bounds.size), 0.01)
+        self.log_std = torch.nn.Parameter(torch.full((self._bounds.size,), float(log_std)))
+
+    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
+        """Return [..., A] `mu` and `log_std`."""
+        mu_BA = self.mu(features_BH)
+        return {"mu": mu_BA, "log_std": self.log_std.expand(mu_BA.shape)}
+
+    def density(self, outputs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return, with gradients, [B] log-density of the unclipped actions [B, A] and [B] entropy, in nats."""
+        entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
+        return self._density(outputs["mu"], action), entropy.expand(len(outputs["mu"]))
+
+    def _density(self, mu_BA: Tensor, sampled_action_BA: Tensor) -> Tensor:
+        z_BA = (sampled_action_BA - mu_BA) * torch.exp(-self.log_std)
+        return (-0.5 * z_BA.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=-1)
+
+    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """Return [B, A] float32 sampled actions before clipping."""
+        return extras["drawn"].reshape(-1, self._bounds.size).to(torch.float32)
+
+    def reset_extras(self) -> dict[str, Any]:
+        """Return zeros."""
+        return {**super().reset_extras(), "drawn": np.zeros(self._bounds.size, np.float32)}
+
+
+class CategoricalMLPActor(CategoricalHead, OnPolicyActor):
     """Categorical policy: a multi-layer perceptron with a softmax over discrete actions.
 
     The other arguments are those of `OnPolicyActor`.
@@ -133,22 +220,11 @@ class CategoricalMLPActor(OnPolicyActor):
         normalize_observations: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
-        self._actions = discrete_actions("CategoricalMLPActor", action_space)
-        self.logits = orthogonal(torch.nn.Linear(self.features, self._actions.count), 0.01)
+        self.make_head("CategoricalMLPActor")
 
     def log_probs(self, flat_BD: Tensor) -> Tensor:
         """Return [B, N] log-probability of each action, in nats."""
-        return torch.log_softmax(self.logits(self.net(self.normalized(flat_BD))), dim=-1)
-
-    def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, with gradients, [B] log-probability of action indices [B] int64 and [B] entropy, in nats."""
-        log_probs_BN = self.log_probs(flat_BD)
-        entropy_B = -(log_probs_BN.exp() * log_probs_BN).sum(dim=-1)
-        return log_probs_BN.gather(1, action[:, None]).squeeze(1), entropy_B
-
-    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """Return [B] int64 index of each action, from 0."""
-        return action.reshape(-1).to(torch.int64) - self._actions.start
+        return torch.log_softmax(self.logits(self.encode(flat_BD)), dim=-1)
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
         """Sample [B] int64 indices, or return the most likely ones with `test`, and [B] their log-probability."""
@@ -163,7 +239,7 @@ class CategoricalMLPActor(OnPolicyActor):
         return self._actions.of(int(known[0]))
 
 
-class GaussianMLPActor(OnPolicyActor):
+class GaussianMLPActor(GaussianHead, OnPolicyActor):
     """Gaussian policy with a multi-layer perceptron's mean and a state-independent spread; clipped to the bounds.
 
     The extra `drawn` holds the action before clipping, which the density refers to.
@@ -188,36 +264,16 @@ class GaussianMLPActor(OnPolicyActor):
         normalize_observations: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
-        self._bounds = box_bounds("GaussianMLPActor", action_space)
-        self.mu = orthogonal(torch.nn.Linear(self.features, self._bounds.size), 0.01)
-        self.log_std = torch.nn.Parameter(torch.full((self._bounds.size,), float(log_std)))
-
-    def log_prob_and_entropy(self, flat_BD: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, with gradients, [B] log-density of the unclipped actions [B, A] and [B] entropy, in nats."""
-        mu_BA = self.mu(self.net(self.normalized(flat_BD)))
-        entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
-        return self._density(mu_BA, action), entropy.expand(len(mu_BA))
-
-    def _density(self, mu_BA: Tensor, sampled_action_BA: Tensor) -> Tensor:
-        z_BA = (sampled_action_BA - mu_BA) * torch.exp(-self.log_std)
-        return (-0.5 * z_BA.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=-1)
-
-    def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """Return [B, A] float32 sampled actions before clipping."""
-        return extras["drawn"].reshape(-1, self._bounds.size).to(torch.float32)
+        self.make_head("GaussianMLPActor", log_std)
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
         """Sample [B, A] unclipped actions, or return the most likely ones with `test`, and [B] their log-density."""
-        mu_BA = self.mu(self.net(self.normalized(flat_BD)))
+        mu_BA = self.mu(self.encode(flat_BD))
         sampled_action_BA = mu_BA
         if not test:
             noise_BA = torch.randn(mu_BA.shape, generator=self._generator, device=mu_BA.device, dtype=mu_BA.dtype)
             sampled_action_BA = mu_BA + torch.exp(self.log_std) * noise_BA
         return sampled_action_BA, self._density(mu_BA, sampled_action_BA)
-
-    def reset_extras(self) -> dict[str, Any]:
-        """Return zeros."""
-        return {**super().reset_extras(), "drawn": np.zeros(self._bounds.size, np.float32)}
 
     def _of_space(self, known: Tensor) -> Any:
         return self._bounds.clipped(known[0].cpu().numpy())

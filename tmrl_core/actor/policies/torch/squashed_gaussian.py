@@ -4,24 +4,81 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tmrl_core.actor.policies.exploration import RandomUntilTrained
 from tmrl_core.actor.policies.spaces import action_bounds
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
 
 
-class SquashedGaussianMLPActor(TorchMLPActor):
+class SquashedGaussianHead(RandomUntilTrained, TorchMLPActor):
+    """Last layers of a Gaussian policy that is squashed by tanh into each action element's bounds."""
+
+    low: Tensor
+    high: Tensor
+
+    def make_head(self, owner: str) -> None:
+        """Make the layers, on features of the size `features`.
+
+        Raises:
+            ConfigError: the action space has no finite bounds, or it is another kind of space.
+        """
+        self._bounds = bounds = action_bounds(owner, self.action_space)
+        self.mu = torch.nn.Linear(self.features, bounds.size)
+        self.log_std = torch.nn.Linear(self.features, bounds.size)
+        # They come from the environment and are not learned, so weights do not hold them.
+        self.register_buffer("low", torch.as_tensor(bounds.low, dtype=torch.float32), persistent=False)
+        self.register_buffer("high", torch.as_tensor(bounds.high, dtype=torch.float32), persistent=False)
+
+    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
+        """Return [..., A] `mu` and `log_std` before squashing, of [..., H] features."""
+        mu_BA = self.mu(features_BH).float()
+        return {"mu": mu_BA, "log_std": torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)}
+
+    def squashed(
+        self,
+        outputs: Mapping[str, Tensor],
+        test: bool = False,
+        compute_logprob: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return actions [..., *action shape] and their log-densities [...], as `SquashedGaussianMLPActor` does.
+
+        Args:
+            outputs: result of `outputs_of`.
+            test, compute_logprob, generator: as for `SquashedGaussianMLPActor.forward`.
+        """
+        mu_BA, log_std_BA = outputs["mu"], outputs["log_std"]
+        if test:
+            u_BA = mu_BA
+        else:
+            noise_BA = torch.randn(mu_BA.shape, generator=generator, device=mu_BA.device, dtype=mu_BA.dtype)
+            u_BA = mu_BA + torch.exp(log_std_BA) * noise_BA
+        logp_B: Tensor | None = None
+        if compute_logprob:
+            gaussian_BA = -0.5 * ((u_BA - mu_BA) * torch.exp(-log_std_BA)).square() - log_std_BA
+            # log(1 - tanh(u)^2), in the form that does not lose its digits for large u (appendix C).
+            squashing_BA = 2.0 * (math.log(2.0) - u_BA - functional.softplus(-2.0 * u_BA))
+            logp_B = (gaussian_BA - 0.5 * math.log(2.0 * math.pi) - squashing_BA).sum(dim=-1)
+        return self.squash(u_BA), logp_B
+
+    def squash(self, u_BA: Tensor) -> Tensor:
+        """Return actions [..., *action shape] of [..., A] values before squashing."""
+        action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
+        # Rounding may leave the bounds by one bit, and an environment may check them.
+        action_BA = torch.clamp(action_BA, self.low, self.high)
+        return action_BA.reshape(*u_BA.shape[:-1], *self._bounds.shape)
+
+
+class SquashedGaussianMLPActor(SquashedGaussianHead):
     """Gaussian policy of a multi-layer perceptron, squashed by tanh into each action element's bounds.
 
     The other arguments are those of `TorchMLPActor`.
@@ -37,9 +94,6 @@ class SquashedGaussianMLPActor(TorchMLPActor):
     Source: Haarnoja et al., arXiv:1812.05905, appendix C.
     """
 
-    low: Tensor
-    high: Tensor
-
     def __init__(
         self,
         observation_space: Any,
@@ -49,33 +103,8 @@ class SquashedGaussianMLPActor(TorchMLPActor):
         random: float | None = 0.0,
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, activation)
-        self._told = random is not None
-        self.random = 1.0 if random is None else float(random)
-        bounds = action_bounds("SquashedGaussianMLPActor", action_space)
-        self._action_shape = bounds.shape
-        self._action_dtype = bounds.dtype
-        self.mu = torch.nn.Linear(self.features, bounds.size)
-        self.log_std = torch.nn.Linear(self.features, bounds.size)
-        # They come from the environment and are not learned, so weights do not hold them.
-        self.register_buffer("low", torch.as_tensor(bounds.low, dtype=torch.float32), persistent=False)
-        self.register_buffer("high", torch.as_tensor(bounds.high, dtype=torch.float32), persistent=False)
-
-    def exploration(self) -> dict[str, float]:
-        """Return `random`."""
-        return {"random": self.random}
-
-    def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Set `random`."""
-        if "random" in parameters:
-            self._told = True
-            self.random = float(parameters["random"])
-
-    def from_bytes(self, data: bytes, device: Any) -> Self:
-        """Load as `TorchActorModule.from_bytes`; use these weights from now on, unless `random` was set explicitly."""
-        actor = super().from_bytes(data, device)
-        if not self._told:
-            self.random = 0.0
-        return actor
+        self.begin_exploration(random)
+        self.make_head("SquashedGaussianMLPActor")
 
     def forward(
         self, obs: Any, test: bool = False, compute_logprob: bool = True, generator: torch.Generator | None = None
@@ -93,38 +122,19 @@ class SquashedGaussianMLPActor(TorchMLPActor):
             logp: [B] float32, log-density in nats of the action scaled to [-1, 1] per element, so that an entropy
                 target does not depend on the actuators' units; None without `compute_logprob`.
         """
-        features_BH = self.net(flatten_batch(self.layout, obs))
-        mu_BA = self.mu(features_BH).float()
+        features_BH = self.encode(flatten_batch(self.layout, obs))
         if test and not compute_logprob:
-            return self._squash(mu_BA), None
-        log_std_BA = torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)
-        if test:
-            u_BA = mu_BA
-        else:
-            noise_BA = torch.randn(mu_BA.shape, generator=generator, device=mu_BA.device, dtype=mu_BA.dtype)
-            u_BA = mu_BA + torch.exp(log_std_BA) * noise_BA
-        logp_B: Tensor | None = None
-        if compute_logprob:
-            gaussian_BA = -0.5 * ((u_BA - mu_BA) * torch.exp(-log_std_BA)).square() - log_std_BA
-            # log(1 - tanh(u)^2), in the form that does not lose its digits for large u (appendix C).
-            squashing_BA = 2.0 * (math.log(2.0) - u_BA - functional.softplus(-2.0 * u_BA))
-            logp_B = (gaussian_BA - 0.5 * math.log(2.0 * math.pi) - squashing_BA).sum(dim=-1)
-        return self._squash(u_BA), logp_B
-
-    def _squash(self, u_BA: Tensor) -> Tensor:
-        action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
-        # Rounding may leave the bounds by one bit, and an environment may check them.
-        action_BA = torch.clamp(action_BA, self.low, self.high)
-        return action_BA.reshape(-1, *self._action_shape)
+            return self.squash(self.mu(features_BH).float()), None
+        return self.squashed(self.outputs_of(features_BH), test, compute_logprob, generator)
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """Return the action for one observation with a batch dimension of one, as an array of the action space."""
         with torch.no_grad():
             if not test and self.random > 0.0 and self._uniform().item() < self.random:
                 action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
-                action = torch.clamp(action, self.low, self.high).reshape(self._action_shape)
+                action = torch.clamp(action, self.low, self.high).reshape(self._bounds.shape)
                 array: np.ndarray = action.cpu().numpy()
             else:
                 action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
                 array = action[0].cpu().numpy()
-        return array.astype(self._action_dtype, copy=False)
+        return array.astype(self._bounds.dtype, copy=False)
