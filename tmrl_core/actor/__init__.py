@@ -13,6 +13,7 @@ from tmrl_core.lazy_names import lazy_names
 if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
     from tmrl_core.actor.module import BatchActor as BatchActor
+    from tmrl_core.actor.module import RecurrentActor as RecurrentActor
     from tmrl_core.actor.policies.numpy.backends import choose_actor as choose_actor
     from tmrl_core.actor.policies.numpy.backends import numpy_backend_of as numpy_backend_of
     from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "module": "ActorModule BatchActor",
+        "module": "ActorModule BatchActor RecurrentActor",
         "policies.torch.module": "TorchActorModule",
         "policies.numpy.backends": "choose_actor numpy_backend_of",
     },

@@ -1,4 +1,4 @@
-"""ActorModule: the interface of policies. BatchActor: the interface of those that carry a recurrent state."""
+"""Interfaces of policies: ActorModule, and BatchActor and RecurrentActor for those that carry a recurrent state."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tmrl_core.errors import WeightsError
 
 State = dict[str, np.ndarray]
 """A recurrent state: arrays by name, each with a leading batch dimension; empty without recurrence."""
+
+STATE_COLUMN = "state."
+"""Prefix of the extras of a sample that hold the recurrent state before its action."""
 
 FILE_FORMAT = "file"
 """Format tag of weights that are the content of the file that the actor's own `save` writes."""
@@ -212,3 +215,55 @@ class BatchActor(ActorModule):
             f"{type(self).__name__} acts on batches and carries a state: call act_batch, or let "
             "tmrl_core.actor.rollout.runner.PolicyRunner hold the state."
         )
+
+
+class RecurrentActor(BatchActor):
+    """A `BatchActor` whose recurrent state is stored with the samples, for training on sequences.
+
+    The state is a flat dict of [B, ...] arrays. `initial_state` and `act_batch` return NumPy arrays. `step` and
+    `unroll` return arrays of the backend, with torch tensors with gradients, and also take NumPy arrays as the state.
+
+    The policy runner stores the state before an action as the extras `state.<name>`: at each tick of an episode that is
+    a multiple of `state_interval`, and with the first action of a new version of the weights. At all other ticks they
+    are zeros. Ticks count from 0, the first action.
+
+    Attributes:
+        state_interval: number of ticks between two stored states.
+    """
+
+    state_interval: int
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> State:
+        """Return the state at the beginning of `batch` episodes."""
+
+    @abstractmethod
+    def step(self, obs_B: Any, state_B: Mapping[str, Any], deterministic: bool = False) -> tuple[Any, dict[str, Any]]:
+        """Act on one tick.
+
+        Args:
+            obs_B: observations with [B, ...] leaves.
+            state_B: recurrent state before this tick.
+            deterministic: True: no exploration.
+
+        Returns:
+            Actions [B, *action shape], and the state after this tick.
+        """
+
+    @abstractmethod
+    def unroll(self, obs_BT: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Compute the parameters of the action distributions of whole sequences.
+
+        Args:
+            obs_BT: observations with [B, T, ...] leaves.
+            state_B: recurrent state before the first tick.
+
+        Returns:
+            [B, T, ...] parameters by name, such as `mu` and `log_std`, `logits` or `q`, and the state after the last
+            tick.
+        """
+
+    def reset_extras(self) -> dict[str, Any]:
+        """Return zeros for the columns of the state, and the extras of the policy itself."""
+        zeros = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in self.initial_state(1).items()}
+        return {**super().reset_extras(), **zeros}

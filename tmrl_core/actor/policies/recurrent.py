@@ -1,0 +1,171 @@
+"""Parts that the torch and the NumPy backend of a recurrent policy share: its state, and sampling, which is NumPy's.
+
+Shape suffixes: B batch, A action elements, N discrete actions.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.actor.module import RecurrentActor, State
+from tmrl_core.actor.policies.exploration import EpsilonGreedy, RandomUntilTrained
+from tmrl_core.actor.policies.spaces import BoxBounds, DiscreteActions
+from tmrl_core.errors import ConfigError
+
+CELLS = {"gru": ("h",), "lstm": ("h", "c")}
+"""Names of the arrays of the recurrent state of each cell."""
+
+
+class RecurrentPolicy(RecurrentActor):
+    """A policy with one recurrent layer.
+
+    Attributes:
+        cell: `gru` or `lstm`.
+        cell_size: units of the recurrent layer.
+    """
+
+    cell: str
+    cell_size: int
+
+    def set_cell(self, cell: str, cell_size: int, state_interval: int) -> None:
+        """Set the kind and the size of the recurrent layer and the interval of stored states.
+
+        Raises:
+            ConfigError: one of them is not possible.
+        """
+        if cell not in CELLS:
+            raise ConfigError(f"actor.kwargs.cell: found {cell!r}, allowed: {', '.join(CELLS)}")
+        for name, value in (("cell_size", cell_size), ("state_interval", state_interval)):
+            if value < 1:
+                raise ConfigError(f"actor.kwargs.{name}: found {value}, allowed: at least 1")
+        self.cell, self.cell_size, self.state_interval = cell, int(cell_size), int(state_interval)
+        self._rng = np.random.default_rng()
+
+    def seed(self, seed: int) -> None:
+        """Seed the exploration of `step`; `act_batch` is given its generator."""
+        super().seed(seed)
+        self._rng = np.random.default_rng(seed)
+
+    def initial_state(self, batch: int) -> State:
+        """Return zeros: `h` [B, cell_size], and `c` for an LSTM."""
+        return {name: np.zeros((batch, self.cell_size), np.float32) for name in CELLS[self.cell]}
+
+    def check_state(self, state_B: Mapping[str, Any]) -> int:
+        """Return the batch size of a state.
+
+        Raises:
+            ValueError: names or shapes are not those of this policy.
+        """
+        found = {name: tuple(value.shape) for name, value in state_B.items()}
+        batch = next((shape[0] for shape in found.values() if shape), 0)
+        allowed = dict.fromkeys(CELLS[self.cell], (batch, self.cell_size))
+        if found != allowed:
+            shapes = ", ".join(f"{name} [batch, {self.cell_size}]" for name in allowed)
+            raise ValueError(f"the recurrent state has the arrays {found}; allowed for this {self.cell}: {shapes}")
+        return batch
+
+    def act_batch(
+        self, obs_B: Any, state_B: State, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[Any, State, dict[str, Any]]:
+        """Act on a batch of NumPy observations, with the random numbers of `rng` on every backend."""
+        outputs_B, state_B = self.infer(obs_B, state_B)
+        action_B, extras_B = self.choose(outputs_B, rng, deterministic)
+        return action_B, state_B, extras_B
+
+    @abstractmethod
+    def infer(self, obs_B: Any, state_B: State) -> tuple[Mapping[str, np.ndarray], State]:
+        """Return the parameters [B, ...] of the action distributions and the state after this tick, as new arrays."""
+
+    @abstractmethod
+    def choose(
+        self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return actions [B, *action shape] and the extras to store with them.
+
+        Args:
+            outputs_B: result of `infer`.
+            rng: of the exploration.
+            deterministic: True: the most likely action.
+        """
+
+
+class SquashedGaussianChoice(RandomUntilTrained, RecurrentPolicy):
+    """Choose actions of a Gaussian that is squashed by tanh into the bounds."""
+
+    _bounds: BoxBounds
+
+    def choose(
+        self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return actions without extras, a share `random` of them uniform."""
+        bounds = self._bounds
+        u_BA = outputs_B["mu"].astype(np.float64)
+        if not deterministic:
+            u_BA += np.exp(outputs_B["log_std"]) * rng.standard_normal(u_BA.shape)
+        action_BA = bounds.low + (np.tanh(u_BA) + 1.0) * 0.5 * (bounds.high - bounds.low)
+        if not deterministic and self.random > 0.0:
+            at = rng.random(len(u_BA)) < self.random
+            action_BA[at] = rng.uniform(bounds.low, bounds.high, (int(at.sum()), bounds.size))
+        return bounds.clipped(action_BA), {}
+
+
+class GaussianChoice(RecurrentPolicy):
+    """Choose actions of a Gaussian, clipped to the bounds."""
+
+    _bounds: BoxBounds
+
+    def choose(
+        self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return actions, the unclipped ones as `drawn`, and the log-densities of these, `logp`."""
+        log_std_BA = outputs_B["log_std"].astype(np.float64)
+        drawn_BA = outputs_B["mu"].astype(np.float64)
+        logp_B = -(log_std_BA + 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
+        if not deterministic:
+            noise_BA = rng.standard_normal(drawn_BA.shape)
+            drawn_BA = drawn_BA + np.exp(log_std_BA) * noise_BA
+            logp_B -= 0.5 * np.square(noise_BA).sum(axis=1)
+        extras = {"logp": logp_B.astype(np.float32), "drawn": drawn_BA.astype(np.float32)}
+        return self._bounds.clipped(drawn_BA), extras
+
+
+class CategoricalChoice(RecurrentPolicy):
+    """Choose discrete actions by their probabilities."""
+
+    _actions: DiscreteActions
+
+    def choose(
+        self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return actions and their log-probabilities, `logp`."""
+        logits_BN = outputs_B["logits"].astype(np.float64)
+        logits_BN -= logits_BN.max(axis=1, keepdims=True)
+        sums_BN = np.exp(logits_BN).cumsum(axis=1)
+        if deterministic:
+            index_B = logits_BN.argmax(axis=1)
+        else:
+            # Below the last sum, which rounding may otherwise let it reach.
+            index_B = (rng.random((len(sums_BN), 1)) * sums_BN[:, -1:] >= sums_BN[:, :-1]).sum(axis=1)
+        logp_B = logits_BN[np.arange(len(index_B)), index_B] - np.log(sums_BN[:, -1])
+        return index_B + self._actions.start, {"logp": logp_B.astype(np.float32)}
+
+
+class EpsilonGreedyChoice(EpsilonGreedy, RecurrentPolicy):
+    """Choose the best discrete action, or a random one with the probability `epsilon`."""
+
+    _actions: DiscreteActions
+
+    def choose(
+        self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return actions without extras."""
+        index_B = outputs_B["q"].argmax(axis=1)
+        if not deterministic:
+            at = rng.random(len(index_B)) < self.epsilon
+            index_B[at] = rng.integers(self._actions.count, size=int(at.sum()))
+        return index_B + self._actions.start, {}
