@@ -1,4 +1,4 @@
-"""WorkerLink, TrainerLink: a client's I/O thread, the queues between it and the application. ObserverLink: a look."""
+"""Links of clients: `WorkerLink` and `TrainerLink` with I/O threads, `ObserverLink` for single requests."""
 
 from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.links.trainer import TrainerCounts, TrainerLink

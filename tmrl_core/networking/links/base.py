@@ -1,4 +1,4 @@
-"""Base of both links: the I/O thread that keeps one connection to the Server alive.
+"""Base of the worker's and the trainer's link: the I/O thread that keeps one connection to the Server alive.
 
 The I/O thread owns the event loop, the connection and their state; it never decodes samples or weights. The
 application's thread passes work and takes results through a link's public methods. Only these methods may be called
@@ -39,7 +39,7 @@ _IDLE_TICK_S = 0.002
 
 
 class Link:
-    """Base of both links: a thread that keeps one connection to the Server alive."""
+    """Base of the worker's and the trainer's link: a thread that keeps one connection to the Server alive."""
 
     def __init__(self, settings: LinkSettings, state: ClientState) -> None:
         self.settings = settings
@@ -78,25 +78,25 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Return whether the Server has accepted this link."""
+        """Return True if the Server has accepted this link."""
         connection = self._connection
         return connection is not None and connection.state == "open" and not connection.closing
 
     @property
     def was_connected(self) -> bool:
-        """Return whether a Server has ever accepted this link."""
+        """Return True if a Server has ever accepted this link."""
         return self._state.connections > 0
 
     @property
     def closed(self) -> bool:
-        """Return whether the link was closed or has failed permanently."""
+        """Return True if the link was closed or has failed permanently."""
         return self._closed or self._failure is not None
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Wait until the Server has welcomed this link; False when the time is over.
+        """Wait until the Server has accepted this link. False: the time is over.
 
         Raises:
-            NetworkError: the Server refuses this peer for good.
+            NetworkError: the Server refuses this peer permanently.
         """
         return self._wait(lambda: self.connected, timeout_s)
 
@@ -119,17 +119,17 @@ class Link:
         return met and condition()
 
     def _on_change(self) -> None:
-        # Waking a waiting thread costs more than a message does, so a flood of them wakes it once a millisecond.
+        # Waking a waiting thread costs more than a message, so a flood of messages wakes it once per millisecond.
         if not self._notify_scheduled and self._loop is not None:
             self._notify_scheduled = True
             due = self._notified + _NOTIFY_S
             if self._loop.time() >= due:
-                self._loop.call_soon(self._notify)  # sooner than a timer that is due
+                self._loop.call_soon(self._notify)  # earlier than a due timer would
             else:
                 self._loop.call_at(due, self._notify)
 
     def _notify(self) -> None:
-        """Something has changed; called in the I/O thread, and when the link ends."""
+        """Wake waiting threads after a change. Called in the I/O thread, and when the link ends."""
         self._notify_scheduled = False
         if self._loop is not None:
             self._notified = self._loop.time()
@@ -138,12 +138,12 @@ class Link:
             again = " again" if self._welcomes > 1 else ""
             logger.info("connected to the Server at %s port %d%s", self.settings.host, self.settings.port, again)
         with self._changed:
-            # Checked here, because waking a thread for nothing costs as much as waking it for a change.
+            # Checked before waking a thread, because an unnecessary wake-up costs as much as a necessary one.
             if self.closed or any(condition() for condition in self._waiting):
                 self._changed.notify_all()
 
     def _poke(self) -> None:
-        """Have `_serve` run in the I/O thread soon."""
+        """Make `_serve` run in the I/O thread soon."""
         with self._poke_lock:
             if self._poked:
                 return
@@ -153,7 +153,7 @@ class Link:
     def _call(self, function: Callable[..., object], *args: object) -> None:
         loop = self._loop
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing to do any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so there is nothing left to do
                 loop.call_soon_threadsafe(function, *args)
 
     # --- in the I/O thread ---
@@ -163,11 +163,11 @@ class Link:
         return False
 
     def _has_work(self) -> bool:
-        """Return whether `_serve` has work to do now."""
+        """Return True if `_serve` has work to do now."""
         return False
 
     def _is_urgent(self) -> bool:
-        """Return whether `_serve` should continue immediately instead of idling first."""
+        """Return True if `_serve` should continue immediately instead of idling first."""
         return False
 
     def _serve_and_rest(self) -> None:
@@ -229,7 +229,7 @@ class Link:
             welcomes = self._state.connections
             lasted_s = 0.0
             try:
-                # Set before the welcome, because messages of the application may follow it immediately.
+                # Set before `_on_welcome`, because the application's messages may follow immediately.
                 self._connection = connection
                 token = transport.renewed_token()
                 if token is not None:
@@ -255,7 +255,8 @@ class Link:
                 return
             welcomed = self._state.connections > welcomes
             if welcomed and lasted_s >= min(delay, settings.silent_s):
-                # Only a link that has lasted was a success: a Server that welcomes and drops is not tried in haste.
+                # Only a link that has lasted resets the back-off. A Server that accepts and drops links is not retried
+                # quickly.
                 delay = settings.backoff_min_s
             if welcomed and lasted_s >= settings.silent_s:
                 said.clear()

@@ -1,4 +1,4 @@
-"""Link of an observer: a command requests the Server's status and waits for the answer."""
+"""Link of an observer, through which a command requests the Server's status and waits for the answer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ObserverLink:
         return self._state.status
 
     def rest(self, seconds: float, ending: Callable[[], bool] = lambda: False) -> bool:
-        """Keep the link alive for `seconds`; False: `ending` returned True meanwhile."""
+        """Keep the link alive for `seconds`. False: `ending` returned True."""
         return self._loop.run_until_complete(self._rest(seconds, ending))
 
     async def _rest(self, seconds: float, ending: Callable[[], bool]) -> bool:
@@ -87,7 +87,7 @@ class ObserverLink:
         return not ending()
 
     def close(self) -> None:
-        """Leave in order. May be called more than once."""
+        """Close the link in order. May be called more than once."""
         if not self._loop.is_closed():
             if self._driver is not None:
                 self._loop.run_until_complete(self._driver.leave())

@@ -49,12 +49,12 @@ class TrainerLink(Link):
     """A trainer's link to the Server.
 
     Args:
-        settings: where the Server is.
+        settings: address and credentials of the Server.
         name: label for people.
         run: name of the run.
-        inbox_bytes: most bytes of samples that wait for the training thread (at least one message).
+        inbox_bytes: maximum bytes of samples that wait for the training thread (at least one message).
         incarnation, counter, offsets, refusals: from the checkpoint that training resumes from.
-        gaps: messages and samples that were counted as dropped by their workers up to there.
+        gaps: messages and samples that workers have dropped, as counted in the checkpoint.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class TrainerLink(Link):
     # --- samples ---
 
     def receive(self) -> list[Received]:
-        """Everything that has arrived, in order; never waits. Their bytes count as taken from now on."""
+        """Return all arrived messages in order, without waiting. Their bytes count as consumed."""
         return self._trainer.take()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `receive` would return something.
 
         Raises:
-            NetworkError: the Server refuses this trainer for good.
+            NetworkError: the Server refuses this trainer permanently.
         """
         return self._wait(lambda: bool(self._trainer.inbox), timeout_s)
 
@@ -117,25 +117,25 @@ class TrainerLink(Link):
 
     @property
     def offsets(self) -> dict[bytes, CommittedOffset]:
-        """Committed offset of each stream; part of the checkpoint."""
+        """Return the committed offset of each stream, for the checkpoint."""
         return self._trainer.offsets
 
     @property
     def refusals(self) -> dict[bytes, tuple[tuple[int, str], ...]]:
-        """Recent refusals of each stream; part of the checkpoint."""
+        """Return the recent refusals of each stream, for the checkpoint."""
         return self._trainer.refusals
 
     def worker_name(self, stream: bytes) -> str:
-        """The label of the worker that a stream is or was of."""
+        """Return the label of a stream's worker, which may have left."""
         return self._trainer.names.get(stream, stream.hex()[:8])
 
     # --- messages to workers ---
 
     def publish(self, policies: Mapping[str, Blob], exploration: Mapping[str, float] | None = None) -> Version:
-        """Make these the latest weights. Returns their version.
+        """Publish these weights as the latest. Return their version.
 
         Raises:
-            LocalProtocolError: no worker could read them.
+            LocalProtocolError: workers could not decode the weights.
         """
         version = self._trainer.publish(PolicyUpdate((0, 0), dict(policies), dict(exploration or {})))
         self._call(self._wake_driver)
@@ -145,7 +145,7 @@ class TrainerLink(Link):
         """Send a directive to one worker's stream, or to all workers.
 
         Raises:
-            ValueError: it is larger than `MAX_BODY_BYTES`.
+            ValueError: the directive is larger than `MAX_BODY_BYTES`.
         """
         size = len(encode_body(directive))
         if size > MAX_BODY_BYTES:
@@ -171,7 +171,7 @@ class TrainerLink(Link):
 
     @property
     def incarnation(self) -> int:
-        """Highest known incarnation of a trainer; part of the checkpoint."""
+        """Highest known incarnation of a trainer, for the checkpoint."""
         return self._trainer.incarnation
 
     @property
@@ -181,13 +181,13 @@ class TrainerLink(Link):
 
     @property
     def members(self) -> list[Member]:
-        """The workers' streams that are linked now."""
+        """Return the streams of linked workers."""
         with self._trainer.lock:
             return list(self._trainer.members.values())
 
     @property
     def waits(self) -> list[tuple[str, str]]:
-        """Label of each linked worker, and its wait reason; empty: it collects."""
+        """Return the label of each linked worker and its wait reason; empty: it collects."""
         state = self._trainer
         with state.lock:
             return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
@@ -199,7 +199,7 @@ class TrainerLink(Link):
 
     @property
     def counts(self) -> TrainerCounts:
-        """Counters of this link."""
+        """Return the counters of this link."""
         state = self._trainer
         return TrainerCounts(
             min(state.samples_received, MAX_COUNT),
@@ -217,8 +217,8 @@ class TrainerLink(Link):
         )
 
     def _serve(self) -> bool:
-        # Acknowledgements and credit are collected when the connection is asked for output; a rest in between has
-        # them leave in batches.
+        # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them
+        # in batches.
         return self._has_work()
 
     def _has_work(self) -> bool:

@@ -42,9 +42,9 @@ from tmrl_core.samples import (
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 1 << 20
-"""Samples are cut into messages of about this size."""
+"""Approximate size of a message of samples."""
 _AHEAD_BYTES = 8 << 20
-"""Encoded and unsent bytes beyond which a link that may not drop encodes no more."""
+"""Limit of encoded unsent bytes, beyond which a link that must not drop samples stops encoding."""
 _REFUSALS_SAID = 20
 """Number of different reasons of refused samples that are logged."""
 
@@ -66,7 +66,7 @@ class WorkerCounts(NamedTuple):
 
 
 class _Handed(NamedTuple):
-    """Samples and records of one call of the application, not encoded yet."""
+    """Samples and records that the application passed in one call, not encoded yet."""
 
     chunk: Chunk | None
     records: Sequence[EpisodeRecord]
@@ -80,7 +80,7 @@ class WorkerLink(Link):
     Args:
         settings: address and credentials of the Server.
         name: label for display.
-        run: name of the run; samples and weights of other runs are kept apart.
+        run: name of the run; samples and weights of other runs are separate.
         signature: description of the environment, for the trainer's check.
         queue_bytes: maximum bytes of unacknowledged samples.
         when_full: `block`: `send` waits for space; `drop_oldest`: the oldest message is dropped and counted.
@@ -103,41 +103,41 @@ class WorkerLink(Link):
         self.drain_timeout_s = drain_timeout_s
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"
-        # In `block` mode `send` enforces the limit; submitted samples are never refused.
+        # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
         self._sender = StreamSender(
             os.urandom(16), queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
         )
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
         self.expert = False
-        """True: the samples are of a policy that is not the trainer's on purpose."""
+        """True: this worker is an expert, whose policy is not the trainer's."""
         self._handed: deque[_Handed] = deque()
         self._handed_bytes = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
         self._joined = 0
         """Number of passed items that are in `_pieces`."""
         self._singly = 0
-        """Number of next items that are encoded one by one, because one of them cannot be encoded."""
+        """Number of next items that are encoded separately, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
         self._versions_published = 0
         self._refusals_said: set[str] = set()
         self._taken: bool | None = None
-        """Last state written to the log: True: a trainer takes samples; None: nothing was logged yet."""
+        """Last logged state. True: a trainer takes samples. None: nothing was logged yet."""
         self._halts_said: set[str] = set()
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
         if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
-            self._compression = "none"  # copying is faster than compressing there
+            self._compression = "none"  # on a loopback link, copying is faster than compressing
 
     @property
     def stream(self) -> bytes:
-        """The id of this worker's stream."""
+        """Return the id of this worker's stream."""
         return self._sender.stream
 
     # --- samples ---
 
     def send(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], timeout_s: float | None = None) -> None:
-        """Hand samples over; they are encoded and sent in the background. The caller must not touch them any more.
+        """Submit samples, which are encoded and sent in the background. The caller must not use them afterwards.
 
-        Waits for room when the bound is reached and nothing may be dropped: acknowledgements and `close` wake it.
+        If the queue is full and nothing may be dropped, wait for free space. Acknowledgements and `close` end the wait.
 
         Raises:
             LinkClosedError: the link was closed, before or while waiting, or `timeout_s` is over.
@@ -149,7 +149,8 @@ class WorkerLink(Link):
             items = [_Handed(None, tuple(records), 0)]
         for item in items:
             size = item.size
-            # Once it is full, wait for some more room than for this one: waking for each is dear.
+            # When the queue is full, wait for more space than this item needs, because a wake-up for each item is
+            # expensive.
             if not (
                 self._drop_oldest
                 or self._has_room(size)
@@ -159,7 +160,7 @@ class WorkerLink(Link):
             with self._changed:
                 self._handed.append(item)
                 self._handed_bytes += size
-            self._poke()  # each time: the next one may have to wait for this one
+            self._poke()  # after every call, because the next call may wait for these samples
 
     def _has_room(self, size: int) -> bool:
         waiting = self._handed_bytes + self._sender.held_bytes
@@ -183,7 +184,7 @@ class WorkerLink(Link):
                 self._handed_over()
             except CodecError:
                 if self._joined > 1:
-                    # One of them cannot be encoded; the others can. None has left, since joined ones are one piece.
+                    # One of the joined items cannot be encoded. None was sent yet, because joined items form one piece.
                     self._singly = self._joined
                     self._pieces = None
                     continue
@@ -195,9 +196,9 @@ class WorkerLink(Link):
         return encoded > 0
 
     def _next_pieces(self) -> Iterator[tuple[Body, int]]:
-        """Encode the first submitted item, together with those behind it that fit the same message.
+        """Encode the first submitted item together with the following ones that fit the same message.
 
-        It never waits for more: items that arrived while the link was busy are sent together.
+        The link never waits for more items. Items that arrived while it was busy are sent together.
         """
         chunk, records, size = self._handed[0]
         self._joined = 1
@@ -206,7 +207,7 @@ class WorkerLink(Link):
             return self._encoded([chunk] if chunk is not None else [], records, size)
         if chunk is None:
             return self._encoded([], records, 0)
-        # Messages are dropped as a whole, so in that mode none may be a large part of the queue.
+        # Messages are dropped as a whole, so in `drop_oldest` mode no message may be a large part of the queue.
         room = min(_PIECE_BYTES, self.settings.max_message_bytes, self._queue_bytes // 8) - size
         chunks = [chunk]
         all_records = list(records)
@@ -221,7 +222,7 @@ class WorkerLink(Link):
         return self._encoded(chunks, all_records, size)
 
     def _handed_over(self) -> None:
-        """The items in `_pieces` are encoded whole."""
+        """Finish the items in `_pieces`, which are encoded completely."""
         self._pieces = None
         with self._changed:
             for _ in range(self._joined):
@@ -266,13 +267,14 @@ class WorkerLink(Link):
             taken = self._taken
             self._say_who_takes()
             if self._taken is not taken:
-                self._on_change()  # waiting threads have checked before
+                self._on_change()  # threads that wait have already checked this
 
     def _say_who_takes(self) -> None:
-        """Log when this worker's samples have no receiver, and when they have one again."""
+        """Log when this worker's samples lose their receiver and when they have one again."""
         worker = self._worker
         if self._sender.active:
-            if self._taken is False and not worker.ending:  # otherwise the receiver may be the Server's spool
+            # while the link drains, the Server's spool may be the receiver
+            if self._taken is False and not worker.ending:
                 logger.info("a trainer of run %r takes samples", worker.run)
             self._taken = True
             self._halts_said.clear()
@@ -286,7 +288,7 @@ class WorkerLink(Link):
             self._taken = False
 
     def take_policy(self) -> PolicyUpdate | None:
-        """The newest policy, if it was not taken yet; never waits."""
+        """Return the newest policy if it was not taken yet, without waiting."""
         with self._changed:
             policy, self._policy = self._policy, None
         if policy is None:
@@ -297,15 +299,18 @@ class WorkerLink(Link):
 
     @property
     def policy_waiting(self) -> bool:
-        """Return whether `take_policy` would return a policy."""
+        """Return True if `take_policy` would return a policy."""
         return self._policy is not None
 
     def wait_policy(self, timeout_s: float) -> bool:
-        """Wait until a policy can be taken. Also a finish directive and `close` wake it."""
+        """Wait until a policy can be taken. A finish directive and `close` end the wait too."""
         return self._wait(lambda: self._policy is not None or self.finished, timeout_s) and self._policy is not None
 
     def wait_change(self, timeout_s: float) -> bool:
-        """Wait until anything has changed: policy, directive, progress, counters, or `close`. False: nothing has."""
+        """Wait until anything changes: policy, directive, progress, counters, or `close`.
+
+        False: nothing has changed.
+        """
         with self._changed:
             self._waiting.append(_anything)
             try:
@@ -319,14 +324,14 @@ class WorkerLink(Link):
         return self._versions_published
 
     def say_waits(self, text: str) -> None:
-        """Send the trainer the reason why this worker waits; empty: it collects again."""
+        """Send the trainer this worker's wait reason; empty: it collects again."""
         if text != self._worker.waits:
             self._worker.waits = text
             self._call(self._say_waits)
 
     @property
     def waits(self) -> str:
-        """Reason why this worker waits; empty while it collects."""
+        """Return this worker's wait reason; empty while it collects."""
         return self._worker.waits
 
     def _say_waits(self) -> None:
@@ -335,22 +340,22 @@ class WorkerLink(Link):
 
     @property
     def directive(self) -> Directive:
-        """Current directive of the trainer for this worker."""
+        """Return the trainer's current directive for this worker."""
         return self._worker.directive
 
     @property
     def progress(self) -> Progress:
-        """The trainer's counters."""
+        """Return the trainer's counters."""
         return self._worker.progress
 
     @property
     def finished(self) -> bool:
-        """Return whether the trainer has announced the end of the run."""
+        """Return True if the trainer has announced the end of the run."""
         return self._worker.directive.finish
 
     @property
     def counts(self) -> WorkerCounts:
-        """Counters of this worker's stream."""
+        """Return the counters of this worker's stream."""
         sender = self._sender
         handed = sum(item.chunk.rows for item in list(self._handed) if item.chunk is not None)
         return WorkerCounts(
@@ -366,7 +371,7 @@ class WorkerLink(Link):
     # --- the end ---
 
     def close(self, drain: bool = True) -> CloseReport:
-        """End in order: wait up to `drain_timeout_s` for acknowledgements, then close the link."""
+        """Drain and close: wait up to `drain_timeout_s` for acknowledgements, then close the link."""
         if drain and not self.closed and self._thread is not None:
             self._worker.ending = True
             self._call(self._hand_over)

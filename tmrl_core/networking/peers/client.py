@@ -50,10 +50,10 @@ class ClientState:
         )
 
     def agreed(self, version: int) -> None:
-        """The Server has chosen a version of the protocol.
+        """Record the version of the protocol that the Server chose.
 
         Raises:
-            RemoteProtocolError: it was not offered.
+            RemoteProtocolError: the version was not offered.
         """
         if version not in self.versions:
             raise RemoteProtocolError(

@@ -1,4 +1,4 @@
-"""An observer's end of a link: it requests the Server's status, and sends nothing else. Sans-I/O."""
+"""An observer's end of a link, which only requests the Server's status. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus,
 
 
 class ObserverState(ClientState):
-    """State of an observer, and the last answer."""
+    """State of an observer, with the last answer."""
 
     role = "observer"
 
@@ -22,7 +22,7 @@ class ObserverState(ClientState):
         self.answers = 0
         """Number of snapshots that have arrived."""
         self.status: ServerStatus | None = None
-        """The last of them."""
+        """The latest snapshot."""
 
 
 class ObserverConnection(Connection):

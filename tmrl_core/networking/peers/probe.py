@@ -13,7 +13,10 @@ from tmrl_core.networking.protocol.messages import Control, Diagnosis, Echo
 
 
 class ProbeConnection(Connection):
-    """Stores the Server's messages until they are read; `send` sends messages, beginning with a `Probe`."""
+    """Client's end of a probe.
+
+    It stores the Server's messages until they are read; the first message sent is a `Probe`.
+    """
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Diagnosis}),

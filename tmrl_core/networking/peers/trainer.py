@@ -1,4 +1,4 @@
-"""A trainer's end of a link, and its state that outlives the link. Sans-I/O."""
+"""A trainer's end of a link, and the trainer's state that outlives links. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 
 MOST_MESSAGE_BYTES = 1 << 30
-"""Maximum size of a message of samples, for any Server: its memory is allocated at its first frame."""
+"""Maximum size of a message of samples from any Server. The first frame allocates memory for the whole message."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
 
@@ -74,7 +74,7 @@ class TrainerState(ClientState):
         inbox_bytes: maximum bytes of samples that wait for the training thread.
         incarnation: highest incarnation in the checkpoint that this trainer resumes from.
         offsets: committed offset of each stream in that checkpoint.
-        refusals: recent refusals of each stream in it.
+        refusals: recent refusals of each stream in that checkpoint.
     """
 
     role = "trainer"
@@ -95,7 +95,7 @@ class TrainerState(ClientState):
         super().__init__(run=run, name=name, peer=peer, token=token)
         self.incarnation = incarnation
         self.holding = 0
-        """The incarnation that this process was given; 0: none yet."""
+        """The incarnation assigned to this process; 0: none yet."""
         self.counter = counter
         self.inbox_bytes = inbox_bytes
         self.lock = threading.Lock()
@@ -114,7 +114,7 @@ class TrainerState(ClientState):
         self.waits: dict[bytes, str] = {}
         """Wait reason of each member; empty text: the worker collects."""
         self.to_acknowledge: dict[bytes, None] = {}
-        """Streams with something to acknowledge, in the order in which it came."""
+        """Streams with unsent acknowledgements, in order of their commits."""
         self.samples_received = 0
         self.messages_received = 0
         self.gap_messages = 0
@@ -129,10 +129,10 @@ class TrainerState(ClientState):
         self.notice = Notice(0, 0, 0)
 
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
-        """Make `update` the latest policy. Returns the version that it has now (a new incarnation may raise it).
+        """Make `update` the latest policy. Return its present version, which a new incarnation may raise.
 
         Raises:
-            LocalProtocolError: no worker could read it.
+            LocalProtocolError: workers could not decode the policy.
         """
         body = encode_body(update)
         try:
@@ -143,16 +143,16 @@ class TrainerState(ClientState):
             ) from exc
         self.counter += 1
         self.published += 1
-        self.policy = (self.counter, body)  # in one step: a link's thread may be looking
+        self.policy = (self.counter, body)  # one assignment, because a link's thread may read it at the same time
         return self.version
 
     @property
     def version(self) -> tuple[int, int]:
-        """The version of the latest policy."""
+        """Return the version of the latest policy."""
         return (self.holding or self.incarnation, self.counter)
 
     def receiver(self, stream: bytes) -> StreamReceiver:
-        """The receiver of `stream`, made when it is new. The lock is held."""
+        """Return the receiver of `stream`; create it for a new stream. The caller holds the lock."""
         receiver = self.receivers.get(stream)
         if receiver is None:
             receiver = self.receivers[stream] = StreamReceiver(stream, bodies=self._bodies)
@@ -171,7 +171,7 @@ class TrainerState(ClientState):
         return receiver.offset.next_number != receiver.next_number
 
     def take(self) -> list[Received]:
-        """Everything that has arrived and was not taken yet; its bytes become credit again."""
+        """Return the arrived messages that were not taken yet. Their bytes become credit again."""
         with self.lock:
             taken = list(self.inbox)
             self.inbox.clear()
@@ -179,10 +179,10 @@ class TrainerState(ClientState):
         return taken
 
     def acknowledge(self, received: Received, refused: str | None = None) -> None:
-        """Acknowledge one message that was taken.
+        """Acknowledge one message that `take` has returned.
 
         Raises:
-            LocalProtocolError: it has not arrived.
+            LocalProtocolError: the message has not arrived.
         """
         with self.lock:
             self.receivers[received.stream].commit(received.number, refused)
@@ -191,19 +191,22 @@ class TrainerState(ClientState):
             self.to_acknowledge[received.stream] = None
 
     def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
-        """Return the offsets of these messages' streams once they, and all before them, are committed."""
+        """Return the offsets that these messages' streams have once all messages up to them are committed."""
         with self.lock:
             return {one.stream: self.receivers[one.stream].offset_after(one.number) for one in received}
 
     @property
     def offsets(self) -> dict[bytes, CommittedOffset]:
-        """Committed offset of each stream. The checkpoint stores it together with the memory that it describes."""
+        """Return the committed offset of each stream.
+
+        A checkpoint stores the offsets together with the matching memory.
+        """
         with self.lock:
             return {stream: receiver.offset for stream, receiver in self.receivers.items()}
 
     @property
     def refusals(self) -> dict[bytes, tuple[Refusal, ...]]:
-        """Recent refusals of each stream that has some. The checkpoint stores them beside the committed offsets."""
+        """Return the recent refusals of each stream. A checkpoint stores them with the committed offsets."""
         with self.lock:
             return {stream: told for stream, receiver in self.receivers.items() if (told := receiver.refusals)}
 
@@ -253,7 +256,7 @@ class TrainerConnection(Connection):
                     state.incarnation = 0
                 self._given(message.incarnation)
                 self._max_message_bytes = min(message.max_message_bytes, MOST_MESSAGE_BYTES)
-                # One message always fits: the relay sends only whole ones that do.
+                # One message always fits, because the relay sends only complete messages that fit the credit.
                 self._inbox_bytes = max(state.inbox_bytes, message_bytes(SAMPLES_HEAD, self._max_message_bytes))
                 if state.progress is not None:
                     self.put("report", Report(encode_body(state.progress)))
@@ -303,7 +306,7 @@ class TrainerConnection(Connection):
 
     def _left(self, message: StreamClosed) -> None:
         if message.channel == self._partial_channel:
-            self._partial_bytes = 0  # the rest of its message does not come any more
+            self._partial_bytes = 0  # the rest of its message will not arrive
         receiver = self._channels.pop(message.channel, None)
         if receiver is None:
             return
@@ -313,7 +316,7 @@ class TrainerConnection(Connection):
                 self.trainer.members.pop(receiver.stream, None)
                 self.trainer.waits.pop(receiver.stream, None)
                 if message.ended and receiver.stream in self.trainer.receivers:
-                    # It does not come back, so it is forgotten before those that may.
+                    # This stream does not return, so it is forgotten before streams that may return.
                     self.trainer.receivers.move_to_end(receiver.stream, last=False)
             if message.ended:
                 self.trainer.directives.pop(receiver.stream, None)
@@ -322,7 +325,7 @@ class TrainerConnection(Connection):
         if frame.kind != Kind.DATA:
             raise RemoteProtocolError("a trainer takes no policies")
         state = self.trainer
-        # The relay sends one message at a time, so the bytes of an incomplete one are free again.
+        # The relay sends one message at a time, so the bytes of an incomplete message are free again.
         self._data_bytes += len(frame.buffer)
         self._partial_bytes = len(frame.buffer) + (0 if frame.flags & FIRST else self._partial_bytes)
         self._partial_channel = frame.channel
@@ -330,7 +333,7 @@ class TrainerConnection(Connection):
             self._partial_bytes = 0
         receiver = self._channels.get(frame.channel)
         if receiver is None:
-            return  # its stream has left meanwhile, or come back under another channel
+            return  # the stream has left meanwhile or returned under another channel
         with state.lock:
             gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
             received, ask = receiver.frame(frame, self._max_message_bytes)
@@ -351,7 +354,7 @@ class TrainerConnection(Connection):
             self.send(Resume(frame.channel, receiver.next_number))
 
     def direct(self, stream: bytes | None) -> None:
-        """Send the directive for `stream` (None: for all), if it is here."""
+        """Send the directive for `stream` (None: for all streams) if the stream is linked."""
         channel = ALL_CHANNELS if stream is None else self._stream_channels.get(stream)
         directive = self.trainer.directives.get(stream)
         if channel is not None and directive is not None and self.state == "open":
@@ -377,7 +380,7 @@ class TrainerConnection(Connection):
         limit = self._data_bytes - self._partial_bytes - state.inbox_held + self._inbox_bytes
         largest = message_bytes(SAMPLES_HEAD, self._max_message_bytes)
         next_fits = self._partial_bytes or self._granted - self._data_bytes >= largest
-        # Not for each message, unless the next one may not fit the remaining credit.
+        # Credit is sent for several messages together, unless the next message may not fit the remaining credit.
         if limit - self._granted >= (self._inbox_bytes // 8 if next_fits else 1):
             self._granted = limit
             self._slots["credit"] = Credit(0, 0, limit)
@@ -401,7 +404,7 @@ class TrainerConnection(Connection):
 
     @property
     def all_said(self) -> bool:
-        """Return whether all messages of the trainer were sent, and the latest policy has arrived."""
+        """Return True if all messages of the trainer were sent and the latest policy has arrived."""
         state = self.trainer
         version = (state.holding, state.policy[0]) if state.policy is not None else self._sent_version
         return not (

@@ -1,4 +1,4 @@
-"""A worker's end of a link, and its state that outlives the link. Sans-I/O."""
+"""A worker's end of a link, and the worker's state that outlives links. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tmrl_core.networking.protocol.messages import (
 )
 
 _POLICY_KEEP_BYTES = 64 << 20
-"""Bound of the memory that stays with a worker for its next policy; up to half of it, policies use the same again."""
+"""Limit of the memory that a worker keeps for its next policy. Policies of up to half this size reuse one buffer."""
 
 
 class PolicyReceiver:
-    """Puts the WEIGHTS frames of one policy update together, in memory of `bodies`."""
+    """Assemble the WEIGHTS frames of a policy update, in memory of `bodies`."""
 
     def __init__(self, max_bytes: int, bodies: BodyPool | None = None) -> None:
         self.max_bytes = max_bytes
@@ -51,10 +51,10 @@ class PolicyReceiver:
         self._filled = 0
 
     def frame(self, frame: Frame) -> tuple[Version, memoryview] | None:
-        """Take a frame; the update (version, body) when it is whole.
+        """Add a frame. Return the update (version, body) when it is complete.
 
         Raises:
-            RemoteProtocolError: too large, or its frames contradict its head.
+            RemoteProtocolError: the update is too large, or its frames contradict its header.
         """
         payload = frame.payload
         if frame.flags & FIRST:
@@ -103,16 +103,16 @@ class WorkerState(ClientState):
         self.waits = ""
         """Wait reason of this worker, with its numbers; empty while the worker collects."""
         self.halted = False
-        """True: the Server's last notice reports that no trainer accepts samples."""
+        """True: according to the Server's last notice, no trainer accepts samples."""
         self.halt_reason = ""
-        """Reason for it, other than a missing trainer."""
+        """Reason for the halt, other than a missing trainer."""
         self.ending = False
-        """True: this worker ends, and hands over to the Server the samples that no trainer takes."""
+        """True: this worker ends and hands samples without a trainer over to the Server."""
         self.hand_over_refusal = ""
-        """Reason for which the Server stored no more of the handed-over samples."""
+        """Reason why the Server stopped storing the handed-over samples."""
 
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
-        """One more stream; known to the Server from the next connection on.
+        """Add a stream, which the next connection announces to the Server.
 
         Raises:
             ValueError: the signature is too long.
@@ -137,22 +137,22 @@ class WorkerState(ClientState):
         )
 
     def trainer_gone(self) -> None:
-        """Clear the reports that a trainer waits for samples, unless that is why the trainer has ended."""
+        """Clear the report of a trainer that waits for samples, unless the trainer gave up for that reason."""
         if self.progress.lack and not self.progress.gave_up:
             self.progress = msgspec.structs.replace(self.progress, lack="")
 
     def trainer_there(self) -> None:
-        """Another trainer than the one that gave up."""
+        """Record that a new trainer replaces the one that gave up."""
         if self.progress.gave_up:
             self.progress = msgspec.structs.replace(self.progress, lack="", gave_up=False)
 
     def begin_anew(self) -> None:
-        """Forget which versions there were: the Server's numbers begin below them. The policy itself stays in use."""
+        """Forget all version numbers, because the Server's numbers begin below them. The policy itself stays in use."""
         self.incarnation = 0
         self.policy_version = (0, 0)
 
     def policy_arrived(self, version: tuple[int, int], body: bytes | memoryview) -> None:
-        """Store a policy if it is newer than the current one; count the versions in between."""
+        """Store a policy if it is newer than the current one, and count the versions in between."""
         if version <= self.policy_version:
             return
         if version[0] == self.policy_version[0]:
@@ -287,7 +287,7 @@ class WorkerConnection(Connection):
 
     def _next_frame(self) -> Wire | None:
         if self._ended:
-            return None  # still requested messages are stored or acknowledged
+            return None  # messages that it still requests are already stored or acknowledged
         senders = self.worker.senders
         for _ in range(len(senders)):
             frame = senders[self._turn][0].next_frame()

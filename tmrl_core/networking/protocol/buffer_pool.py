@@ -1,4 +1,4 @@
-"""Memory for bodies of received messages, reused once it has no views any more.
+"""Pool of memory for bodies of received messages, reused once no view of it exists.
 
 Fresh memory costs more than filling it: the system provides it page by page, zeroed, in a third of the total time of
 receiving a message. A body returns to the pool when its last view, for instance a decoded column, is deleted.
@@ -27,7 +27,8 @@ class BodyPool:
     """Pool of memory to receive into.
 
     Args:
-        keep_bytes: limit on stored free memory; half of it for bodies of one size, since most streams have one size.
+        keep_bytes: limit of free memory in the pool; half of it for bodies of one size, because most streams have one
+            size.
 
     Only one thread may call `take`; memory may return in any thread.
     """
@@ -37,13 +38,14 @@ class BodyPool:
         self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
 
     def take(self, length: int) -> memoryview:
-        """Memory of `length` bytes with any content."""
+        """Return memory of `length` bytes with arbitrary content."""
         if length < LEAST_BYTES or length > self.keep_bytes // 2:
             return np.empty(length, np.uint8).data
         size = 1 << (length - 1).bit_length()
         free = self._free.get(size)
         if free is None:
-            # A separate limit: counting across threads that return memory would need a lock in a finalizer.
+            # Each size has a separate limit, because a count across threads that return memory would need a lock in a
+            # finalizer.
             free = self._free[size] = deque(maxlen=max(1, self.keep_bytes // 2 // size))
         try:
             memory = free.pop()

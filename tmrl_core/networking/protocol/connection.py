@@ -1,4 +1,4 @@
-"""One end of a link, whatever its role: frames, heartbeats, deadlines, the order in which things leave. Sans-I/O.
+"""One end of a link, for any role: frames, heartbeats, deadlines, order of sending. Sans-I/O.
 
 A transport drives a `Connection` with these calls and nothing else:
 
@@ -8,7 +8,7 @@ A transport drives a `Connection` with these calls and nothing else:
     connection.tick(now)                                                      # at connection.deadline() at the latest
     connection.closed, connection.lost(reason, now)
 
-`connection.wake` is called when another connection's input gave this one something to send.
+`connection.wake` is called when the input of another connection gives this one data to send.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tmrl_core.networking.protocol.framing import PING_FRAME, Frame, FrameReader
 from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Refused, decode_control, plain
 
 SEND_BYTES = 131_072
-"""Maximum size of one result of `to_send`: more urgent frames wait for at most this much in a socket's buffers."""
+"""Maximum size of one result of `to_send`. An urgent frame waits for at most this much data in a socket's buffers."""
 
 
 class Identity(NamedTuple):
     """Identity of the other side, as the transport knows it."""
 
     address: str
-    """Address of the other side, for people."""
+    """Address of the other side, for display."""
     role: str | None = None
     """The role in its client certificate, if it showed one."""
     name: str | None = None
@@ -41,10 +41,10 @@ class Identity(NamedTuple):
 
 
 class Connection:
-    """The part of both sides of a link that is the same.
+    """The common part of both sides of a link.
 
-    Subclasses implement `_on_connected`, `_on_control`, `_on_frame`, `_next_frame` and `_on_closed`, and say in `LEGAL`
-    which messages are allowed in which state.
+    Subclasses implement `_on_connected`, `_on_control`, `_on_frame`, `_next_frame` and `_on_closed`, and list in
+    `LEGAL` the messages that each state allows.
 
     Args:
         silent_s: seconds without a byte from the other side after which the link is dead.
@@ -60,10 +60,11 @@ class Connection:
         self.greeting_s = greeting_s
         self.state = "greeting"
         self.started = False
-        """True: the transport is connected. Before, there is nothing to send and no deadline."""
+        """True: the transport is connected. Before that, there is nothing to send and no deadline."""
         self.identity = Identity("not connected")
         self.closing = False
-        """No more is read; what `to_send` still returns should be sent before the transport closes."""
+        """True: received bytes are ignored. The remaining result of `to_send` should be sent before the transport
+        closes."""
         self.reason: NetworkError | None = None
         """Reason of the close; None while the link is open, and if it was closed in order."""
         self.wake: Callable[[], None] = lambda: None
@@ -74,7 +75,7 @@ class Connection:
         self._reader = FrameReader()
         self._control: deque[bytes] = deque()
         self.unread_bytes = 0
-        """Bytes of unsent control messages, for which the other side has not made space."""
+        """Bytes of control messages that are not sent yet, because the other side does not read."""
         self._slots: dict[Hashable, Control] = {}
         self._now = 0.0
         self._connected_at = 0.0
@@ -120,7 +121,7 @@ class Connection:
             self.refuse("misuse", str(exc))
 
     def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
-        """Return the buffers to send now, in order, about `SEND_BYTES` at most; call again until the result is empty.
+        """Return the buffers to send now, in order, about `SEND_BYTES` at most. Repeat until the result is empty.
 
         The caller owns a returned bytearray and may reuse it; bytes and memoryviews are shared with others.
         """
@@ -166,7 +167,7 @@ class Connection:
         elif now - self._last_in >= self.silent_s:
             self._fail(NetworkError(f"no data came from the other side for {self.silent_s:g} s"))
         elif now - self._last_out >= self.heartbeat_s and self.state != "greeting":
-            # Counted as sent, even if the transport takes nothing: else it would be due again at once and accumulate.
+            # The heartbeat counts as sent even if the transport accepts nothing. Otherwise heartbeats would accumulate.
             self._last_out = now
             if not self._control:
                 self._control.append(PING_FRAME)
@@ -180,9 +181,10 @@ class Connection:
         return max(0.0, now - self._last_in)
 
     def compensate_pause(self, seconds: float, now: float) -> None:
-        """Discount time in which this process did not run: what has arrived meanwhile is unread, not silence.
+        """Discount time in which this process was suspended, because data that arrived meanwhile is still unread.
 
-        A deadline that passed during the pause is put off by a heartbeat, in which the unread data is read.
+        A deadline that passed during the pause is postponed by a heartbeat interval, so that the unread data can be
+        read first.
         """
         self._last_in = max(self._last_in + seconds, now - self.silent_s + self.heartbeat_s)
         self._connected_at += seconds
@@ -255,7 +257,7 @@ class Connection:
             self.wake()
 
     def _closing_now(self) -> bool:
-        return self.closing  # a call, since handling a frame may have changed it
+        return self.closing  # a method call, because handling a frame may have changed the state
 
     def _fail(self, reason: NetworkError | None) -> None:
         self.closing = True
@@ -298,4 +300,4 @@ class Connection:
 
 
 Authenticate: TypeAlias = Callable[[Hello, Connection], "tuple[str, str] | tuple[str, str, float] | None"]
-"""Authenticates a peer: None, or (refusal code, reason, and perhaps the seconds of delay before the rejection)."""
+"""Authenticator of peers. It returns None, or (refusal code, reason, optional delay of the rejection in seconds)."""

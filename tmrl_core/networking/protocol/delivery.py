@@ -7,12 +7,12 @@ resume, which names the first number that the trainer lacks, and only complete m
 trainer's end (`StreamReceiver`) accepts numbers in order: a lower number is a duplicate, a higher one is a gap.
 
 A gap is either intended or a loss. Each message carries its *floor*: the worker no longer stores the messages from the
-floor up to this one. So a floor at or below the receiver's next number explains the whole gap (the worker dropped the
-messages, or they were acknowledged by a trainer whose memory is gone), and the gap is counted. A higher floor means
-that the link lost messages that the worker still has, and the receiver requests a resume.
+floor up to this one. A floor at or below the receiver's next number therefore explains the whole gap, and the gap is
+counted. Either the worker dropped the messages, or an earlier trainer acknowledged them and its memory is lost. A
+higher floor means that the link lost messages that the worker still has, and the receiver requests a resume.
 
-A message counts as dropped only when the other side cannot have it. A message that was sent completely and then dropped
-counts as dropped when a later resume requests it, and as acknowledged when an acknowledgement passes it.
+A message counts as dropped only if the other side cannot have received it. A message that was sent completely and then
+dropped counts as dropped when a later resume requests it, and as acknowledged when a later message is acknowledged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ACK_BYTES = 32_768
 _REFUSAL_BYTES = 16
 """Bytes of one refusal besides its reason."""
 Body: TypeAlias = Sequence[bytes | memoryview]
-"""A message's content as buffers of bytes, in order."""
+"""Content of a message, as buffers of bytes in order."""
 
 
 class _Message:
@@ -59,7 +59,7 @@ class _Message:
 
 
 class _Gone(NamedTuple):
-    """A message that was sent whole and dropped before its fate was known."""
+    """A message that was sent completely and dropped before it was acknowledged."""
 
     number: int
     samples: int
@@ -81,8 +81,8 @@ class StreamSender:
 
     Args:
         stream: 16 random bytes.
-        queue_bytes: maximum bytes of stored message bodies. Beyond it, the oldest is dropped or the offer refused. One
-            message is always accepted, however large.
+        queue_bytes: maximum bytes of stored message bodies. Beyond the limit, the oldest message is dropped or the
+            offer is refused. One message is always accepted, however large.
         drop_oldest: True: drop the oldest message at the limit; False: refuse the offer.
 
     Not thread-safe: the owner serialises calls.
@@ -94,7 +94,7 @@ class StreamSender:
         self.drop_oldest = drop_oldest
         self.held_bytes = 0
         self.held_samples = 0
-        # A separate counter: other threads read it, also while a message moves from one queue to another.
+        # A separate counter, because other threads read it while a message moves from one queue to another.
         self.held_messages = 0
         self._newest = -1
         self.samples_offered = 0
@@ -107,7 +107,7 @@ class StreamSender:
         self._sent: deque[_Message] = deque()
         self._queue: deque[_Message] = deque()
         self.unsent_bytes = 0
-        """Bytes of the bodies in the queue, that is of messages whose sending has not begun."""
+        """Bytes of the bodies in the queue: those of messages whose sending has not begun."""
         self._gone: deque[_Gone] = deque()
         self._stored = 0
         self._next_floor: int | None = None
@@ -131,13 +131,13 @@ class StreamSender:
         return self._next_number
 
     def fits(self, body_bytes: int) -> bool:
-        """Return whether a message of that size can be offered without dropping another."""
+        """Return True if a message of this size can be offered without dropping another one."""
         return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
 
     def offer(self, body: Body, samples: int) -> bool:
-        """Take over one message, as buffers in order. False: it does not fit, and no message may be dropped for it.
+        """Offer one message, as buffers in order. False: it does not fit, and no message may be dropped for it.
 
-        If messages may be dropped, a new message that does not fit beside the one being sent is dropped itself.
+        If messages may be dropped, a new message that does not fit together with the one being sent is dropped itself.
         """
         body_bytes = sum(map(len, body))
         while not self.fits(body_bytes):
@@ -174,7 +174,7 @@ class StreamSender:
         if self._queue:
             victim = self._unqueue()
             follower = self._queue[0] if self._queue else None
-            # The trainer lacks the messages in the queue, so this one is lost.
+            # The trainer has not received the messages in the queue, so this message is lost.
             self.samples_dropped += victim.samples
         else:
             victim = self._sent.popleft()
@@ -211,19 +211,21 @@ class StreamSender:
 
     @property
     def samples_stored(self) -> int:
-        """Number of samples that the Server stores for a trainer. Not to be read while another thread sends."""
+        """Number of samples that the Server stores for a trainer. It must not be read while another thread sends."""
         held: list[_Message | _Gone] = [*self._sent, *self._queue, *self._gone]
         return sum(message.samples for message in held if message.number < self._stored)
 
     @property
     def settled(self) -> bool:
-        """Return whether every message is acknowledged, or stored by the Server."""
+        """Return True if every message is acknowledged or stored by the Server."""
         return self.held_messages == 0 or self._newest < self._stored
 
     # --- messages of the trainer, or of the Server in its place ---
 
     def stored(self, next_number: int) -> None:
-        """Record that the Server stores every message below `next_number`. They stay here too: the Server may fail.
+        """Record that the Server stores every message below `next_number`.
+
+        The messages stay here too, because the Server may fail.
 
         Raises:
             RemoteProtocolError: the Server claims a message that was never made.
@@ -245,10 +247,10 @@ class StreamSender:
                 f"the trainer asks for message {next_number} of a stream that has made {self._next_number}"
             )
         self._stop_sending()
-        self._stored = min(self._stored, next_number)  # no Server stores a requested message any more
+        self._stored = min(self._stored, next_number)  # the Server no longer stores a message that is requested
         while self._sent and self._sent[-1].number >= next_number:
             self._requeue(self._sent.pop())
-        # Messages that it does not request have arrived and will be acknowledged.
+        # Messages below the requested number have arrived and will be acknowledged.
         while self._queue and self._queue[0].number < next_number:
             self._sent.append(self._unqueue())
         while self._gone and self._gone[-1].number >= next_number:
@@ -275,14 +277,14 @@ class StreamSender:
 
     @property
     def active(self) -> bool:
-        """Return whether a trainer takes this stream's messages now."""
+        """Return True if a trainer accepts this stream's messages now."""
         return self._active
 
     def on_ack(self, ack: Ack) -> None:
-        """Release every message below `ack.next`: it is committed or refused.
+        """Release every message below `ack.next`, which are all committed or refused.
 
         Raises:
-            RemoteProtocolError: it acknowledges a message that was never made.
+            RemoteProtocolError: `ack` covers a message that was never made.
         """
         if ack.next > self._next_number:
             raise RemoteProtocolError(
@@ -361,9 +363,9 @@ class StreamSender:
         return Want(self._channel, self._epoch, total)
 
     def unused(self) -> Unused | None:
-        """Return a message that gives back credit for messages dropped meanwhile, once no message needs it.
+        """Return a message that releases the credit of dropped messages, once no message needs it.
 
-        The credit counts as sent, so that no count ever falls and messages in flight at that time stay valid.
+        The credit counts as sent, so that no counter decreases and messages in flight stay valid.
         """
         if not self._active or self._queue or self._current is not None or self._limit < self._wanted:
             return None
@@ -383,7 +385,7 @@ class Received(NamedTuple):
     payload: memoryview
     """Encoded samples, for the codec."""
     size: int
-    """Bytes that it took on the link, which return as credit."""
+    """Bytes that the message took on the link, which return as credit."""
 
 
 class CommittedOffset(NamedTuple):
@@ -399,7 +401,7 @@ _START = CommittedOffset(0, 0)
 
 
 _REMEMBERED_REFUSALS = 20
-"""Maximum number of refusals of a stream in a checkpoint: more than one lost acknowledgement usually has."""
+"""Maximum number of refusals of a stream in a checkpoint, more than one lost acknowledgement usually holds."""
 
 
 class StreamReceiver:
@@ -425,7 +427,7 @@ class StreamReceiver:
         self._uncommitted: deque[tuple[int, int]] = deque()  # (number, position after it)
         self._refused: deque[Refusal] = deque()
         self._refused_lately: deque[Refusal] = deque(maxlen=100)
-        """Refusals that were sent last, which the worker may not have received."""
+        """Refusals in the last acknowledgement, which the worker may not have received."""
         self._body: memoryview | None = None
         self._filled = 0
         self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
@@ -544,7 +546,7 @@ class StreamReceiver:
             number, reason = self._refused[0]
             size += len(reason.encode()) + _REFUSAL_BYTES
             if told and size > _ACK_BYTES:
-                upto = number  # without its reason it would count as committed
+                upto = number  # without its reason, the message would count as committed
                 break
             told.append(self._refused.popleft())
         self._refused_lately.extend(told)

@@ -17,19 +17,19 @@ from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.messages import Control, encode_control
 
 HEADER = struct.Struct("<IBBHI")
-"""payload length, kind, flags, epoch, channel."""
+"""Header of a frame: payload length, kind, flags, epoch, channel."""
 HEADER_BYTES = HEADER.size
 MAX_FRAME_BYTES = 65_536
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
 SAMPLES_HEAD = struct.Struct("<QQQII")
-"""Begins the first DATA frame of a message: number, floor, position, samples, bytes.
+"""Header of a message, at the start of its first DATA frame: number, floor, position, samples, bytes.
 
-*floor*: the messages from it up to this one exist no more at the sender. *position*: samples that the stream carried
+*floor*: the sender no longer has the messages from it up to this one. *position*: samples that the stream carried
 before this message, so that a receiver can count the samples of a gap. *bytes*: length of the message's body.
 """
 POLICY_HEAD = struct.Struct("<QQQ")
-"""Begins the first WEIGHTS frame of a policy update: incarnation, counter, bytes."""
+"""Header of a policy update, at the start of its first WEIGHTS frame: incarnation, counter, bytes."""
 
 MAX_NUMBER = 1 << 62
 """Upper bound of message numbers, positions and policy versions; control messages hold twice as much."""
@@ -38,9 +38,9 @@ FIRST = 1
 LAST = 2
 
 _SCRATCH_BYTES = 16_384
-"""Size of the scratch buffer, one TLS record: this part of a large frame is copied once more than the rest."""
+"""Size of the scratch buffer, one TLS record. This part of a large frame is copied once more than the rest."""
 _DIRECT_BYTES = 4_096
-"""Minimum missing bytes of a frame for receiving it into its own buffer instead of the scratch buffer."""
+"""Minimum number of missing bytes for which the rest of a frame is received into its own buffer."""
 
 
 class Kind(IntEnum):
@@ -121,8 +121,8 @@ def spare(buffer: bytes | bytearray | memoryview) -> None:
 class FrameReader:
     """Parser from received bytes to frames.
 
-    Use: fill (part of) `get_buffer()`, call `received` with the number of bytes, then take the frames. It never
-    allocates more than one frame.
+    To use it, fill (part of) `get_buffer()`, call `received` with the number of bytes, then take the frames. The parser
+    never allocates more than one frame.
 
     Bytes are received into a scratch buffer; the rest of a large frame is received into its own. After a full frame
     that is not its message's last, another full one is likely, which is received into its own buffer from its first
@@ -136,9 +136,9 @@ class FrameReader:
         self._direct: Frame | None = None
         self._direct_view: memoryview | None = None
         self._ahead: bytearray | None = None
-        """For a full frame whose header has not come."""
+        """Buffer for a full frame whose header has not arrived yet."""
         self._likely = False
-        """True: the next frame is likely a full one."""
+        """True: the next frame is probably a full one."""
         self._filled = 0
         self._frames: list[Frame] = []
         self.max_payload_bytes = MAX_PAYLOAD_BYTES
@@ -194,7 +194,7 @@ class FrameReader:
             self._finish(self._direct)
 
     def _split(self, source: bytearray, end: int) -> None:
-        """Take the frames out of the first `end` bytes of `source`; the rest stays in the scratch buffer."""
+        """Parse the frames in the first `end` bytes of `source`. The rest stays in the scratch buffer."""
         start = 0
         while end - start >= HEADER_BYTES:
             length, kind, flags, epoch, channel = HEADER.unpack_from(source, start)
@@ -224,22 +224,22 @@ class FrameReader:
             self._scratch[: self._end] = source[start:end]
 
     def take(self) -> list[Frame]:
-        """The frames that are complete, in order."""
+        """Yield the complete frames in order."""
         frames, self._frames = self._frames, []
         return frames
 
     @property
     def empty(self) -> bool:
-        """Return whether the byte stream is between two frames."""
+        """Return True if the byte stream is between two frames."""
         inside = self._direct is not None or (self._ahead is not None and self._filled > 0)
         return not inside and self._end == 0 and not self._frames
 
 
 def control_frame(message: Control) -> bytes:
-    """`message` as the bytes of one frame.
+    """Return `message` as the bytes of one frame.
 
     Raises:
-        ValueError: it is too long for one frame.
+        ValueError: the message is too long for one frame.
     """
     payload = encode_control(message)
     if len(payload) > MAX_PAYLOAD_BYTES:
@@ -265,18 +265,18 @@ PING_FRAME = HEADER.pack(0, Kind.PING, 0, 0, 0)
 
 
 def message_bytes(head: struct.Struct, body_bytes: int) -> int:
-    """Bytes on the link of a message: its head and body, and the headers of the frames that carry them."""
+    """Return the bytes of a message on the link: header, body, and the headers of its frames."""
     content = head.size + body_bytes
     frames = -(-content // MAX_PAYLOAD_BYTES)
     return content + frames * HEADER_BYTES
 
 
 _JOIN_BYTES = 4_096
-"""Smaller pieces of a frame are joined with their neighbours: a copy is cheaper than one more TLS record."""
+"""Limit below which pieces of a frame are joined with their neighbours. A copy is cheaper than one more TLS record."""
 
 
 class Wire:
-    """A frame to send, as consecutive buffers: large parts of a message are sent without a copy."""
+    """A frame to send, as consecutive buffers, so that large parts of a message are sent without a copy."""
 
     __slots__ = ("buffers", "last", "size")
 
@@ -288,7 +288,7 @@ class Wire:
         """True: this is the last frame of its message."""
 
     def __bytes__(self) -> bytes:
-        """The frame in one piece."""
+        """Return the frame in one piece."""
         return b"".join(self.buffers)
 
 

@@ -19,7 +19,7 @@ SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
 """All supported versions of the protocol."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""Count or position, with space for one more in the fields of all formats."""
+"""Count or position. Its range leaves space for one more in the fields of all formats."""
 MAX_COUNT = (1 << 63) - 1
 """Upper bound of sums of numbers from peers: larger sums would not fit messages and records."""
 Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -52,7 +52,7 @@ RETRYABLE: frozenset[str] = frozenset({"full", "trainer_present"})
 
 
 def plain(text: str, most: int = 1_000) -> str:
-    """Return a peer's text, safe for logs and terminals: at most `most` characters, no control characters."""
+    """Return a peer's text in a form that is safe for logs and terminals: short, without control characters."""
     text = text[:most]
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
@@ -174,7 +174,7 @@ class Hello(_Control, frozen=True, tag="hello"):
         name: label for display, not an identity.
         peer: 16 random bytes per process. A link of the same peer supersedes the older one.
         incarnation: highest incarnation of a trainer that this peer has received.
-        holding: for a trainer, the incarnation assigned to this process before; 0 for a new process.
+        holding: for a trainer, the incarnation that this process was assigned earlier; 0 for a new process.
         have: for a worker, its newest policy, which need not be sent again.
     """
 
@@ -189,7 +189,7 @@ class Hello(_Control, frozen=True, tag="hello"):
     have: Version = (0, 0)
 
     def __repr__(self) -> str:
-        return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # never the token
+        return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # leave out the token
 
 
 class Probe(_Control, frozen=True, tag="probe"):
@@ -199,7 +199,7 @@ class Probe(_Control, frozen=True, tag="probe"):
     because a Server that does not know the flag would admit the peer.
 
     Args:
-        versions, role, token, run: as in `Hello`.
+        versions, role, token, run: see `Hello`.
     """
 
     versions: tuple[Number, ...]
@@ -208,7 +208,7 @@ class Probe(_Control, frozen=True, tag="probe"):
     run: Annotated[str, msgspec.Meta(max_length=200)]
 
     def __repr__(self) -> str:
-        return f"Probe(role={self.role!r}, run={self.run!r})"  # never the token
+        return f"Probe(role={self.role!r}, run={self.run!r})"  # leave out the token
 
 
 class Diagnosis(_Control, frozen=True, tag="diagnosis"):
@@ -218,7 +218,7 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
         version: negotiated protocol version.
         versions: all versions that the Server supports.
         time_s: the Server's clock, in seconds since 1970.
-        no_place: reason for which an authenticated `Hello` would be refused at the moment; empty: none.
+        no_place: reason why an authenticated `Hello` would be refused at the moment; empty: none.
         trainer: True: a trainer is linked.
         trainer_run: run of that trainer.
         allowance_bytes: bytes that this link may use for measurements, in each direction.
@@ -323,7 +323,7 @@ class Resume(_Control, frozen=True, tag="resume"):
 class Halt(_Control, frozen=True, tag="halt"):
     """Relay -> worker: there is no trainer of this run; keep all messages until the next `Resume`.
 
-    `reason` is set if it is worth showing to the user (the trainer serves another run).
+    `reason` is set if the user should see it (the trainer serves another run).
     """
 
     channel: Channel
@@ -338,7 +338,7 @@ class Ack(_Control, frozen=True, tag="ack"):
     """Trainer -> relay -> worker: every message below `next` is committed or refused.
 
     Args:
-        refused: (number of the message, reason) of those refused since the last `Ack`.
+        refused: (number, reason) of each message refused since the last `Ack`.
     """
 
     channel: Channel
@@ -359,7 +359,7 @@ class Stored(_Control, frozen=True, tag="stored"):
     """Relay -> worker: the Server stores every message below `next` until a trainer has acknowledged it.
 
     Args:
-        refusal: reason for which no more of this stream is stored (the spool is full); empty: the rest may follow.
+        refusal: reason why no more of this stream is stored (the spool is full); empty: the rest may follow.
     """
 
     channel: Channel
@@ -399,7 +399,7 @@ class Have(_Control, frozen=True, tag="have"):
 
 
 class Incarnation(_Control, frozen=True, tag="incarnation"):
-    """Relay -> trainer: the trainer's new incarnation, because a peer knew a higher one than its own."""
+    """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one."""
 
     incarnation: Number
 
@@ -424,8 +424,8 @@ class Direct(_Control, frozen=True, tag="direct"):
     """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`).
 
     Args:
-        lasting: for all streams: it stays in force without the trainer, also for later workers, until the run has
-            another trainer.
+        lasting: True, for all streams: the directive stays in force without the trainer, also for later workers, until
+            the run has another trainer.
     """
 
     channel: Channel
@@ -553,7 +553,7 @@ def check_update_head(begin: bytes | bytearray | memoryview) -> None:
     """Check that bytes begin like an encoded `PolicyUpdate`, without decoding its content.
 
     Raises:
-        RemoteProtocolError: they do not.
+        RemoteProtocolError: the bytes begin differently.
     """
     start = bytes(begin[: 1 + len(_UPDATE_BEGINS)])
     # A map of at least two fields, beginning with the version.

@@ -1,7 +1,7 @@
 """Status of a Server for observers: one snapshot, as typed values. Sans-I/O.
 
-Counters start with the Server (those of a stream: with its first message) and only grow, so that two snapshots give
-rates. Times are seconds, sizes bytes.
+Counters start with the Server and only grow, so that two snapshots give rates. Counters of a stream start with its
+first message. Times are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SpooledStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One bounded store of the Server; `limit` None: it has no separate limit."""
+    """One bounded store of the Server. `limit` None: there is no separate limit."""
 
     used_bytes: int
     reserved_bytes: int = 0
@@ -176,7 +176,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rates(earlier: ServerStatus, later: ServerStatus) -> Rates | None:
-    """The rates between two snapshots; None: they are of two Servers, or of one moment."""
+    """Return the rates between two snapshots; None: they are of different Servers or of the same moment."""
     seconds = later.clock_s - earlier.clock_s
     if seconds <= 0 or later.pid != earlier.pid or later.relayed_messages < earlier.relayed_messages:
         return None
@@ -187,7 +187,7 @@ def rates(earlier: ServerStatus, later: ServerStatus) -> Rates | None:
         samples=(later.relayed_samples - earlier.relayed_samples) / seconds,
         bytes=(later.relayed_bytes - earlier.relayed_bytes) / seconds,
         samples_of={
-            # A stream that has come back under a new link counts from nothing again.
+            # A stream that has returned under a new link counts from 0 again.
             stream.stream: max(0, stream.relayed_samples - before.get(stream.stream, 0)) / seconds
             for stream in later.streams
         },
@@ -199,15 +199,15 @@ _decoder = msgspec.msgpack.Decoder(ServerStatus)
 
 
 def encode_status(status: ServerStatus) -> bytes:
-    """A snapshot as MessagePack."""
+    """Return a snapshot as MessagePack."""
     return _encoder.encode(status)
 
 
 def decode_status(data: bytes) -> ServerStatus:
-    """The snapshot in `data`; fields that this version does not know are left out.
+    """Return the snapshot in `data`, without fields that this version does not know.
 
     Raises:
-        RemoteProtocolError: the bytes are no snapshot.
+        RemoteProtocolError: the bytes are not a snapshot.
     """
     try:
         return _decoder.decode(data)

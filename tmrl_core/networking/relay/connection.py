@@ -70,7 +70,7 @@ class RelayConnection(Connection):
         """Negotiated version of the protocol."""
         self.run = ""
         self.name = ""
-        """Label for people; no two linked workers have the same one."""
+        """Label for display, unique among linked workers."""
         self.called = ""
         """Label that the peer has chosen for itself."""
         self.peer = b""
@@ -99,7 +99,8 @@ class RelayConnection(Connection):
         earlier = self._slots.get(key)
         if isinstance(earlier, Ack):
             if earlier.refused and ack.refused:
-                # Together they may not fit a frame, and a refusal left out would count as committed at the worker.
+                # The merged acknowledgement may not fit a frame. The worker would count an omitted refusal as
+                # committed.
                 del self._slots[key]
                 self.send(earlier)
             else:
@@ -107,7 +108,7 @@ class RelayConnection(Connection):
         self.put(key, ack)
 
     def _on_connected(self) -> None:
-        # From here on, not from the clock's zero: a deadline long past looks as if this process had stood still.
+        # The deadline begins now and not at the clock's zero: a deadline long past would look like a suspended process.
         self._noticed = self._now
 
     def _on_control(self, message: Control) -> None:
@@ -161,7 +162,7 @@ class RelayConnection(Connection):
                 super()._on_control(message)
 
     def _show(self, page: int) -> None:
-        """Send an observer one page at a time, so that little data waits for an observer that does not read."""
+        """Send an observer one page at a time, so that little data waits for a slow observer."""
         if self.unread_bytes > MAX_BODY_BYTES:
             raise RemoteProtocolError("status pages are requested faster than they are read")
         if page == 0:
@@ -222,7 +223,7 @@ class RelayConnection(Connection):
             self.on_admitted()
 
     def refuse_later(self, code: str, reason: str, delay_s: float) -> None:
-        """Send the other side a delayed rejection, within the time that it has to identify itself."""
+        """Send a delayed rejection, within the time that the other side has to identify itself."""
         left_s = max(0.0, self.greeting_s - self.linked_s(self._now))
         self._held = (self._now + min(delay_s, 0.5 * left_s), code, reason)
         self.wake()
@@ -246,7 +247,7 @@ class RelayConnection(Connection):
         return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
 
     def leave(self) -> None:
-        """Remove this link from the relay, whatever its transport still does."""
+        """Remove this link from the relay, although its transport may still be open."""
         if self._left:
             return
         self._left = True
@@ -262,7 +263,7 @@ class RelayConnection(Connection):
             self.relay.observers.discard(self)
 
     def close(self) -> None:
-        """Close the link in order, because the Server ends."""
+        """Close the link in order, because the Server is shutting down."""
         if not self.closing:
             self._parting = "this Server ends"
         super().close()

@@ -54,7 +54,7 @@ from tmrl_core.networking.spools.memory import Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20
-"""Maximum unread control bytes of a peer; a worker that opens streams beyond it loses its link."""
+"""Maximum unread control bytes of a peer. A worker that opens further streams beyond the limit loses its link."""
 _MAX_RUNS = 64
 """Maximum number of runs whose lasting directive is stored."""
 _BELIEVED = {"worker": 1 << 48, "trainer": 1 << 61}
@@ -156,12 +156,12 @@ class Relay:
             self._raises[connection.principal] += not connection.anew
             if self._raises[connection.principal] > _MOST_RAISES and identity.role is not None:
                 raise RemoteProtocolError("it repeatedly reports a higher incarnation")
-            # Many workers share a token: one that has used up its reports does not exclude the others.
+            # Many workers may share a token. A worker that has used up its reports does not exclude the others.
             connection.anew |= self._raises[connection.principal] > _MOST_RAISES
         if connection.anew:
             hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
         link = self.workers.get(hello.peer)
-        taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
+        taken = link is not None and link.principal != connection.principal  # also if the identity was forgotten
         if hello.role != "observer" and (taken or not self._peer_ids.claim(hello.peer, connection.principal)):
             self.refuse_peer(
                 connection,
@@ -318,7 +318,7 @@ class Relay:
         trainer = self.trainer
         worker = stream.worker
         if trainer is None or trainer.run != stream.run:
-            if worker is not None and not stream.handing:  # the spool still serves as its trainer
+            if worker is not None and not stream.handing:  # the spool still acts as the stream's trainer
                 self._halt(worker, stream)
             return
         stream.trainer_channel = self._next_trainer_channel
@@ -356,7 +356,7 @@ class Relay:
             raise RemoteProtocolError("streams are opened faster than their announcements are read")
         older = self.streams.get(message.stream)
         link = older.worker if older is not None else None
-        taken = link is not None and link.principal != connection.principal  # also where it has been forgotten
+        taken = link is not None and link.principal != connection.principal  # also if the id was forgotten
         if taken or not self._stream_ids.claim(message.stream, connection.principal):
             self.refuse_peer(
                 connection,
@@ -368,7 +368,7 @@ class Relay:
         name = plain(message.name, 200)
         label = connection.name if name == connection.called else name
         stream = RelayStream(message.stream, label, connection.run, message.signature)
-        self.spool_handoff.kept(stream)  # if it is spooled, then as one of this run
+        self.spool_handoff.kept(stream)  # if the stream is spooled, its run must be the same
         older = self.streams.get(message.stream)
         if older is not None:
             self._detach(older)
@@ -437,7 +437,7 @@ class Relay:
             if len(self._lasting) > _MAX_RUNS:
                 self._lasting.popitem(last=False)
         self.policies.abandon()
-        self.notify_policy()  # workers may have received it only partly
+        self.notify_policy()  # workers may have received only a part of it
         self.trainer = None
         self._by_trainer_channel.clear()
         self._report = None
@@ -446,7 +446,7 @@ class Relay:
             stream.trainer_channel = 0
             stream.in_turn = False
             if stream.handing:
-                continue  # the spool still serves as its trainer
+                continue  # the spool still acts as the stream's trainer
             self.flow.void(stream)
             if stream.worker is None:
                 del self.streams[stream.id]
@@ -462,7 +462,7 @@ class Relay:
         """Resume a stream from the message that the trainer names."""
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None or (stream.worker is None and self.spool_handoff.kept(stream) is None):
-            return  # it has left meanwhile, and the trainer is notified
+            return  # the stream has left, and the trainer is notified
         self.flow.void(stream)
         stream.handing = False
         stream.next_number = message.next
@@ -518,7 +518,7 @@ class Relay:
         return [worker for worker in self.workers.values() if worker.run == run]
 
     def notify_policy(self) -> None:
-        """Wake the links of the trainer's workers: frames of a policy have arrived, or its rest will not come."""
+        """Wake the links of the trainer's workers after frames of a policy have arrived or the policy was abandoned."""
         for worker in self._workers_of_run():
             worker.wake()
 

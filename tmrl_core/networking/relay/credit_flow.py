@@ -9,9 +9,9 @@ little need not wait until all busy streams have had a turn.
 
 All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that it may send
 and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`. Each `Want` is
-granted in full or not at all, in the order of turns. A worker sends only messages that fit its credit completely. So
-every reserved byte belongs to a message that will be complete, and incomplete messages cannot fill the pool and wait
-for each other.
+granted in full or not at all, in the order of turns. A worker sends only messages that fit its credit completely. Every
+reserved byte therefore belongs to a message that will be complete, and incomplete messages cannot fill the pool and
+wait for each other.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ class Flow:
         """Heap of the streams with queued messages: (turn, order among equals, stream)."""
         self._order = count()
         self._turn = 0
-        """Turn of the message that was begun last: bytes forwarded so far for each stream that sends all the time."""
+        """Turn of the latest message: bytes forwarded so far for a stream that always has messages."""
         self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
         self._short_bytes = 0
-        """Bytes that the first waiting stream lacked at the last check. With less than that, no check is needed."""
+        """Bytes that the first waiting stream was short of at the last check. Until that many are released, no check is
+        needed."""
         self._sending: tuple[RelayStream, list[bytearray], int] | None = None
         self._sending_index = 0
         self._sending_spooled = False
@@ -139,7 +140,8 @@ class Flow:
         if stream.received > stream.limit:
             raise RemoteProtocolError(f"{stream.received - stream.limit} bytes more were sent than credit was given")
         if frame.flags & FIRST:
-            # Reject here the frames that the trainer's end of a stream would reject, or they would end its link.
+            # Reject frames that the trainer's end of a stream would reject. Otherwise they would end the trainer's
+            # link.
             *_, length = samples_head(frame.payload)
             if length > self._settings.max_message_bytes:
                 raise RemoteProtocolError(
@@ -166,7 +168,8 @@ class Flow:
             self.take_turns(stream)
         elif stream.partial_bytes >= stream.partial_length:
             raise RemoteProtocolError("a message's frames and its head say different lengths")
-        elif size != MAX_FRAME_BYTES:  # a frame costs more memory than its bytes: many small ones would pass the budget
+        # A frame costs more memory than its bytes, so that many small frames would exceed the budget.
+        elif size != MAX_FRAME_BYTES:
             raise RemoteProtocolError("only a message's last frame is not full")
 
     def want(self, connection: RelayConnection, message: Want) -> None:
@@ -210,13 +213,13 @@ class Flow:
             if need > 0:
                 over = stream.wanted - stream.forwarded > self._settings.window_bytes
                 if over and stream.limit - stream.forwarded > stream.standing:
-                    continue  # it has its share; its turn comes again after some of it was forwarded
+                    continue  # the stream has its share; its turn comes again after some of its messages were forwarded
                 if need > self._settings.budget_bytes - self.reserved_bytes:
                     self._short_bytes = need
                     return  # later streams wait too, so that a large request is not overtaken forever
                 stream.limit += need
                 self.reserved_bytes += need
-            self._tell_limit(stream)  # it may have had that much already as standing credit, and not known it
+            self._tell_limit(stream)  # the standing credit may already cover the request without the worker's knowledge
             del self._wants[stream.id]
 
     def _tell_limit(self, stream: RelayStream) -> None:
@@ -262,7 +265,7 @@ class Flow:
         """Schedule a stream that has messages for the trainer."""
         if not stream.in_turn:
             stream.in_turn = True
-            # An idle stream saves up little; a stream that sends little is always the next.
+            # An idle stream accumulates little. A stream that sends little always comes next.
             stream.turn = max(stream.turn, self._turn - _HEAD_START_BYTES)
             heappush(self._turns, (stream.turn, next(self._order), stream))
         if self._relay.trainer is not None:
@@ -275,7 +278,7 @@ class Flow:
         assert self._sending is not None
         stream, frames, size = self._sending
         frame = frames[self._sending_index]
-        frames[self._sending_index] = bytearray()  # the memory goes with the frame, not with the message
+        frames[self._sending_index] = bytearray()  # release the memory of each frame, not of the whole message at once
         self._sending_index += 1
         self._trainer_sent += len(frame)
         if self._sending_index == len(frames):

@@ -1,9 +1,9 @@
 """Ownership of random ids: an id used by one identity cannot be used by another. Sans-I/O.
 
-Ids of peers and streams are random and known to the Server and the trainer only. A client that learns one can still not
-use it: it belongs to the first identity that used it, the holder of a certificate of that name or of a role's token.
-Ids stay registered after their links are lost, within limits. Each identity has a limit of its own, so that it cannot
-evict ids of others. At the total limit, the identity with the most ids loses its oldest.
+Ids of peers and streams are random and known to the Server and the trainer only. A client that learns an id still
+cannot use it, because an id belongs to the first identity that used it: the holder of a certificate of that name, or of
+a role's token. Ids stay registered after their links are lost, within limits. Each identity has a limit of its own, so
+that it cannot evict ids of others. At the total limit, the identity with the most ids loses its oldest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class IdRegistry:
         self._per_identity = per_identity
         self._total = total
         self._owner: dict[bytes, str] = {}
-        self._ids: dict[str, OrderedDict[bytes, None]] = {}  # the longest unused first
+        self._ids: dict[str, OrderedDict[bytes, None]] = {}  # the id that has been unused for longest comes first
 
     def __len__(self) -> int:
         return len(self._owner)

@@ -16,7 +16,7 @@ class RateLimitedLog:
     """Rate-limited log: forward a burst of lines, then lines at a low rate, and count the rest.
 
     Args:
-        say: takes a line.
+        say: writes a line to the log.
         what: description of the suppressed lines.
     """
 
@@ -41,7 +41,7 @@ class MembershipLog:
     """Membership log: a line for each worker or trainer that joins, and one for each that leaves, with the reason.
 
     Args:
-        say: takes a line.
+        say: writes a line to the log.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -58,9 +58,9 @@ class MembershipLog:
 
 
 def _who(connection: RelayConnection) -> str:
-    """Describe a peer by role, label, credentials and address, as `--credentials revoke` and people need it."""
+    """Describe a peer by role, label, credentials and address, which `--credentials revoke` needs."""
     name = connection.name or "unnamed"
     identity = connection.identity
     of = f"{identity.name}'s certificate, " if identity.name else ""
-    # The label that a peer chooses may contain any characters, line breaks too.
+    # A peer's label may contain any characters, also line breaks.
     return f"{connection.state} {name if name.isprintable() else repr(name)} ({of}{identity.address})"

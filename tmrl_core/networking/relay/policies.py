@@ -38,11 +38,11 @@ class Policy:
         self.received = 0
         """Bytes of the frames that have arrived."""
         self.abandoned = abandoned
-        """True: its rest is not sent; workers that have a part of it get another version instead."""
+        """True: the rest is not sent. Workers that have received a part get another version instead."""
 
     @property
     def whole(self) -> bool:
-        """Return whether all its frames have arrived."""
+        """Return True if all its frames have arrived."""
         return self.received == self.size
 
 
@@ -74,7 +74,7 @@ class Policies:
         self.run = run
 
     def abandon(self) -> None:
-        """Discard the arriving policy, because its rest will not come."""
+        """Discard the incomplete policy, because the rest will not arrive."""
         if self.arriving is not None:
             self.arriving.abandoned = True
             self.arriving = None
@@ -83,7 +83,7 @@ class Policies:
         """Store a frame of the trainer, whose current incarnation is `incarnation`, and return its policy.
 
         Raises:
-            RemoteProtocolError: too large, not a policy, or its frames contradict its header.
+            RemoteProtocolError: the policy is too large, is not a policy, or its frames contradict its header.
         """
         if frame.flags & FIRST:
             self.abandon()
@@ -92,7 +92,7 @@ class Policies:
         if policy is None:
             raise RemoteProtocolError("a policy update was continued without a beginning")
         if policy.version[0] != incarnation:
-            policy.abandoned = True  # it counts as older than what others have told the relay of meanwhile
+            policy.abandoned = True  # peers have meanwhile reported a newer version to the relay
         received = policy.received + len(frame.buffer)
         last = bool(frame.flags & LAST)
         if received > policy.size or last != (received == policy.size):
@@ -103,7 +103,7 @@ class Policies:
             self._check(frame.payload[POLICY_HEAD.size :])
         policy.frames.append(
             memoryview(frame.buffer)
-        )  # a view: shared by all workers' links, and used for nothing else
+        )  # a view, because all workers' links share this buffer, which must not be reused
         policy.received = received
         if last:
             self.arriving = None
@@ -117,7 +117,7 @@ class Policies:
             raise RemoteProtocolError("the first frame of a policy update is too short for its header")
         *version, length = POLICY_HEAD.unpack_from(payload)
         if max(version) >= MAX_NUMBER:
-            # Workers could not confirm it. If it were stored, it would end each new link of a worker.
+            # Workers could not confirm such a version. A stored one would end each new link of a worker.
             raise RemoteProtocolError(f"version {version[0]}.{version[1]} of the policy is out of range")
         if length > self.max_bytes:
             raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are relayed")

@@ -47,7 +47,7 @@ class Echoes:
         """Record a requested answer.
 
         Raises:
-            RemoteProtocolError: more than was allowed.
+            RemoteProtocolError: the allowance is exceeded.
         """
         self.up_bytes -= ECHO_BYTES + len(echo.filler)
         self.down_bytes -= ECHO_BYTES + echo.size
@@ -74,7 +74,7 @@ class Probes:
         self._bytes = TokenBucket(REFILL_BYTES_S, ALL_BYTES)
 
     def accept(self, connection: RelayConnection, probe: Probe, now: float) -> None:
-        """Answer whether a `Hello` of that role would be admitted, with the state of the Server."""
+        """Report the Server's state, and whether a `Hello` of that role would be admitted."""
         relay = self._relay
         version = negotiate(probe.versions, relay.versions)
         if version is None:

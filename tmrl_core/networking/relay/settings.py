@@ -12,11 +12,11 @@ class RelaySettings(msgspec.Struct, frozen=True):
 
     max_workers: int | None = None
     budget_bytes: int = 64 << 20
-    """Most bytes of samples held; `max_message_bytes` must fit twice."""
+    """Maximum bytes of buffered samples. It must hold two messages of `max_message_bytes`."""
     max_message_bytes: int = 16 << 20
     max_policy_bytes: int = 256 << 20
     standing_bytes: int = 65_536
-    """Credit that every stream has without asking, as long as half of the budget serves for it."""
+    """Credit of every stream without a request, as long as half of the budget suffices for it."""
     silent_s: float = 10.0
     heartbeat_s: float = 3.0
     greeting_s: float = 10.0
@@ -31,8 +31,8 @@ class RelaySettings(msgspec.Struct, frozen=True):
 
     @property
     def window_bytes(self) -> int:
-        """Most bytes that one stream reserves, unless a single message is larger.
+        """Maximum bytes that one stream reserves, unless a single message is larger.
 
-        A worker asks for half of it at a time: one half travels while the other is forwarded.
+        A worker requests one half at a time, so that one half is in transit while the other is forwarded.
         """
         return max(self.budget_bytes // 8, min(self.budget_bytes // 2, 2 * message_bytes(SAMPLES_HEAD, 1 << 20)))

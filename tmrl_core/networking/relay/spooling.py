@@ -1,11 +1,11 @@
-"""Handoff: the relay takes a trainer's place for workers that end while no trainer is connected. Sans-I/O.
+"""Handoff: the relay acts as trainer for workers that end while no trainer is connected. Sans-I/O.
 
 Theory of operation
 -------------------
 A worker that ends while it is halted sends `HandOver`. The relay answers like a trainer: with a `Resume` from the first
-message that its spool lacks, in a separate epoch, and with credit from the usual pool. The credit returns to the pool
-when the spool has stored a message. `Stored` is the acknowledgement. The worker keeps all messages until it ends, so
-that the Server can request them again after any failure.
+message that is not spooled yet, in a separate epoch, and with credit from the usual pool. The credit returns to the
+pool when the spool has stored a message. `Stored` is the acknowledgement. The worker keeps all messages until it ends,
+so that the Server can request them again after any failure.
 
 When a trainer of the run connects, the relay announces every spooled stream to it, and the trainer resumes each as any
 other stream. Spooled messages are sent first (*replayed*, with one message in memory at a time). Messages of a worker
@@ -39,7 +39,7 @@ class SpoolHandoff:
     Args:
         relay: owner of the streams.
         spool: None: nothing is stored, and no worker is offered a handoff.
-        say: called with each line for the log.
+        say: writes a line to the log.
     """
 
     def __init__(self, relay: Relay, spool: Spool | None, say: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ class SpoolHandoff:
 
     @property
     def spool_bytes(self) -> int:
-        """Size limit of the spool, as workers are told; 0: there is no spool."""
+        """Size limit of the spool, as sent to workers; 0: there is no spool."""
         return self.spool.limit_bytes if self.spool is not None else 0
 
     def kept(self, stream: RelayStream) -> SpooledStream | None:
@@ -81,7 +81,7 @@ class SpoolHandoff:
         if connection.unread_bytes > _MAX_UNREAD_BYTES:
             raise RemoteProtocolError("it hands samples over and reads no answers")
         if stream.trainer_channel or stream.handing:
-            return  # a trainer has come meanwhile, and will resume it; or it was said twice
+            return  # a trainer has connected and will resume the stream, or the request was repeated
         kept = self.kept(stream)
         self.relay.flow.void(stream)
         stream.handing = True
@@ -115,7 +115,7 @@ class SpoolHandoff:
         kept = self.kept(stream)
         self.say(f"samples of worker {stream.name}, run {stream.run!r}, are not taken: {reason}")
         if stream.worker is not None:
-            # In order with earlier messages and those of a later trainer, so not in a slot.
+            # Queued in order with earlier messages and those of a later trainer, hence not in a last-value slot.
             stream.worker.withdraw(("stored", stream.channel))
             stream.worker.send(Stored(stream.channel, kept.stored if kept is not None else 0, reason[:1000]))
 
@@ -175,7 +175,7 @@ class SpoolHandoff:
         return kept.next_number
 
     def upcoming(self, stream: RelayStream) -> int | None:
-        """Return the bytes on the link of the next message to replay; None: there is none."""
+        """Return the size on the link of the next message to replay; None: there is none."""
         if stream.replay is None:
             return None
         message = self.spool.peek(stream.id, stream.replay) if self.spool is not None else None
@@ -201,7 +201,7 @@ class SpoolHandoff:
         return [bytearray(bytes(frame)) for frame in frames]
 
     def acknowledged(self, stream: RelayStream, next_number: int) -> None:
-        """A trainer has acknowledged everything of a stream below `next_number`."""
+        """Record that a trainer has acknowledged all messages of a stream below `next_number`."""
         if self.spool is None or stream.id not in self.spool.streams:
             return
         samples = self._said.get(stream.id, 0) + self.spool.drop(stream.id, next_number)

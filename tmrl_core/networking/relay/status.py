@@ -59,7 +59,7 @@ class Snapshots:
 def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> ServerStatus:
     """Return the relay's status at `now`. Peers and streams beyond `limit_bytes` are left out and counted."""
     connections = [*([relay.trainer] if relay.trainer is not None else []), *relay.workers.values(), *relay.observers]
-    # A share for each, so that a worker with a thousand streams hides no peer; the rest is for all else.
+    # Each list has a share, so that a worker with a thousand streams cannot displace peers. Other fields use the rest.
     eighth = limit_bytes // 8 - 1_024
     kept = relay.spool_handoff.spool.streams if relay.spool_handoff.spool is not None else {}
     peers, peers_left_out = _that_fit((_peer(one, now) for one in connections), 3 * eighth, len(connections))
@@ -104,7 +104,7 @@ def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _that_fit(items: Iterable[_Listed], room: int, total: int) -> tuple[list[_Listed], int]:
-    """Return as many of the `total` items as fit `room` bytes, and the number of those left out."""
+    """Return as many of the `total` items as fit `room` bytes, and the number of items left out."""
     fit: list[_Listed] = []
     for item in items:
         room -= len(_encoder.encode(item))
@@ -118,7 +118,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def _budgets(relay: Relay) -> dict[str, BudgetStatus]:
-    """Every bounded store, by the name that people see."""
+    """Return every bounded store by its displayed name."""
     budgets = {
         "samples": BudgetStatus(
             used_bytes=relay.flow.queued_bytes,

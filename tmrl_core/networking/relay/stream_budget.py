@@ -1,4 +1,4 @@
-"""Memory that streams cost the Server and the trainer, besides their samples. Sans-I/O.
+"""Budget for the memory of streams on the Server and the trainer, besides their samples. Sans-I/O.
 
 A stream's signature alone may have 60 kB, a link may carry a thousand streams, and the number of links is unlimited.
 Without bounds, a single stolen bundle could fill the memory of both.
@@ -46,7 +46,7 @@ class StreamBudget:
         return ""
 
     def release(self, stream: bytes) -> None:
-        """Release a stream's memory, if it has reserved some."""
+        """Release a stream's memory if it was reserved."""
         identity, cost = self._taken.pop(stream, ("", 0))
         if cost:
             self._all -= cost

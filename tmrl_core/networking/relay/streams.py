@@ -20,7 +20,7 @@ class RelayStream:
         self.worker: RelayConnection | None = None
         self.channel = 0
         self.trainer_channel = 0
-        """Under which the trainer knows it; 0: the trainer does not."""
+        """Channel on the trainer's link; 0: the stream is not announced to the trainer."""
         self.epoch = 0
         self.active = False
         self.standing = 0
@@ -35,25 +35,25 @@ class RelayStream:
         self.relayed_samples = 0
         self.relayed_bytes = 0
         self.dropped_messages = 0
-        """Numbers that the worker passed over within an epoch."""
+        """Count of message numbers that the worker skipped within an epoch."""
         self.position = 0
         self.next_number = 0
-        """The number after the last message passed on, or from which the trainer wants the stream."""
+        """Number after the last forwarded message, or the first number that the trainer requested."""
         self.partial: list[bytearray] = []
         self.partial_bytes = 0
         self.partial_length = 0
         self.queue: deque[tuple[list[bytearray], int]] = deque()
         self.turn = 0
-        """When the next message of it is due: bytes that it has had, as far as they count."""
+        """Turn of its next message: bytes forwarded for this stream, without unused turns."""
         self.in_turn = False
         self.handing = False
-        """True: its worker hands the stream over, and complete messages go to the spool."""
+        """True: its worker hands the stream over. Complete messages go to the spool."""
         self.handed: deque[tuple[int, int]] = deque()
-        """(number, bytes) of the messages that the spool has taken and not stored yet."""
+        """(number, bytes) of the messages that the spool has accepted and not stored yet."""
         self.replay: int | None = None
-        """The number from which spooled messages go to the trainer, before those in the queue; None: there are none."""
+        """Number of the next spooled message to replay, before those in the queue; None: there is none."""
 
     @property
     def reserved(self) -> int:
-        """Bytes of the pool that are kept for it: granted and not forwarded yet."""
+        """Bytes reserved from the pool: granted and not forwarded yet."""
         return self.limit - self.forwarded
