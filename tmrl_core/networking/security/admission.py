@@ -1,16 +1,17 @@
 """Limits for unauthenticated clients: rate of connections, number of open ones, and delay of rejections.
 
-Sans-I/O: a transport reports each connection that arrives, is secured, is admitted and leaves, and passes the time.
+Sans-I/O: a transport reports each connection when it arrives, is secured, is admitted and ends, and passes the time.
 
 Theory of operation
 -------------------
 A connection is *pending* from its first packet until its peer is authenticated. Three rules bound the cost of pending
 connections:
 
-- A TLS handshake costs processor time. So each address has a token bucket, and all unknown addresses share one more.
-  A connection that finds a bucket empty is closed before the handshake. An admitted connection returns its token, so
-  that a fleet that reconnects at the same time does not use up its own. Addresses of recently admitted peers are
-  *known*, and so is this machine. The bucket of the unknown, which many addresses can empty, does not apply to them.
+- A TLS handshake costs processor time. So each address has a token bucket, and all unknown addresses share one more. A
+  connection that finds a bucket empty is closed before the handshake. An admitted connection returns its token, so that
+  a fleet that reconnects at the same time does not use up its own. Addresses of recently admitted peers are *known*,
+  and so is this machine. The bucket of unknown addresses, which an attack from many addresses can empty, does not apply
+  to them.
 - Each pending connection holds memory and a file descriptor. So their number is limited, in total and for each
   address. At the limit, the new connection is accepted and the oldest one of the busiest address is closed, unless it
   is younger than `GRACE_S`. A legitimate peer is admitted within a fraction of that time, while an attacker's
@@ -20,7 +21,8 @@ connections:
   throttled. A guessing client that does not wait for the answer is limited by the bucket's rate.
 
 IPv4 addresses count one by one, IPv6 addresses by their /64, the usual share of one customer. All tables are bounded.
-An address that falls out of a table starts again, and the bucket of all unknown addresses bounds the gain from that.
+An address that drops out of a table starts again. The bucket of all unknown addresses limits what an attacker gains
+from this.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ KNOWN_S = 86_400.0
 MAX_ADDRESSES = 4_096
 """Maximum number of addresses in each table."""
 FREE_FAILURES = 3
-"""Number of an address's failed logins that are answered without delay."""
+"""Number of failed logins of an address that are rejected without delay."""
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 4.0
 """Maximum delay of a rejection: shorter than peers wait for an answer (`LinkSettings.connect_timeout_s`)."""
@@ -83,7 +85,7 @@ class PendingConnection:
 
 
 class Admission:
-    """Admission control for unauthenticated connections. Not thread-safe: one event loop uses it."""
+    """Admission control for unauthenticated connections. Not thread-safe: only one event loop may use it."""
 
     def __init__(self, settings: AdmissionSettings | None = None) -> None:
         self.settings = settings or AdmissionSettings()
@@ -92,7 +94,7 @@ class Admission:
         self.evicted = 0
         """Number of pending connections closed in favour of others."""
         self.failed_logins = 0
-        self._pending: dict[PendingConnection, None] = {}  # the longest waiting first
+        self._pending: dict[PendingConnection, None] = {}  # the oldest comes first
         self._of_network: dict[str, int] = {}
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         rate_per_s = _UNKNOWN_ADDRESSES * self.settings.connections_per_s
@@ -191,7 +193,7 @@ class Admission:
         ]
         if not candidates:
             return False
-        # The first of equals, which is the longest waiting.
+        # Of equal candidates, take the first, which is the oldest.
         victim = max(candidates, key=lambda one: (not one.certified, self._of_network[one.network]))
         self._remove(victim)
         self.evicted += 1

@@ -1,8 +1,8 @@
 """API keys of the gateway's clients, and the token of the gateway's owner.
 
 `gateway_keys.json` in the credentials folder (or beside the bundle file) lists the keys: id, agent and SHA-256, never
-the key itself. A key begins with its id, so that one comparison in constant time decides. The list is replaced in one
-step and read again when it changes; keys and tokens are 256 random bits, so a plain hash is enough.
+the key itself. A key begins with its id, so that a check is one comparison in constant time. The list is replaced in
+one step and read again when it changes. Keys and tokens are 256 random bits, so a plain hash is enough.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ MAX_KEYS = 10_000
 _MAX_KEY_CHARACTERS = 128
 _SECRET_BYTES = 32
 _NO_HASH = "-" * 64
-"""Compared where no key has the id; no SHA-256 equals it."""
+"""Value to compare with if no key has the id. No SHA-256 equals it."""
 
 Stamp = tuple[int, int, int] | None
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One API key as it is kept.
+    """Entry of one API key in the file.
 
     Attributes:
         id: the key's public name; the key's text begins with it.
         agent: name of the agent that its sessions train.
-        sha256: of the key's text.
-        made: time of its making.
+        sha256: hash of the key's text.
+        made: time of its creation.
     """
 
     id: str
@@ -65,7 +65,7 @@ class _Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_keys(directory: str | os.PathLike[str]) -> tuple[ApiKey, ...]:
-    """Return the keys of a credentials folder; none where there is no file.
+    """Return the keys of a credentials folder; none without a file.
 
     Raises:
         CredentialsError: the file cannot be read, or is damaged.
@@ -80,7 +80,7 @@ def read_keys(directory: str | os.PathLike[str]) -> tuple[ApiKey, ...]:
 
 
 def make_key(directory: str | os.PathLike[str], agent: str) -> tuple[ApiKey, str]:
-    """Make a key for the sessions of an agent; return its entry, and its text, which is kept nowhere.
+    """Create a key for the sessions of an agent. Return its entry and its text, which is not stored.
 
     Raises:
         CredentialsError: the file cannot be read or written, or is full.
@@ -103,7 +103,7 @@ def make_key(directory: str | os.PathLike[str], agent: str) -> tuple[ApiKey, str
 
 
 def revoke_key(directory: str | os.PathLike[str], name: str) -> ApiKey | None:
-    """End the key with this id and return it; None: there is none. A running gateway ends its sessions.
+    """Revoke the key with this id and return its entry; None: there is none. A running gateway ends its sessions.
 
     Raises:
         CredentialsError: the file cannot be read or written.
@@ -122,10 +122,10 @@ def _write(folder: Path, keys: tuple[ApiKey, ...]) -> None:
 
 
 def make_owner_token(directory: str | os.PathLike[str]) -> Path:
-    """Return the file of the owner's token, which is made if it is missing.
+    """Return the file of the owner's token. Create the file if it is missing.
 
     Raises:
-        CredentialsError: it cannot be written.
+        CredentialsError: the file cannot be written.
     """
     folder = folder_of(directory)
     file = folder / OWNER_FILE
@@ -139,8 +139,8 @@ def make_owner_token(directory: str | os.PathLike[str]) -> Path:
 class ApiKeys:
     """The keys and the owner's token of a credentials folder, read again when their files change.
 
-    A file that becomes unreadable while the gateway runs is logged once, and its former content stays in use. A file
-    that is deleted holds nothing.
+    A file that becomes unreadable while the gateway runs is logged once, and its former content stays in use. A deleted
+    file counts as empty.
 
     Args:
         directory: credentials folder, or bundle file.
@@ -165,7 +165,10 @@ class ApiKeys:
         return frozenset(key.agent for key in self._keys.values())
 
     def check(self, text: str) -> ApiKey | None:
-        """Return the entry of this key; None: it is not valid. The duration tells nothing of the secret part."""
+        """Return the entry of this key; None: it is not valid.
+
+        The duration of the check reveals nothing about the secret part.
+        """
         self._reload()
         if len(text) > _MAX_KEY_CHARACTERS:
             return None
@@ -214,6 +217,6 @@ class ApiKeys:
 
 
 def _matches(text: str, digest: str) -> bool:
-    # A lone surrogate, which JSON may bring, has no UTF-8 form.
+    # JSON may contain a lone surrogate, which has no UTF-8 form.
     found = token_hash(text.encode("utf-8", "replace").decode("utf-8"))
     return hmac.compare_digest(found, digest)

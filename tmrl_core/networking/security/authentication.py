@@ -1,10 +1,10 @@
 """Credentials in use, reloaded without a restart when their files change, and the authentication based on them.
 
 A file counts as changed when its inode, size or time of change differs: all files of this package are replaced in one
-step. A file that cannot be read is checked once more a moment later, since a certificate and its key are two files. If
-it still fails, the log says so, and the previous credentials stay in use until a later check succeeds: the folder may
-have been unavailable, or no file could be opened. At the start it is an error instead: a Server with a damaged list of
-revoked certificates does not run.
+step. A file that cannot be read is checked once more a moment later, because a certificate and its key are two files.
+If the second check fails, the failure is logged, and the previous credentials stay in use until a later check succeeds.
+The reason may be an unavailable folder, or a lack of file descriptors. At the start, such a failure is an error: a
+Server with a damaged list of revoked certificates does not run.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class _Files:
             try:
                 info = os.stat(file)
             except OSError:
-                continue  # deleted meanwhile, which is a change as well
+                continue  # a file deleted in between counts as a change
             stamps.append((file.name, info.st_ino, info.st_size, info.st_mtime_ns))
         return tuple(stamps)
 
     def changed(self) -> bool:
-        """Return whether the files have changed and should be read.
+        """Return True if the files have changed and should be read.
 
         Files that could not be read twice are tried again only occasionally.
         """
@@ -98,20 +98,20 @@ class _Files:
         self._read = self._tried
 
     def failed(self) -> bool:
-        """Record a failed read. Return whether to log it: the files were not only read in the middle of a change."""
+        """Record a failed read. Return True if it should be logged: a second read has failed too."""
         self._failures += 1
         return self._failures == 2
 
 
 class _Expiry:
-    """Daily log warnings of certificates that expire soon."""
+    """Daily log warnings about certificates that expire soon."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         self._warned_at: datetime | None = None
 
     def check(self, certificates: Callable[[], list[tuple[str, datetime, str]]]) -> None:
-        """Warn of the certificates, as (name, end, remedy), that expire soon."""
+        """Log a warning for each certificate, given as (name, end, remedy), that expires soon."""
         now = self._now()
         if self._warned_at is not None and now - self._warned_at < _WARN_EVERY:
             return
@@ -119,7 +119,7 @@ class _Expiry:
         try:
             found = certificates()
         except (CredentialsError, OSError):
-            return  # reported where they are read for use
+            return  # code that reads the files for use reports the error
         for what, end, remedy in found:
             left = end - now
             if left < timedelta(0):
@@ -133,14 +133,14 @@ class _Expiry:
 
 
 class ServerAccess:
-    """Credentials of a Server, and the validity of logins based on them. One event loop's thread uses it.
+    """Credentials of a Server, and the validity of logins based on them. Only one event loop's thread may use it.
 
     Args:
         directory: the credentials folder or bundle file.
         now: the time of day.
 
     Raises:
-        CredentialsError: something is missing or damaged, the list of revoked certificates too.
+        CredentialsError: a file is missing or damaged, for example the list of revoked certificates.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, now: Callable[[], datetime] = utc_now) -> None:
@@ -155,7 +155,7 @@ class ServerAccess:
         self._expiry.check(self._certificates)
 
     def refresh(self) -> bool:
-        """Reload changed files. Return whether the valid credentials have changed. Called about once a second."""
+        """Reload changed files. Return True if the valid credentials have changed. Called about once per second."""
         self._expiry.check(self._certificates)
         if not self._files.changed():
             return False
@@ -250,7 +250,7 @@ class ClientAccess:
         now: the time of day.
 
     Raises:
-        CredentialsError: something is missing or does not fit.
+        CredentialsError: a file is missing or does not fit the others.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class ClientAccess:
         self.token = token
 
     def refresh(self) -> bool:
-        """Reload changed files. Return whether a file has changed. Called before each connection."""
+        """Reload changed files. Return True if a file has changed. Called before each connection."""
         changed = False
         if self._files.changed():
             try:
@@ -319,7 +319,7 @@ _NEW_CA = "Make a new CA and new bundles: `python -m tmrl_core --credentials cre
 
 
 def delay_rejections(authenticate: Authenticate, admission: Admission, clock: Callable[[], float]) -> Authenticate:
-    """Wrap `authenticate`: delay rejections of failed logins, longer with each one from the same address.
+    """Wrap `authenticate` to delay rejections of failed logins, longer with each one from the same address.
 
     Peers with a valid certificate are exempt, even if the certificate is for another role.
     """

@@ -1,10 +1,10 @@
-"""Keys and certificates of the project's certificate authority (CA): created and read only here.
+"""Creation and parsing of keys and certificates of the project's certificate authority (CA).
 
 All are ECDSA P-256: small, fast to create, and supported by every TLS library in use. `cryptography` is imported inside
-the functions, since a running worker or Server does not need it: the standard library's `ssl` reads the files.
+the functions, because a running worker or Server does not need it: the standard library's `ssl` reads the files.
 
 A client certificate names its holder in three places: common name (the name), organizational unit (the role) and a URI
-among the alternative names, `urn:tmrl-core:<role>:<name>`, which is the one that a Server checks.
+among the alternative names, `urn:tmrl-core:<role>:<name>`, which the Server checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 URN = "urn:tmrl-core:"
 
-# The clock of a robot without a battery may lag; certificates are valid from a day before they are made.
+# The clock of a robot without a battery may be late, so certificates are valid from a day before their creation.
 _CLOCK_SLACK = timedelta(days=1)
 _DNS_NAME = re.compile(
     r"(\*\.)?([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.?", re.I
@@ -63,10 +63,10 @@ class CertificateFacts(NamedTuple):
 
 
 def clean_serial(serial: str) -> str:
-    """A certificate's serial number in hexadecimal digits, written in the one way in which it is compared.
+    """Return a certificate's serial number in hexadecimal digits, in the form used for comparison.
 
     Raises:
-        CredentialsError: it is no such number.
+        CredentialsError: the text is not a serial number.
     """
     text = serial.replace(":", "")
     if not _SERIAL.fullmatch(text):
@@ -75,10 +75,10 @@ def clean_serial(serial: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A peer's name as certificates and file names can hold it.
+    """Return a peer's name if certificates and file names can hold it.
 
     Raises:
-        CredentialsError: it has other characters than letters, digits, `.`, `_`, `-`, or is longer than 64.
+        CredentialsError: the name has other characters than letters, digits, `.`, `_`, `-`, or more than 64.
     """
     if not _NAME.fullmatch(name):
         raise CredentialsError(
@@ -94,7 +94,7 @@ def identity_uri(role: str, name: str) -> str:
 
 
 def parse_identity_uri(uri: str) -> tuple[str, str] | None:
-    """`(role, name)` of `identity_uri`'s result; None for any other URI."""
+    """Return `(role, name)` of `identity_uri`'s result; None for any other URI."""
     if not uri.startswith(URN):
         return None
     role, separator, name = uri[len(URN) :].partition(":")
@@ -102,10 +102,10 @@ def parse_identity_uri(uri: str) -> tuple[str, str] | None:
 
 
 def clean_host(host: str) -> str:
-    """A DNS name or an IP address, without brackets, in its usual spelling.
+    """Return a DNS name or an IP address in canonical form, without brackets.
 
     Raises:
-        CredentialsError: it is neither, such as a URL or a name with a port.
+        CredentialsError: the text is neither, for example a URL or a name with a port.
     """
     text = host.strip()
     if text.startswith("[") and text.endswith("]"):
@@ -126,30 +126,30 @@ def clean_host(host: str) -> str:
 
 
 def make_authority(not_after: datetime) -> Signed:
-    """Make a CA that can sign certificates of peers, and no further CA."""
+    """Make a CA that can sign certificates of peers, but no further CA."""
     # The random part distinguishes CAs, so that a foreign one is reported as foreign, not as a bad signature.
     return _issue(_subject(f"tmrl_core CA {secrets.token_hex(4)}", None), not_after)
 
 
 def make_server_certificate(authority: Signed, hosts: Iterable[str], not_after: datetime) -> Signed:
-    """Make a certificate with which a Server proves that it is any of these hosts.
+    """Make a certificate with which a Server proves that it is one of these hosts.
 
     Args:
         authority: the CA that signs.
         hosts: DNS names and IP addresses, as `clean_host` returns them.
-        not_after: the certificate ends then, or with the CA if that is earlier.
+        not_after: time of expiry; the certificate never outlives the CA.
     """
     # The common name is for display only: clients check the alternative names.
     return _issue(_subject("tmrl_core server", "server"), not_after, _host_names(hosts), authority, server=True)
 
 
 def make_self_signed_certificate(hosts: Iterable[str], not_after: datetime) -> Signed:
-    """Make a server's certificate that clients trust by having it, as tlspyo's do; no CA has signed it."""
+    """Make a self-signed server certificate, which each client needs as a file to trust it, as tlspyo's clients do."""
     return _issue(_subject("tmrl_core tlspyo server", "server"), not_after, _host_names(hosts), server=True)
 
 
 def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime) -> Signed:
-    """Make a certificate with which a peer proves its role and name; it cannot pose as a Server."""
+    """Make a certificate with which a peer proves its role and name. It is not valid for a Server."""
     from cryptography import x509
 
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity_uri(role, check_name(name)))]
@@ -176,7 +176,8 @@ def check_issued(signed: Signed, authority: str) -> None:
     """Check that the CA with this certificate signed the other one, and that its key belongs to it.
 
     Raises:
-        CredentialsError: the CA did not, the key does not, or one of them is not PEM.
+        CredentialsError: the CA did not sign the certificate, the key does not belong to the CA, or an input is not
+            PEM.
     """
     from cryptography import exceptions, x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
@@ -193,17 +194,17 @@ def check_issued(signed: Signed, authority: str) -> None:
         form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         belongs = key.public_bytes(*form) == leaf.public_key().public_bytes(*form)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
-        # Without the cause: it could quote the key.
+        # The cause is left out, because it could quote the key.
         belongs = False
     if not belongs:
         raise CredentialsError("its key does not belong to its certificate")
 
 
 def read_facts(certificate: str) -> CertificateFacts:
-    """Return the facts that a PEM certificate states.
+    """Return the content of a PEM certificate.
 
     Raises:
-        CredentialsError: this is not a PEM certificate, or a damaged one.
+        CredentialsError: the text is not a PEM certificate, or the certificate is damaged.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -218,16 +219,16 @@ def read_facts(certificate: str) -> CertificateFacts:
         begin, end = _validity(parsed)
         serial = clean_serial(f"{parsed.serial_number:x}")
         subject = parsed.subject.rfc4514_string()
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as exc:  # parsed as late as this
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as exc:  # parsing happens only here
         raise CredentialsError("this certificate is damaged") from exc
     return CertificateFacts(subject, tuple(names), digest, begin, end, serial)
 
 
 def read_end(certificate: str) -> datetime:
-    """When a PEM certificate expires, read without `cryptography`, whose 10 MB a running role would not use otherwise.
+    """Return the expiry of a PEM certificate, without `cryptography`, which would cost a running role 10 MB.
 
     Raises:
-        CredentialsError: this is not a PEM certificate.
+        CredentialsError: the text is not a PEM certificate.
 
     Source: RFC 5280, sections 4.1 and 4.1.2.5.
     """
@@ -319,7 +320,7 @@ def _issue(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # A certificate that is already over must still begin before it ends.
+        # The begin of an expired certificate must still precede its end.
         .not_valid_before(min(datetime.now(timezone.utc), not_after) - _CLOCK_SLACK)
         .not_valid_after(not_after)
         # The strict checks that Python 3.13 enables require both identifiers.
@@ -370,7 +371,7 @@ def _parse_key(key: str) -> ec.EllipticCurvePrivateKey:
     try:
         parsed = serialization.load_pem_private_key(key.encode(), password=None)
     except (ValueError, TypeError):
-        # Without the cause: it could quote the key.
+        # The cause is left out, because it could quote the key.
         raise CredentialsError("the CA's key is not an unencrypted private key in PEM form") from None
     if not isinstance(parsed, ec.EllipticCurvePrivateKey):
         raise CredentialsError("the CA's key is not an elliptic curve key")

@@ -97,9 +97,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DAYS = 825
-"""Days that a server's or client's certificate is valid."""
+"""Validity of a server's or client's certificate, in days."""
 CA_DAYS = 3650
-"""Days that a CA's certificate is valid."""
+"""Validity of a CA's certificate, in days."""
 
 _TOKEN_BYTES = 32
 
@@ -117,7 +117,7 @@ class CredentialInfo(msgspec.Struct, frozen=True):
 
     `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `tlspyo certificate`,
     `token`, `handed out`, `revoked`, `API key` (its id and agent). Certificates have a subject, names and an expiry;
-    the fingerprint of a token is the SHA-256 of its text, which reveals nothing of it.
+    the fingerprint of a token is the SHA-256 of its text, which does not reveal the text.
     """
 
     what: str
@@ -133,9 +133,9 @@ class CredentialInfo(msgspec.Struct, frozen=True):
 
 
 def find(credentials_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder (or bundle file) of credentials: the one given, else `credentials/` here, else the data folder's.
+    """Return the folder (or bundle file) of credentials.
 
-    It need not exist.
+    It is the given one, else `credentials/` in the current folder, else the data folder's. It need not exist.
     """
     from tmrl_core.config import Config, find_credentials_folder
     from tmrl_core.config.sections import NetworkSection
@@ -168,7 +168,8 @@ def create(
         overwrite: replace an existing CA and its tokens; all bundles of the old CA become invalid.
 
     Raises:
-        CredentialsError: a host is not a host name, the folder holds an installed bundle, or it cannot be written.
+        CredentialsError: a host is not a host name, the folder holds an installed bundle, or the folder cannot be
+            written.
     """
     folder = Path(directory).expanduser()
     if folder.is_file():
@@ -179,7 +180,7 @@ def create(
 
 
 def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
-    """Create credentials for this machine's loopback if there are none, and log it. Return whether they were created.
+    """Create credentials for this machine's loopback if there are none, and log it. Return True if they were created.
 
     With `tlspyo`, the files of that transport decide.
     """
@@ -228,8 +229,8 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
     write_file(folder / "server.key", server.key, private=True)
     write_file(folder / "server.pem", server.certificate)
     if new:
-        forget_lists(folder)  # of the CA that was here before
-        # Certificates of the old CA would be shown and rejected although the new tokens are valid.
+        forget_lists(folder)  # files of the earlier CA
+        # Otherwise roles would send certificates of the old CA, which are rejected although the new tokens are valid.
         for pattern in (f"{role}-*.{kind}" for role in CLIENT_ROLES for kind in ("pem", "key")):
             for old in list(folder.glob(pattern)):
                 old.unlink()
@@ -285,7 +286,7 @@ def bundle(
         revoked = read_list(folder / REVOKED_FILE)
         hashes = folder_hashes(folder)
         if (folder / "ca.key").exists():
-            with writing(folder):  # from now on this CA is one that has issued something
+            with writing(folder):  # from now on, this CA counts as one that has issued certificates
                 write_list(folder / ISSUED_FILE, read_list(folder / ISSUED_FILE), datetime.now(timezone.utc))
         content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=hashes, revoked=revoked, tlspyo=tlspyo)
     else:
@@ -390,12 +391,12 @@ def _check_replaceable(folder: Path, overwrite: bool) -> None:
 
 
 def _check_same_secrets(content: Bundle, folder: Path) -> None:
-    """Refuse secrets that differ from those here although the CA is the same: it never made both."""
+    """Refuse a bundle of the same CA whose secrets differ from this folder's."""
     here, brings = tlspyo_files.part_of(folder, server=False), content.tlspyo
     differs = here is not None and brings is not None and brings.certificate != here.certificate
     if here is not None and brings is not None and here.password:
         differs |= here.password != brings.password.strip()
-    if (folder / "ca.key").exists():  # elsewhere, a newer bundle brings the new credentials
+    if (folder / "ca.key").exists():  # in other folders, a newer bundle replaces the credentials
         hashes = folder_hashes(folder)
         brought = dict(content.token_hashes)
         if content.token:
@@ -416,7 +417,7 @@ def _move_aside(folder: Path) -> None:
     found += [folder / name for name in (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE) if (folder / name).exists()]
     try:
         aside.mkdir(mode=0o700)
-        if (folder / REVOKED_FILE).exists():  # a copy, because a running Server treats a missing list as an accident
+        if (folder / REVOKED_FILE).exists():  # copied, not moved: a running Server treats a missing list as an error
             write_file(aside / REVOKED_FILE, read_file(folder / REVOKED_FILE))
         for file in found:
             file.rename(aside / file.name)
@@ -430,7 +431,7 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
     """List the content of a credentials folder (or bundle file): fingerprints and expiry, no secret.
 
     Raises:
-        CredentialsError: there are no credentials, or a file is not what its name says.
+        CredentialsError: there are no credentials, or a file does not have the content that its name implies.
     """
     folder = Path(directory).expanduser()
     if folder.is_file():

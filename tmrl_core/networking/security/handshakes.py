@@ -1,7 +1,7 @@
 """Explanations of failed connections with the next step, and the identity in a peer's certificate.
 
-OpenSSL tells the side that checked a certificate a verify code; the other side gets an alert of one byte. Both are
-turned into sentences here. Where an alert allows several reasons, all of them are named.
+OpenSSL gives the side that checked a certificate a verify code, and sends the other side an alert of one byte. This
+module turns both into sentences. If an alert has several possible reasons, the sentence names all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CUT_SHORT = {"UNEXPECTED_EOF_WHILE_READING", "EOF_OCCURRED"}
 
 
 def identity_of(peer_certificate: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """Return `(role, name)` of the peer with this certificate; None if it has none, or one without a role.
+    """Return `(role, name)` of the peer with this certificate; None: it has no certificate, or one without a role.
 
     Args:
         peer_certificate: the result of an SSL object's `getpeercert()` after a handshake that verified it.
@@ -49,7 +49,7 @@ def identity_of(peer_certificate: Mapping[str, Any] | None) -> tuple[str, str] |
 
 
 def explain(exc: ssl.SSLError | OSError, *, host: str, hostname: str | None = None, side: Side = "client") -> str:
-    """Explain in one sentence why the connection failed, and in one the next step, without secrets.
+    """Explain why the connection failed and name the next step, in two sentences without secrets.
 
     Args:
         exc: exception of the handshake, of a later read, or of connecting.
@@ -70,7 +70,7 @@ def explain(exc: ssl.SSLError | OSError, *, host: str, hostname: str | None = No
     if isinstance(exc, TimeoutError):
         return f"{host} does not answer: it is off or unreachable, or a firewall drops the packets."
     if isinstance(exc, ConnectionResetError | BrokenPipeError):
-        # Also for a link that is hours old: the error does not show how far the connection had come.
+        # The same explanation serves for an old link, because the error does not show the state of the connection.
         return f"{host}, or something on the way there, cut the connection without a message."
     return f"the connection to {host} failed: {exc.strerror or exc}."
 

@@ -1,6 +1,7 @@
-"""Checks of what a peer shows at its login: the role of its certificate, its token, or the shared password. Sans-I/O.
+"""Checks of a peer's login: the role of its certificate, its token, or the shared password. Sans-I/O.
 
-Each function returns None, or the code and the reason of a rejection. The reason tells the peer's user what to do.
+Each function returns None, or the code and the reason of a rejection. The reason includes the next step for the peer's
+user.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tmrl_core.networking.protocol.messages import Hello
 from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES, TokenVerifier
 
 Rejection = tuple[str, str]
-"""Code and reason."""
+"""Code and reason of a rejection."""
 
 
 def check_login(hello: Hello, identity: Identity, verifier: TokenVerifier) -> Rejection | None:
@@ -68,7 +69,7 @@ def check_status_request(hello: Hello, identity: Identity, verifier: TokenVerifi
     A trainer and a holder of the Server's own key may request it. Workers may not: their machines may be stolen, and
     the status names every other worker with its address.
     """
-    # Both are always checked, so that the time taken reveals nothing about the token.
+    # Both tokens are always checked, so that the duration reveals nothing about them.
     may = verifier.check("observer", hello.token) | verifier.check("trainer", hello.token)
     if identity.role == "trainer" or (identity.role is None and may):  # a worker's certificate is never a trainer's
         return None

@@ -22,7 +22,9 @@ LINES_PER_S = 0.2
 
 
 class Refusals:
-    """Counter and log of refused connections: a host's first one for a reason at once, further ones once a minute.
+    """Counter and log of refused connections.
+
+    The first refusal of a host for a reason is logged immediately, further ones once per minute.
 
     A host is a network as `admission.network_of` returns it. Many hosts cannot fill the log either: beyond
     `LINES_AT_ONCE` they are counted, and the next line contains the count.
@@ -36,7 +38,7 @@ class Refusals:
         self._clock = clock
         self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
         self._unsaid = 0
-        # Time of the last line and number of refusals since, by host and reason; the oldest first.
+        # Time of the last line and number of refusals since then, by host and reason; the oldest entry first.
         self._said: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def __call__(self, address: str, reason: str) -> None:
@@ -47,11 +49,11 @@ class Refusals:
             reason: reason of the refusal, without secrets.
         """
         self._say(address, reason)
-        self.count += 1  # last: the count tells other threads that the log has said it
+        self.count += 1  # counted last: other threads take the count as proof that the line was logged
 
     def _say(self, address: str, reason: str) -> None:
-        # The peer may choose numbers and quoted texts, such as an announced length. They do not make a new reason, or
-        # its lines would use up those of other hosts.
+        # The peer chooses numbers and quoted texts, such as an announced length. They must not count as new reasons,
+        # because their lines would use up the allowance of other hosts.
         key = (network_of(address), re.sub(r"'.*'|\d+", "0", reason))
         now = self._clock()
         said_s, since = self._said.get(key, (None, 0))

@@ -1,6 +1,7 @@
 """Revocation and renewal of credentials: revoked certificates, rotated tokens, renewed bundles.
 
-Done in the folder where `create` ran. A running Server that reads that folder follows within two seconds.
+All functions work in the folder where `create` ran. A running Server that reads that folder reloads it within two
+seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tmrl_core.networking.security.tls_contexts import (
 
 
 def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None = None) -> list[Listed]:
-    """Revoke the certificates issued to `name` so far; a new bundle for that name works again.
+    """Revoke the certificates issued to `name` so far. A new bundle for that name is valid again.
 
     A running Server that reads this folder disconnects their holders within two seconds. If the Server reads another
     folder, copy `revoked.json` there.
@@ -92,7 +93,7 @@ def renew(
     Args:
         directory: the folder where `create` ran.
         names: holders of the bundles; empty: renew the server certificate.
-        out: the folder for the bundles. None: here.
+        out: folder for the bundles; None: the current folder.
         days: validity in days, never beyond the CA's.
 
     Returns:
@@ -142,7 +143,7 @@ def rotate_token(directory: str | os.PathLike[str], role: ClientRole) -> Path:
     with writing(folder):
         token = new_token()
         hashes = folder_hashes(folder) | {role: token_hash(token)}
-        # The client's copy comes first: a role that starts in between tries again.
+        # The client's copy is written first. A role that starts in between fails once and retries.
         write_file(folder / f"{role}.token", token + "\n", private=True)
         write_file(folder / TOKENS_FILE, msgspec.json.encode(hashes).decode() + "\n", private=True)
     return folder / f"{role}.token"

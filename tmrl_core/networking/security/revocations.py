@@ -2,8 +2,8 @@
 
 `issued.json` is beside the CA's key, so that a stolen machine's certificates can be found by its name. A Server reads
 `revoked.json` from its credentials folder (or beside its bundle file), also while it runs. Certificates are identified
-by their serial numbers, which one CA never repeats: a new bundle for the same name works. Both files are replaced in
-one step, without certificates that expired more than a month ago.
+by their serial numbers, which a CA never repeats, so that a new bundle for the same name is valid. Both files are
+replaced in one step, without certificates that expired more than a month ago.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """One certificate of a client; `at` is the time of its issue or revocation."""
 
     serial: Annotated[str, Meta(pattern=r"\A(0|[1-9a-f][0-9a-f]{0,63})\Z")]
-    """As `certificates.clean_serial` returns it."""
+    """Serial number, as `certificates.clean_serial` returns it."""
     role: str
     name: str
     not_after: Annotated[datetime, Meta(tz=True)]
@@ -42,10 +42,10 @@ class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_list(file: Path) -> tuple[Listed, ...]:
-    """The certificates in such a file; none where there is no file.
+    """Return the certificates listed in such a file; none without a file.
 
     Raises:
-        CredentialsError: it cannot be read, or is damaged.
+        CredentialsError: the file cannot be read, or is damaged.
     """
     advice = "Restore it from a copy; without it, revoked certificates would be valid again."
     content = read_record(file, _List, advice)
@@ -78,7 +78,7 @@ def issued(folder: Path, name: str, role: str | None = None) -> list[Listed]:
 def forget_lists(folder: Path) -> None:
     """Clear both lists for a new CA. The caller holds the folder's lock.
 
-    The list of revoked certificates is emptied, not deleted: a running Server treats a missing list as an accident.
+    The list of revoked certificates is emptied, not deleted: a running Server treats a missing list as an error.
     """
     (folder / ISSUED_FILE).unlink(missing_ok=True)
     if (folder / REVOKED_FILE).exists():
@@ -86,7 +86,7 @@ def forget_lists(folder: Path) -> None:
 
 
 def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
-    """Put these on the list of revoked ones; those that were not on it. The caller holds the folder's lock."""
+    """Add certificates to the list of revoked ones. Return the new entries. The caller holds the folder's lock."""
     now = datetime.now(timezone.utc)
     file = folder / REVOKED_FILE
     before = read_list(file)

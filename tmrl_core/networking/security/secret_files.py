@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 _MAX_FILE_BYTES = 16 << 20
-"""Room for a list of 70,000 certificates."""
+"""Maximum size of a file, enough for a list of 70,000 certificates."""
 
 
 def folder_of(directory: str | os.PathLike[str]) -> Path:
-    """Return a credentials folder, or the folder of a bundle file, where the lists that belong to it are."""
+    """Return a credentials folder, or the folder of a bundle file, which holds the lists for it."""
     place = Path(directory).expanduser()
     return place.parent if place.is_file() else place
 
@@ -40,7 +40,7 @@ def need(file: Path, *, private: bool = False) -> str:
     """Return the text of a required file.
 
     Raises:
-        CredentialsError: it is missing (the message names the command to run), or cannot be read.
+        CredentialsError: the file is missing (the message names the command to run), or cannot be read.
     """
     if not file.exists():
         raise CredentialsError(
@@ -51,13 +51,13 @@ def need(file: Path, *, private: bool = False) -> str:
 
 
 def read_file(file: Path, *, private: bool = False) -> str:
-    """The text of a file; a private one that others can read too is warned of.
+    """Return the text of a file. Log a warning if other users can read a private file.
 
     Raises:
-        CredentialsError: it cannot be read, is no regular file, no text, or too long to be credentials.
+        CredentialsError: the file cannot be read, is not a regular file, is not text, or is too large for credentials.
     """
     try:
-        # Without waiting: a pipe in the place of a file would hold a role back forever.
+        # Open without blocking, because a pipe in place of a file would block a role forever.
         with open(file, encoding="utf-8", opener=open_now) as opened:
             about = os.fstat(opened.fileno())
             if not stat.S_ISREG(about.st_mode):
@@ -82,10 +82,10 @@ def read_record(file: Path, kind: type[Record], advice: str, *, private: bool = 
         file: JSON.
         kind: structure of its content.
         advice: next step for a damaged file.
-        private: True: warn if others can read it too.
+        private: True: warn if other users can read it.
 
     Raises:
-        CredentialsError: it cannot be read, or is damaged.
+        CredentialsError: the file cannot be read, or is damaged.
     """
     if not file.exists():
         return None
@@ -100,25 +100,25 @@ def read_secret(file: Path) -> str:
     """Return the token or password in a private file; empty: there is no file.
 
     Raises:
-        CredentialsError: it cannot be read.
+        CredentialsError: the file cannot be read.
     """
     return read_file(file, private=True).strip() if file.exists() else ""
 
 
 def warn_if_readable(file: Path) -> None:
-    """Log a warning if other users can read this private file, which is used nevertheless."""
+    """Log a warning if other users can read this private file. The file is used nevertheless."""
     if sys.platform != "win32" and stat.S_IMODE(file.stat().st_mode) & 0o077:
         logger.warning("%s can be read by other users of this machine. Run `chmod 600 %s`.", file, file)
 
 
 def warn_if_writable(folder: Path) -> None:
-    """Log a warning if other users can put their own credentials into this folder, which is used nevertheless."""
+    """Log a warning if other users can write into this folder. The folder is used nevertheless."""
     if sys.platform == "win32":
         return
     try:
         info = folder.stat()
     except OSError:
-        return  # reported where its files are read
+        return  # code that reads the folder's files reports the error
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid not in (0, os.getuid()):
         logger.warning(
             "%s can be written by other users of this machine, who could change whom it trusts. Restrict it to "
@@ -129,7 +129,7 @@ def warn_if_writable(folder: Path) -> None:
 
 
 def write_file(file: Path, text: str, *, private: bool = False) -> None:
-    """Replace a file in one step; a private one is never readable by others, not even for a moment."""
+    """Replace a file in one step. A private file is never readable by others, not even for a moment."""
     try:
         write_whole(file, text.encode(), 0o600 if private else 0o644, sync=True)
     except OSError as exc:
@@ -137,13 +137,16 @@ def write_file(file: Path, text: str, *, private: bool = False) -> None:
 
 
 def write_record(file: Path, record: msgspec.Struct, *, private: bool = False) -> None:
-    """Replace a file of records, as `read_record` and people can read it."""
+    """Replace a file of records, in a form that both `read_record` and people can read."""
     write_file(file, msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n", private=private)
 
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """The folder, made if it is missing, for one writing process at a time; a killed one leaves no lock behind."""
+    """Create the folder if it is missing, and lock it against other writers.
+
+    The lock ends with the process.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (folder / ".lock").is_symlink():
@@ -156,5 +159,5 @@ def writing(folder: Path) -> Iterator[None]:
             lock_file(lock.fileno(), wait=True)
         except OSError as exc:
             raise CredentialsError(f"{folder} is being written by another process: {exc.strerror}") from exc
-        # Closing the file gives the lock back.
+        # Closing the file releases the lock.
         yield

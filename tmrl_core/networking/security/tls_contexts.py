@@ -35,11 +35,12 @@ BUNDLE_FORMAT = "tmrl_core bundle"
 TOKENS_FILE = "server.tokens.json"
 
 _NO_COMPRESSED_CERTIFICATES = 1 << 33
-"""OpenSSL's SSL_OP_NO_RX_CERTIFICATE_COMPRESSION, which `ssl` has no name for: strangers get nothing decompressed."""
+"""OpenSSL's SSL_OP_NO_RX_CERTIFICATE_COMPRESSION, which `ssl` does not name. With it, an unauthenticated client cannot
+make the Server decompress data."""
 
 
 class TokenVerifier:
-    """Checks tokens of roles in constant time; knows their hashes only."""
+    """Verifier of roles' tokens in constant time. It holds only their hashes."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = dict(hashes)
@@ -48,11 +49,11 @@ class TokenVerifier:
         return f"TokenVerifier(roles={sorted(self._hashes)})"
 
     def check(self, role: str, token: str) -> bool:
-        """Return whether this is the token of that role. The duration depends on neither."""
+        """Return True if this is the token of that role, in constant time."""
         return self.holds(role, token_hash(token))
 
     def holds(self, role: str, digest: str) -> bool:
-        """Return whether `digest` is the hash of the token of that role."""
+        """Return True if `digest` is the hash of the token of that role."""
         expected = self._hashes.get(role, "")
         # For a role without a token, compare with a value that is no SHA-256.
         return hmac.compare_digest(digest, expected.ljust(64, "-"))
@@ -109,7 +110,7 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
         if not (folder / "server.pem").exists():
             _check_role(folder, "server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A resumed session would be believed for as long as its ticket, also when its certificate has expired meanwhile.
+    # A resumed session would stay valid for as long as its ticket, even after its certificate has expired.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     if ssl.OPENSSL_VERSION_INFO >= (3, 2):
@@ -127,10 +128,12 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
 
 
 def observer_token(server_key: str) -> str:
-    """Derive the token of observers from the Server's private key (PEM), whose holder can read everything anyway.
+    """Derive the token of observers from the Server's private key (PEM).
 
-    It is derived rather than stored, so that every Server's machine has it, and no other machine receives it by
-    accident. It reveals nothing of the key.
+    A holder of the key can read all data anyway.
+
+    The token is derived and not stored, so that every Server's machine has it and no other machine receives it by
+    accident. The token does not reveal the key.
     """
     return hmac.new(server_key.strip().encode(), b"tmrl_core observer", hashlib.sha256).hexdigest()
 
@@ -138,10 +141,11 @@ def observer_token(server_key: str) -> str:
 def client_context(
     directory: str | os.PathLike[str], role: ContextRole, name: str | None = None, *, has_token: bool = False
 ) -> ssl.SSLContext:
-    """Return a client's TLS context: it trusts only our CA, checks the host name, and shows a certificate if there is
-    one.
+    """Return a client's TLS context.
 
-    An observer shows the trainer's certificate, if there is one.
+    It trusts only our CA, checks the host name, and sends a certificate if there is one.
+
+    An observer sends the trainer's certificate, if there is one.
 
     Args:
         directory: the credentials folder or bundle file.
@@ -221,8 +225,9 @@ _NOT_FOR_WORKERS = (
 
 
 def token_for(directory: str | os.PathLike[str], role: ContextRole) -> str | None:
-    """Return the token of that role; None: there is none. An observer's is derived from the Server's key, else the
-    trainer's.
+    """Return the token of that role; None: there is none.
+
+    An observer's token is derived from the Server's key if it is available; otherwise it is the trainer's token.
 
     Raises:
         CredentialsError: the file cannot be read.
@@ -244,16 +249,16 @@ def token_for(directory: str | os.PathLike[str], role: ContextRole) -> str | Non
 
 
 def read_bundle(file: Path) -> Bundle:
-    """The content of a bundle file.
+    """Return the content of a bundle file.
 
     Raises:
-        CredentialsError: it cannot be read, or is no bundle.
+        CredentialsError: the file cannot be read, or is not a bundle.
     """
     text = read_file(file, private=True)
     try:
         content = msgspec.json.decode(text, type=Bundle)
     except msgspec.DecodeError:
-        # Without the cause, which could quote the file.
+        # The cause is left out, because it could quote the file.
         raise CredentialsError(
             f"{file} is not a bundle of tmrl_core. Make one with `{BUNDLE} ROLE --name NAME`."
         ) from None
@@ -264,7 +269,7 @@ def read_bundle(file: Path) -> Bundle:
 
 
 def read_revoked(directory: str | os.PathLike[str]) -> frozenset[str]:
-    """Serial numbers of the certificates that a Server with these credentials refuses.
+    """Return the serial numbers of the certificates that a Server with these credentials refuses.
 
     Raises:
         CredentialsError: the list is damaged.
@@ -275,7 +280,7 @@ def read_revoked(directory: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:
-    """Of the tokens that this folder knows, in full or by hash."""
+    """Return the hashes of the tokens that this folder holds, in full or as hashes."""
     hashes: dict[str, str] = {}
     file = folder / TOKENS_FILE
     if file.exists():
@@ -290,7 +295,7 @@ def folder_hashes(folder: Path) -> dict[str, str]:
 
 def token_hash(token: str) -> str:
     """Return the SHA-256 of a token, 64 hexadecimal digits, which is stored instead of it."""
-    # A plain hash will do: a token is 256 random bits, there is nothing to guess.
+    # A plain hash is enough, because a token of 256 random bits cannot be guessed.
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -303,14 +308,14 @@ def _load_authority(context: ssl.SSLContext, ca: str, folder: Path) -> None:
 
 
 def _load_file_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    # OpenSSL would wait for the other side of a pipe.
+    # For a pipe, OpenSSL would wait for the other side.
     need(certificate)
     need(key, private=True)
     _load_chain(context, certificate, key, certificate)
 
 
 def _load_text_chain(context: ssl.SSLContext, chain: Signed, source: Path) -> None:
-    """Load a chain from text, through a temporary private file: OpenSSL reads keys from files only."""
+    """Load a certificate chain from text. OpenSSL reads keys only from files, so a temporary private file is used."""
     handle, name = tempfile.mkstemp(prefix="tmrl_core-", suffix=".pem")
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:

@@ -1,11 +1,11 @@
 """Files of tlspyo's `keys_dir`, and its password: for the transport `tlspyo` and tlspyo itself.
 
-    certificate.pem    the Relay's self-signed certificate, which clients trust
-    key.pem            its key: the Server's machine only
-    tlspyo.password    the one password of all roles (this project's file: tlspyo gets its password in other ways)
+    certificate.pem    the Relay's self-signed certificate, which clients trust key.pem            its key: the Server's
+    machine only tlspyo.password    the one password of all roles (this project's file: tlspyo gets its password in
+    other ways)
 
-tlspyo's own command for the first two fails with today's pyOpenSSL. The certificate is for tlspyo's default host name
-`default`, for this machine's loopback, and for the hosts named at its creation. Hosts named later do not renew it,
+tlspyo's own command for the first two files fails with current pyOpenSSL. The certificate is for tlspyo's default host
+name `default`, for this machine's loopback, and for the hosts named at its creation. Hosts named later do not renew it,
 because every client would need the new one.
 """
 
@@ -31,7 +31,7 @@ _PASSWORD_BYTES = 32
 
 
 def make(folder: Path, hosts: Iterable[str], not_after: datetime, *, overwrite: bool = False) -> bool:
-    """Create missing files. Return whether any were missing. Only this process may write the folder."""
+    """Create missing files. Return True if any were missing. The caller must hold the folder's lock."""
     made = False
     if overwrite or not ((folder / CERTIFICATE).exists() or (folder / KEY).exists()):
         names = dict.fromkeys((HOSTNAME, *hosts, *LOOPBACK_HOSTS))
@@ -39,7 +39,7 @@ def make(folder: Path, hosts: Iterable[str], not_after: datetime, *, overwrite: 
         write_file(folder / KEY, pair.key, private=True)
         write_file(folder / CERTIFICATE, pair.certificate)
         made = True
-    # Without its key, the certificate came from another machine, and so must the password.
+    # A certificate without its key came from another machine, so the password must come from there too.
     if overwrite or ((folder / KEY).exists() and not (folder / PASSWORD).exists()):
         write_file(folder / PASSWORD, secrets.token_urlsafe(_PASSWORD_BYTES) + "\n", private=True)
         made = True
@@ -79,7 +79,7 @@ def load(directory: str | os.PathLike[str], *, server: bool) -> TlspyoPart:
     """Load tlspyo's part of a Server or a client from a credentials folder, a folder of tlspyo's, or a bundle file.
 
     Raises:
-        CredentialsError: it is missing; the message names the command to run.
+        CredentialsError: a part is missing; the message names the command to run.
     """
     folder = Path(directory).expanduser()
     if folder.is_file():

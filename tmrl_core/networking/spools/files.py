@@ -1,8 +1,8 @@
 """Spool in files, which survives the Server: `server.spool_dir`.
 
 Each stream has one append-only file of checksummed records (`tmrl_core.storage`). The header identifies the stream,
-each record holds one message, and the file is removed when a trainer has acknowledged all of it. So a restarted Server
-may hold messages that were already acknowledged: the trainer's resume skips them.
+each record holds one message, and the file is removed when a trainer has acknowledged all of it. A restarted Server may
+therefore hold messages that were already acknowledged; the trainer's resume skips them.
 
 A separate thread writes in the order of the calls, so that a slow disk delays no link. Unwritten messages stay in
 memory, within the credit of their workers. The thread passes its results to the relay's thread with `post`.
@@ -39,7 +39,7 @@ _NOTE = struct.Struct("<BQQQI")
 """Metadata of each record: its kind, and number, floor, position and samples of the message in its payload."""
 _MESSAGE = 1
 _END = 2
-"""The worker has ended in order; no payload."""
+"""Kind of a record without payload: the worker has ended in order."""
 _MOST_CHARACTERS = 200
 """Maximum length of a run's or a worker's name, as at the relay."""
 _OPEN_FILES = 32
@@ -47,14 +47,14 @@ _JOIN_S = 30.0
 
 
 class DiskSpool(Spool):
-    """Spool in the files of one folder, which no other process uses meanwhile.
+    """Spool in the files of one folder, locked against other processes.
 
-    Existing files are loaded. A record that a dead process has left incomplete is cut off, with a warning.
+    Existing files are loaded. A record that a killed process has left incomplete is removed, with a warning.
 
     Args:
         folder: folder of the files, created if it does not exist.
         limit_bytes: see `Spool`. An acknowledged message frees its space together with the last one of its stream.
-        post: calls a function in the relay's thread, soon; to be set before the first `append`.
+        post: schedules a function in the relay's thread; must be set before the first `append`.
         sync: "os": stored messages survive a crash of this process; "fsync": also a crash of this machine.
         calls: implementation of the file operations.
 
@@ -78,17 +78,18 @@ class DiskSpool(Spool):
         self.folder = folder
         self.post = post
         self.torn_bytes = 0
-        """Number of bytes that opening cut off."""
+        """Number of bytes of incomplete records that opening has removed."""
         self._sync: Sync = sync
         self._calls = calls
-        with suppress(OSError):  # what is wrong with it, the lock says; samples are nobody else's on this machine
+        # the lock reports errors of the folder; other users of this machine must not read samples
+        with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(folder, "the Server's spool")
         _warn_if_open(folder)
-        # Of the writing thread, once it runs:
+        # Only the writing thread uses the following, once it runs.
         self._files: OrderedDict[bytes, SegmentFile] = OrderedDict()
         self._lengths: dict[bytes, int] = {}
-        """Length of the complete records in the files that are not open."""
+        """Length of the complete records in files that are not open."""
         self._broken: dict[bytes, str] = {}
         """Streams with a message that could not be written: later messages must not be written either."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -101,14 +102,14 @@ class DiskSpool(Spool):
             self._lock.close()
             raise
 
-    # --- what an earlier Server has left ---
+    # --- files of an earlier Server ---
 
     def _find(self, path: Path) -> None:
         try:
             if path.is_symlink():
                 raise StorageError(f"{path} is a symbolic link")
             with suppress(OSError):
-                path.chmod(0o600)  # earlier versions left it to the umask
+                path.chmod(0o600)  # earlier versions left the mode to the umask
             reader = SegmentReader(path)
             info = _stream_info(reader.format_name, reader.description, path)
         except StorageError as exc:
@@ -260,7 +261,7 @@ class DiskSpool(Spool):
             return
         try:
             self._file(kept.info).append(_NOTE.pack(_END, 0, 0, 0, 0))
-        except (StorageError, OSError) as exc:  # only whether it will come back is then not known
+        except (StorageError, OSError) as exc:  # without this record, only the end of the worker is unknown
             logger.warning("that worker %s has ended could not be written: %s", kept.info.name, exc)
         self._close_file(stream)
 
@@ -277,12 +278,12 @@ class DiskSpool(Spool):
             logger.warning("%s cannot be removed: %s", self._path(stream), exc)
 
     def _tell(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the relay's loop is closed
+        with suppress(RuntimeError):  # the relay's event loop is closed
             self.post(function)
 
 
 def _warn_if_open(folder: Path) -> None:
-    """Log a warning if other users may read or write the spool's folder; it is used nevertheless."""
+    """Log a warning if other users may read or write the spool's folder. The folder is used nevertheless."""
     info = folder.stat()
     if sys.platform != "win32" and (stat.S_IMODE(info.st_mode) & 0o077 or info.st_uid != os.getuid()):
         logger.warning(
@@ -319,7 +320,7 @@ def _stream_info(format_name: str, description: Any, path: Path) -> StreamInfo:
             str(description["name"]),
             base64.b64decode(description["signature"]),
         )
-        # The limits of a stream that a worker opens, so that this one can be announced to a trainer.
+        # The same limits apply as when a worker opens a stream, so that the stream can be announced to a trainer.
         if len(info.stream) != 16 or path.stem != info.stream.hex():
             raise ValueError("another stream")
         if max(len(info.run), len(info.name)) > _MOST_CHARACTERS or len(info.signature) > MAX_SIGNATURE_BYTES:

@@ -2,10 +2,11 @@
 
 `Spool` is the interface and does the accounting: the messages of each stream, and their share of the size limit.
 Implementations differ in the location of the bytes: `MemorySpool` here, `networking.spools.files.DiskSpool` in files.
-Both pass `tests/networking/spools/test_spools.py`.
+`tests/networking/spools/test_spools.py` tests both.
 
 A message is never changed or decoded. Only its floor is recomputed when it is read: messages that an earlier trainer
-has acknowledged are gone, so the first remaining message explains the gap before it (`delivery`).
+has acknowledged are no longer stored, so the floor of the first remaining message explains the gap before it
+(`delivery`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class SpooledMessage:
     body: Sequence[bytes | memoryview] | None = None
     """Body in memory; None once it is stored elsewhere."""
     place: Any = None
-    """Location of the body, in an implementation's own form."""
+    """Location of the body, in a form that the implementation defines."""
 
     @property
     def size(self) -> int:
@@ -116,10 +117,10 @@ class Spool(ABC):
         samples: int,
         body: Sequence[bytes | memoryview],
     ) -> str:
-        """Accept one complete message; it is durable when `stored` has passed it. The spool now owns the buffers.
+        """Accept one complete message, which is durable once `stored` has passed it. The spool now owns the buffers.
 
         Returns:
-            The reason of a refusal, for people; empty: the message was accepted.
+            The reason of a refusal, for display; empty: the message was accepted.
 
         Raises:
             ValueError: its number is below `next_number`.
@@ -161,7 +162,7 @@ class Spool(ABC):
         """Return header and body of a message that `peek` returned. The body is read-only.
 
         Raises:
-            OSError: it cannot be read; `discard` it.
+            OSError: the message cannot be read; the caller must `discard` it.
         """
         kept = self.streams[stream]
         index = kept.find(message.number)
@@ -216,16 +217,16 @@ class Spool(ABC):
     # --- for implementations ---
 
     def _is_stored(self, kept: SpooledStream, message: SpooledMessage) -> None:
-        """Record a durably stored message; to be called in the relay's thread, in the order of `_store`."""
+        """Record a durably stored message. Must be called in the relay's thread, in the order of `_store`."""
         if self.streams.get(kept.info.stream) is kept and message.number >= kept.stored:
             kept.stored = message.number + 1
             self.on_stored(kept.info.stream)
 
     def _is_lost(self, kept: SpooledStream, message: SpooledMessage, reason: str) -> None:
-        """Drop a message that could not be stored, and those after it; to be called in the relay's thread."""
+        """Drop a message that could not be stored, and all later ones. Must be called in the relay's thread."""
         index = kept.find(message.number)
         here = kept.messages[index : index + 1]
-        # Those after it are lost with it; their own results are ignored, also if they have been handed over again.
+        # Later messages are lost too. Their results are ignored, even if the messages were handed over again.
         if self.streams.get(kept.info.stream) is not kept or not here or here[0] is not message:
             return
         kept.next_number = message.number
@@ -249,14 +250,14 @@ class Spool(ABC):
 
     @abstractmethod
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
-        """Store a message, then call `_is_stored` or `_is_lost`; immediately or later, in order."""
+        """Store a message, then call `_is_stored` or `_is_lost`, immediately or later, in order."""
 
     @abstractmethod
     def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
         """Load the body of a message that is not in memory.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the body cannot be read.
         """
 
     @abstractmethod
@@ -269,7 +270,7 @@ class Spool(ABC):
 
 
 class MemorySpool(Spool):
-    """Spool in this process's memory: it ends with the process."""
+    """Spool in this process's memory. Its content ends with the process."""
 
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
         self._is_stored(kept, message)

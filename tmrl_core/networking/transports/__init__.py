@@ -1,1 +1,1 @@
-"""The seam to sockets: a `Transport` listens or dials, and drives sans-I/O connections with what it carries."""
+"""The seam to sockets: a `Transport` listens or dials, and moves the bytes of sans-I/O connections."""

@@ -1,4 +1,4 @@
-"""Interface of all transports, and the part of driving a connection that they share.
+"""Interface of all transports, and their common code to drive a connection.
 
 Everything here runs in the thread of one asyncio event loop.
 """
@@ -17,15 +17,15 @@ from tmrl_core.networking.protocol.connection import Connection
 logger = logging.getLogger(__name__)
 
 LEAVE_S = 2.0
-"""Time that a client that leaves in order waits for the other side."""
+"""Maximum time in seconds that a client waits for the other side when it closes in order."""
 LINGER_S = 1.0
 """Time that a closed link waits for the other side to read the closing message."""
 _LATE_S = 0.25
-"""Delay of a timer that shows that the process was stopped, suspended, or got no processor."""
+"""Delay of a timer beyond which the process must have been stopped, suspended, or without processor time."""
 
 
 class Transport(ABC):
-    """Transport of bytes. Implementations pass `tmrl_core.testing.transports.TransportSuite`."""
+    """Transport of bytes. Implementations must pass `tmrl_core.testing.transports.TransportSuite`."""
 
     def renewed_token(self) -> str | None:
         """Check a client's credentials for changes before it dials. Return the new token; None: unchanged."""
@@ -36,7 +36,7 @@ class Transport(ABC):
         """Listen, and drive a connection from `accept` for each peer.
 
         Raises:
-            NetworkError: the address cannot be used, such as a port in use.
+            NetworkError: the address cannot be used, for example because the port is in use.
         """
 
     @abstractmethod
@@ -49,12 +49,12 @@ class Transport(ABC):
 
 
 class Listener(ABC):
-    """Listening socket or process that `Transport.serve` returns."""
+    """A listening socket or process, returned by `Transport.serve`."""
 
     @property
     @abstractmethod
     def port(self) -> int:
-        """Port of the listening socket, also if 0 was requested."""
+        """Return the port of the listening socket, also if 0 was requested."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -85,7 +85,8 @@ class Driver(ABC):
         try:
             self._move()
         except Exception:
-            # A defect of this package: a stalled link would hide it, and a new link starts clean.
+            # An exception here is a defect of this package. A stalled link would hide it, and a new link starts
+            # cleanly.
             logger.exception("a link failed and is closed; its client connects again")
             self.abort()
 
@@ -99,12 +100,12 @@ class Driver(ABC):
         if connection.closing:
             self._finish_once()
         elif connection.started:
-            # A deadline that has moved later is checked when the timer fires; an earlier one needs a new timer.
-            # A past deadline is handled immediately, which does not show how late this process is.
+            # A deadline that was postponed is checked when the timer fires; an earlier one needs a new timer. A past
+            # deadline is handled immediately, but says nothing about the delay of this process.
             deadline = max(connection.deadline(), self.loop.time())
             if self._timer is None or deadline < self._timer_at:
                 self._cancel_timer()
-                # Not asked of the handle: uvloop's for a time that is past has no `when`.
+                # Stored separately, because uvloop's handle of a past time has no `when`.
                 self._timer_at = deadline
                 self._timer = self.loop.call_at(deadline, self._tick)
 
@@ -145,7 +146,7 @@ class Driver(ABC):
 
     @abstractmethod
     def _writable(self) -> bool:
-        """Return whether the transport takes more now. It calls `wake` when that becomes true again."""
+        """Return True if the transport accepts more data now. It calls `wake` when that becomes true again."""
 
     @abstractmethod
     def _write(self, buffers: list[bytes | bytearray | memoryview]) -> None:

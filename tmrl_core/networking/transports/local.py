@@ -1,7 +1,7 @@
 """Transport `local`: in process, no sockets; for tests, debugging and `--local --single-process`.
 
-Listeners are found by port in one table of this process. The two ends may live in different event loops, each in a
-thread of its own; bytes are handed over with `call_soon_threadsafe`, at most `_WINDOW_BYTES` unread at a time.
+One table of this process maps ports to listeners. The two ends may be in the event loops of two threads. Bytes are
+passed with `call_soon_threadsafe`, at most `_WINDOW_BYTES` unread at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ports = itertools.count(1)
 
 
 class LocalTransport(Transport):
-    """In-process links. Hosts are ignored: a port is all there is, and 0 takes a free one."""
+    """Links within a process. Hosts are ignored, and port 0 takes a free port."""
 
     async def serve(self, host: str, port: int, accept: Callable[[], Connection]) -> Listener:
         """Listen under `port` in this process."""
@@ -56,7 +56,7 @@ class LocalTransport(Transport):
 
 
 class LocalListener(Listener):
-    """One port in this process."""
+    """Listener on one port of this process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, accept: Callable[[], Connection]) -> None:
         self.loop = loop
@@ -66,11 +66,11 @@ class LocalListener(Listener):
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """Return the listening port."""
         return self.number
 
     def accepted(self, client: _End, answer: asyncio.Future[None]) -> None:
-        """A client has dialled; runs in the listener's loop."""
+        """Accept a client's connection. Runs in the listener's loop."""
         end = _End(self._accept(), self.loop)
         end.other = client
         client.other = end
@@ -150,6 +150,6 @@ class _End(Driver):
             self._lost(None)
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         if not self.ended.done():
             self._finish()

@@ -55,7 +55,7 @@ class PlainNotice:
 
 
 def plain_server(port: int) -> bool:
-    """Return whether a running Server of this user on this machine's `port` uses plaintext."""
+    """Return True if a running Server of this user on this machine's `port` uses plaintext."""
     try:
         # Open first, so that the checked file is the one that is read; links are not followed.
         descriptor = os.open(_plain_file(port), os.O_RDONLY | (0 if sys.platform == "win32" else os.O_NOFOLLOW))
@@ -93,7 +93,7 @@ def _alive(pid: int) -> bool:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Return whether another open file holds the lock. Closing this file releases the lock taken by the check.
+    """Return True if another open file holds the lock. Closing this file releases the lock taken by the check.
 
     Raises:
         OSError: the lock cannot be tested.

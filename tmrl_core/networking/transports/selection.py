@@ -1,4 +1,4 @@
-"""Which transport a client or a Server uses, with which credentials. The one place that knows all of them."""
+"""Selection of the transport and the credentials of a client or a Server. Only this module knows all transports."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ class LinkSettings(NetworkSection, frozen=True, kw_only=True):
     port: int = 55555
     token: str | None = None
     connect_timeout_s: float = 5.0
-    """Time limit of each step of connecting: TCP, TLS, the greeting. In a black hole the kernel's waits between
-    repetitions double, so a longer limit would find a recovered network later than a new attempt."""
+    """Time limit of each step of connecting: TCP, TLS, the greeting. If the network drops all packets, the kernel's
+    waits between repetitions double. A new attempt then finds a recovered network earlier than a longer limit would."""
     local_port: int = 0
-    """For the transport tlspyo: the one of this role; 0: a free one."""
+    """Local port of this role, for the transport tlspyo; 0: a free one."""
 
     def __repr__(self) -> str:
-        return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"  # never the token
+        # leave out the token
+        return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"
 
 
 def link_settings(
@@ -84,10 +85,10 @@ def link_settings(
 
 
 def check_host(host: str, key: str) -> None:
-    """Check that a host's name can be resolved, and can be in a certificate, at all.
+    """Check that a host's name has a form that can be resolved and that certificates can hold.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the name has another form.
     """
     if re.search(r"[\s/@]", host) or (":" in host and not _is_address(host)):
         raise ConfigError(
@@ -112,7 +113,7 @@ def _is_address(host: str) -> bool:
 
 
 def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str]:
-    """The transport for a client's settings, and the token to show.
+    """Return the transport for a client's settings, and the token to send.
 
     Raises:
         ConfigError: plaintext beyond this machine, or an unknown transport.
@@ -153,7 +154,7 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
 
 
 def uses_plaintext(settings: LinkSettings) -> bool:
-    """Tell whether a client with these settings connects without TLS."""
+    """Return True if a client with these settings connects without TLS."""
     if settings.security is UNSET:
         return is_loopback(settings.host) and plain_server(settings.port)
     return settings.security is None

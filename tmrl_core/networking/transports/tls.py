@@ -1,8 +1,8 @@
-"""Transport `tls`: asyncio sockets, encrypted by an `SSLObject` over memory BIOs. Plaintext too, where it is allowed.
+"""Transport `tls`: asyncio sockets, encrypted by an `SSLObject` over memory BIOs, or plaintext where it is allowed.
 
 asyncio's own TLS drops a connection without an alert when a certificate is refused, so that neither side learns the
-reason. This transport flushes the alert before it closes, so that both sides can report the reason. It costs nothing:
-the same bytes go through OpenSSL, with fewer system calls than reading record by record from a socket.
+reason. This transport flushes the alert before it closes, so that both sides can report the reason. This costs nothing:
+OpenSSL processes the same bytes, with fewer system calls than when it reads records from a socket.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GREETING_BYTES = 65_536
 """Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
-"""Alert for clients that do not speak TLS. OpenSSL closes without one, and the client would retry forever."""
+"""Alert for clients that do not speak TLS. OpenSSL closes without an alert, so that the client would retry forever."""
 
 IdentityOf = Callable[[Mapping[str, Any] | None], "tuple[str, str] | None"]
 """Role and name in a peer's certificate, as `ssl` returns it."""
@@ -121,7 +121,7 @@ class TlsTransport(Transport):
         return listener
 
     def _look_again(self, drivers: Iterable[_TlsDriver]) -> None:
-        """Reload changed credentials, and close links that would not be admitted any more."""
+        """Reload changed credentials, and close links that would no longer be admitted."""
         access = self.access
         if not isinstance(access, ServerAccess) or not access.refresh():
             return
@@ -129,7 +129,7 @@ class TlsTransport(Transport):
         for driver in list(drivers):
             connection = driver.connection
             if connection.state == "greeting" or connection.closing:
-                continue  # its Hello will be checked
+                continue  # the check of its Hello uses the new credentials
             rejection = access.rejection_of(connection)
             if rejection is not None:
                 identity = connection.identity
@@ -213,7 +213,7 @@ class _Gate(asyncio.Protocol):
 
 
 class _TlsDriver(Driver, asyncio.BufferedProtocol):
-    """One socket, its TLS state and the connection that it carries; `pending` is the Server's, None a client's."""
+    """One socket, its TLS state and its connection. `pending` belongs to a Server; None: a client."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._owner = transport
         self._server_side = pending is not None
         self._pending = pending
-        """The connection until its peer is admitted."""
+        """Admission entry of the connection, until its peer is admitted."""
         self._pending_bytes = 0
         self._network = ""
         if pending is not None:
@@ -252,7 +252,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     # --- called by asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._socket = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
+        self._socket = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio's class
         self._socket.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -347,7 +347,10 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     # --- plaintext, but the other side speaks TLS ---
 
     def _is_tls(self, nbytes: int) -> bool:
-        """Return whether the first bytes begin a TLS record; as the beginning of a frame they would be too long."""
+        """Return True if the first bytes begin a TLS record.
+
+        As a frame's header, they would announce too long a frame.
+        """
         assert self._view is not None
         self._first += bytes(self._view[: min(nbytes, 3)])
         first = self._first
@@ -448,7 +451,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         filled = 0
         try:
             while not connection.closing:
-                # A call returns at most one record; the connection receives several together.
+                # A call returns at most one record, and the connection receives several records together.
                 view = connection.get_buffer()
                 size = len(view)
                 while filled < size:
@@ -518,7 +521,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             self._socket.abort()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self._close_socket()
 
 
@@ -528,7 +531,7 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
 
 
 def _is_about_credentials(exc: Exception) -> bool:
-    """Return whether a failed handshake would fail again with the same credentials."""
+    """Return True if a failed handshake would fail again with the same credentials."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         return True
     reason = reason_of(exc)

@@ -49,7 +49,7 @@ deserialize = msgspec.msgpack.decode
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Run one I/O process with the settings that its parent wrote. Returns never."""
+    """Run one I/O process with the settings that its parent wrote. Never return."""
     logging.getLogger("tlspyo").setLevel(logging.ERROR)  # important events are reported to the parent
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     _look_at_parent(os.getppid())
@@ -62,7 +62,7 @@ def _end_with_stdin() -> None:
 
 
 def _look_at_parent(parent: int) -> None:
-    # Its standard input stays open where a forked child of the parent holds it too.
+    # A forked child of the parent may hold the other end of standard input open, so the parent is checked too.
     if os.getppid() != parent:
         os._exit(0)
     reactor.callLater(_PARENT_LOOK_S, _look_at_parent, parent)
@@ -99,7 +99,7 @@ class LocalEnd(Protocol):  # type: ignore[misc]
         self._buffer = b""
 
     def connectionMade(self) -> None:
-        """Show the parent whose child this is."""
+        """Prove to the parent that this process is its child."""
         self.transport.setTcpNoDelay(True)
         self._owner.endpoint = self
         self.tell(0, "NONCE", self._owner.settings["nonce"])
@@ -139,11 +139,11 @@ class _LocalFactory(ClientFactory):  # type: ignore[misc]
         return LocalEnd(self._owner)
 
     def clientConnectionFailed(self, connector: object, reason: Failure) -> None:
-        os._exit(1)  # the parent has ended or given up
+        os._exit(1)  # the parent has ended or stopped waiting
 
 
 def _reason(failure: Failure) -> list[str]:
-    """A failure as `[kind, text]`, for the parent."""
+    """Return a failure as `[kind, text]`, for the parent."""
     value = failure.value
     text = str(value) or type(value).__name__
     if isinstance(value, error.ConnectionDone):
@@ -207,12 +207,12 @@ class TlspyoRelay(Server):  # type: ignore[misc]
             self.endpoint.tell(self._listener.getHost().port, "LISTENING", None)
 
     def told(self, command: str, number: int, content: Any) -> None:
-        """A message of the parent about the peer with that number."""
+        """Handle a message of the parent about the peer with that number."""
         peer = self.to_clients.get(number)
         if command == "DEAF":
             self._listener.stopListening()
         elif peer is None:
-            pass  # the peer has disconnected, which the parent will learn
+            pass  # the peer has disconnected; the parent will be notified
         elif command == "OBJ":
             peer.send_obj(cmd="OBJ", obj=content)
         elif command == "CLOSE":
@@ -238,7 +238,7 @@ class TlspyoRelay(Server):  # type: ignore[misc]
     def add_client(self, groups: Any, client: RelayProtocol) -> int:
         """Report a joined peer to the parent."""
         if self.has_client(client._identifier):
-            # The end of its connection would close only the second link, and the first would remain.
+            # Otherwise the end of its connection would close only the second link, and the first would remain.
             raise ValueError("a peer joins once")
         identifier: int = super().add_client(groups, client)
         assert self.endpoint is not None
@@ -267,7 +267,7 @@ class _RelayFactory(ServerProtocolFactory):  # type: ignore[misc]
 
 
 class _TurnedAway(Protocol):  # type: ignore[misc]
-    # None in its place, which plain TCP takes for the same, is something that TLS in Twisted stumbles over.
+    # Twisted's TLS fails on None in its place, although plain TCP accepts None.
     def connectionMade(self) -> None:
         self.transport.abortConnection()
 
@@ -280,14 +280,14 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         self.address = address
         self._prefix = self._header_size + self._len_password
         self._timer: Any = None
-        """Until it has shown the password, then while it is to close."""
+        """Timer until the peer has sent the password, and later until the connection must be closed."""
         self._network = pending.network
         self._pending: PendingConnection | None = pending
         self._closing = False
         pending.close = self._on_evicted
 
     def connectionMade(self) -> None:
-        """A peer has connected; until it has shown the password, it has little time."""
+        """Handle a new peer, and limit the time until it sends the password."""
         self.transport.setTcpNoDelay(True)
         greeting_s = self._server.admission.settings.greeting_s
         self._after(greeting_s, self._late)
@@ -325,7 +325,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
             self._pending = None
 
     def process_header(self) -> tuple[int, int, str | None]:
-        """As tlspyo's, with a limit to the length, and the password compared in constant time and never logged."""
+        """Replace tlspyo's method: limit the length, compare the password in constant time and never log it."""
         start = self._prefix
         nothing = (0, len(self._buffer) + 1, None)
         if len(self._buffer) < start:
@@ -343,7 +343,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         return nothing
 
     def dataReceived(self, data: bytes) -> None:
-        """As tlspyo's, with an end to a peer that sends anything else."""
+        """Extend tlspyo's method: disconnect a peer that sends invalid data."""
         if self._state in ("KILLED", "CLOSED"):
             return
         try:
@@ -354,7 +354,7 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
             self._on_admitted()
 
     def _refuse(self) -> None:
-        # As an object, because tlspyo's endpoint forwards objects; then the connection ends.
+        # Sent as an object, because tlspyo's endpoint forwards objects. Then the connection ends.
         self.send_obj(obj=refusal("password", "the password is not this Server's"))
         self.close_soon()
 
@@ -363,20 +363,20 @@ class RelayProtocol(ServerProtocol):  # type: ignore[misc]
         self.transport.abortConnection()
 
     def close_soon(self) -> None:
-        """Close when everything is sent, or soon in any case."""
+        """Close when everything is sent, or after a short time limit."""
         if not self._closing:
             self._closing = True
             self.transport.loseConnection()
             self._after(_FLUSH_S, self.transport.abortConnection)
 
     def forward_obj_to_dest(self, obj: Any, dest: Any) -> None:
-        """A broadcast to the hub goes to the parent; there is nothing else that a peer may send."""
+        """Forward a broadcast to the hub to the parent. Reject every other message."""
         if dest != _TO_HUB or not isinstance(obj, bytes):
             raise ValueError("a peer may send bytes to the hub only")
         self._server.endpoint.tell(self._identifier, "OBJ", obj)
 
     def retrieve_consumables(self, groups: Any) -> None:
-        """Reject a request for consumables, which peers of this project never send."""
+        """Reject a request for consumables, which this project's peers never send."""
         raise ValueError("there are no consumables here")
 
     def send_ack(self, stamp: Any) -> None:
@@ -404,7 +404,7 @@ class Peer(Client):  # type: ignore[misc]
         )
         self.pending_acks = Unacknowledged()
         self.ended: list[str] | None = None
-        """Return the reason for the connection's end as TLS knows it; the reactor knows only that of TCP."""
+        """Return the TLS reason for the connection's end. The reactor knows only the reason of TCP."""
 
     def run(self) -> None:
         """Connect to the parent, then to the Relay, and run the reactor."""
@@ -429,9 +429,9 @@ class Peer(Client):  # type: ignore[misc]
             self.endpoint.tell(0, "LOST", ["credentials", f"{type(exc).__name__}: {exc}"])
 
     def told(self, command: str, number: int, content: Any) -> None:
-        """A message of the parent."""
+        """Handle a message of the parent."""
         if self.to_server is None:
-            return  # the connection is lost, which the parent will learn
+            return  # the connection is lost; the parent will be notified
         if command == "OBJ":
             self.to_server.send_obj(cmd="OBJ", dest=_TO_HUB, obj=content)
         elif command == "CLOSE":
@@ -446,7 +446,7 @@ class _PeerFactory(TLSClientFactory):  # type: ignore[misc]
             client=self._client, password=self.password, groups=self._groups, header_size=self._header_size
         )
 
-    # Without reconnecting: the parent decides that, and its next link has another group.
+    # No reconnection here: the parent decides about it, and its next link has another group.
     def clientConnectionLost(self, connector: object, reason: Failure) -> None:
         self._client.endpoint.tell(0, "LOST", self._client.ended or _reason(reason))
 

@@ -1,8 +1,8 @@
 """Content of tlspyo's messages: numbered pieces of one link's bytes, with a window. Sans-I/O.
 
 tlspyo delivers messages, not a stream, and guarantees less than a link needs: it repeats a group's last broadcast to
-each client that joins again, loses messages in flight when a connection breaks, and has no flow control. So each piece
-has a number: a repeated piece is discarded, and a gap ends the link (delivery then resumes on a new one). At most
+each client that joins again, loses messages in flight when a connection breaks, and has no flow control. Therefore each
+piece has a number: a repeated piece is discarded, and a gap ends the link (delivery then resumes on a new one). At most
 `WINDOW_BYTES` are in flight that the other side has not reported as read.
 """
 
@@ -15,9 +15,8 @@ from enum import IntEnum
 from tmrl_core.errors import RemoteProtocolError
 
 MAX_MESSAGE_BYTES = 65_536
-"""The longest message of tlspyo that is sent or taken, its header and password included.
-
-tlspyo appends to its receive buffer chunk by chunk, copying it each time: its time grows with the square of a message.
+"""Maximum size of a sent or accepted message of tlspyo, including header and password. tlspyo appends to its receive
+buffer chunk by chunk and copies it each time, so that its time grows with the square of the size.
 """
 WINDOW_BYTES = 2 << 20
 """Maximum number of unread bytes in transit, which bounds the buffers that a slow reader needs."""
@@ -38,9 +37,9 @@ class PieceKind(IntEnum):
     READ = 2
     """Number of bytes of the link that this side has read so far."""
     END = 3
-    """No more bytes come."""
+    """End of the link's bytes."""
     REFUSED = 4
-    """Message of the Server: the reason for which the link is not established."""
+    """Message of the Server: the reason why the link is not established."""
 
 
 _KINDS = frozenset(int(kind) for kind in PieceKind)
@@ -52,7 +51,7 @@ def piece_bytes(header_size: int, password: str) -> int:
 
 
 def refusal(code: str, text: str) -> bytes:
-    """The piece with which a Server refuses a peer that has no link yet."""
+    """Return the piece with which a Server refuses a peer that has no link yet."""
     return _HEAD.pack(0, PieceKind.REFUSED) + f"{code}\n{text}".encode()
 
 
@@ -77,7 +76,7 @@ class LinkPieces:
 
     @property
     def room(self) -> bool:
-        """Return whether the window has space for more bytes."""
+        """Return True if the window has space for more bytes."""
         return self._sent - self._sent_read < self._window_bytes
 
     def data(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytearray]:
@@ -105,12 +104,12 @@ class LinkPieces:
         return _HEAD.pack(self._next(), PieceKind.OPEN)
 
     def end(self) -> bytes:
-        """The piece after which none with bytes comes."""
+        """Return the piece that ends the link's bytes."""
         return _HEAD.pack(self._next(), PieceKind.END)
 
     @property
     def report_due(self) -> bool:
-        """Return whether enough was read to report it to the other side."""
+        """Return True if enough was read to report it to the other side."""
         return self._read - self._read_said >= self._window_bytes // 4
 
     def read_report(self) -> bytes:
@@ -122,7 +121,7 @@ class LinkPieces:
         """Return a message's kind and content; None: the message is a repeat.
 
         Raises:
-            RemoteProtocolError: a gap in the numbers, or no piece of a link at all.
+            RemoteProtocolError: there is a gap in the numbers, or the data is not a piece of a link.
         """
         if len(message) < _HEAD.size:
             raise RemoteProtocolError(f"a message of {len(message)} bytes is not a piece of a link")

@@ -58,7 +58,7 @@ def check_installed() -> None:
 
 
 class IoProcess:
-    """One I/O process and the connection to it. Not thread-safe: only the event loop's thread uses it.
+    """One I/O process and the connection to it. Not thread-safe: only the event loop's thread may use it.
 
     Args:
         settings: settings of the process, including `header_size`.
@@ -114,7 +114,7 @@ class IoProcess:
                 if left <= 0 or self._ended_early():
                     what = f"did not start within {start_s:g} s" if left <= 0 else "has ended while it started"
                     raise NetworkError(f"tlspyo's I/O process {what}; its messages are on this one's standard error")
-                # Polled, because not every kind of event loop reports the end of a process.
+                # Polled, because not every event loop reports the end of a process.
                 await asyncio.wait([self._arrived], timeout=min(left, 0.2))
         except BaseException:
             self.kill()
@@ -129,8 +129,8 @@ class IoProcess:
         except OSError as exc:
             raise NetworkError(f"cannot start tlspyo's I/O process: {exc.strerror or exc}") from exc
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended already, which is found out next
-            # The pipe stays open: its end tells the child that this process has ended.
+        with contextlib.suppress(OSError):  # the process has ended already, which the next check finds
+            # The pipe stays open. The child ends when it closes with this process.
             self._process.stdin.write(json.dumps(settings).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -144,7 +144,7 @@ class IoProcess:
             self._transport.writelines((b"%-*d" % (self._header_size, len(body)), body))
 
     def kill(self) -> None:
-        """End it at once; `on_lost` is called if it had started."""
+        """Kill the process. `on_lost` is called if it had started."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -158,7 +158,7 @@ class IoProcess:
     # --- called by the local connection ---
 
     def is_child(self, number: int, command: str, content: Any) -> bool:
-        """Return whether the first message of a connection proves that it comes from the child."""
+        """Return True if the first message of a connection proves that it comes from the child."""
         return (
             command == "NONCE"
             and isinstance(content, str)
@@ -167,14 +167,14 @@ class IoProcess:
         )
 
     def attach(self, transport: asyncio.Transport) -> None:
-        """The child has called back."""
+        """Accept the child's connection."""
         self._transport = transport
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
     def message(self, number: int, command: str, content: Any) -> None:
-        """A message of the child."""
+        """Handle a message of the child."""
         if not self._lost:
             self._on_message(number, command, content)
 
@@ -207,7 +207,7 @@ class _LocalEnd(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio's class
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -239,7 +239,7 @@ class _LocalEnd(asyncio.BufferedProtocol):
                 else:
                     raise ValueError("another process than the one that was started")
         except (ValueError, TypeError, msgspec.MsgspecError):
-            # The child never sends this, and data of any other process on this machine is not accepted.
+            # The child never sends this, so it must come from another process, whose data is not accepted.
             self._transport.abort()
             return
         if start:
@@ -258,7 +258,7 @@ class _LocalEnd(asyncio.BufferedProtocol):
 
 
 async def _listen(port: int, key: str, deadline: float) -> socket.socket:
-    """A listening socket on this machine's `port`, which others may hold for as long as their child starts."""
+    """Return a listening socket on this machine's `port`. Wait while another role holds the port to start its child."""
     loop = asyncio.get_running_loop()
     while True:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

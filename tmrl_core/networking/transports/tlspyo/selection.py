@@ -26,11 +26,11 @@ def tlspyo_transport(
     """Return the transport for a Server or a client.
 
     Args:
-        settings: its folder holds `certificate.pem`, and `key.pem` for a Server; its token is tlspyo's password, None:
-            the one in the folder.
-        role: of this process; a `server` listens.
-        tls: True: it is encrypted.
-        admission: limits for connections that have not shown the password; None: the defaults.
+        settings: settings with a folder that holds `certificate.pem`, and `key.pem` for a Server. The token is tlspyo's
+            password; None: the password in the folder.
+        role: role of this process; a `server` listens.
+        tls: True: the link is encrypted.
+        admission: limits for unauthenticated connections; None: the defaults.
         on_refused: called with the address and the reason for each client with a wrong password or beyond the limits.
 
     Raises:

@@ -50,7 +50,7 @@ class TlspyoTransport(Transport):
         max_buf_len: maximum number of bytes read at a time from the I/O process.
         key_of_local_port: name of `local_port` in the configuration.
         start_s: time limit for starting an I/O process.
-        admission: a Server's limits for connections that have not shown the password; None: the defaults.
+        admission: a Server's limits for unauthenticated connections; None: the defaults.
         on_refused: called with the address and the reason for each client with a wrong password or beyond the limits.
 
     Raises:
@@ -95,14 +95,14 @@ class TlspyoTransport(Transport):
         self.piece_bytes = piece_bytes(header_size, password)
 
     def __repr__(self) -> str:
-        return f"TlspyoTransport(tls={self._certificate is not None})"  # never the password
+        return f"TlspyoTransport(tls={self._certificate is not None})"  # leave out the password
 
     async def serve(self, host: str, port: int, accept: Callable[[], Connection]) -> Listener:
         """Start tlspyo's Relay on `host` (empty: all interfaces) and `port`.
 
         Raises:
-            NetworkError: a port is taken.
-            CredentialsError: the certificate and the key do not serve.
+            NetworkError: a port is in use.
+            CredentialsError: the certificate or the key is missing or invalid.
         """
         listener = TlspyoListener(self, host, accept)
         await listener.start(port)
@@ -113,9 +113,9 @@ class TlspyoTransport(Transport):
 
         Raises:
             NetworkError: no answer, a port is in use, or the other side is not a Server of this project.
-            HandshakeError: the password is wrong, or the certificate is another one.
+            HandshakeError: the password is wrong, or the certificate differs.
         """
-        await _reach(host, port, timeout_s)  # starting a process in vain would cost a small machine seconds
+        await _reach(host, port, timeout_s)  # an unnecessary start of a process would cost a small machine seconds
         loop = asyncio.get_running_loop()
         driver = _PeerDriver(connection, loop, self, f"{host} port {port}")
         settings = self.settings(role="peer", host=host, port=port, timeout_s=timeout_s)
@@ -151,12 +151,12 @@ class TlspyoTransport(Transport):
     def process(
         self, settings: dict[str, Any], on_message: Any, on_lost: Callable[[], None], on_room: Callable[[], None]
     ) -> IoProcess:
-        """An I/O process that is yet to be started."""
+        """Return an I/O process that is not started yet."""
         return IoProcess(settings, on_message=on_message, on_lost=on_lost, on_room=on_room, read_bytes=self.read_bytes)
 
 
 async def _reach(host: str, port: int, timeout_s: float) -> None:
-    """Check that a process listens there."""
+    """Check that a process listens on the address."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
     except asyncio.TimeoutError as exc:
@@ -182,14 +182,14 @@ class _LinkDriver(Driver):
         self._broken: NetworkError | None = None
 
     def arrived(self, message: bytes) -> None:
-        """A message of tlspyo for this link."""
+        """Handle a message of tlspyo for this link."""
         try:
             piece = self._pieces.received(message)
         except RemoteProtocolError as exc:
             self._break(exc)
             return
         if piece is None:
-            return  # a repeat
+            return  # a repeated message
         kind, content = piece
         if kind == PieceKind.DATA:
             self._feed(content)
@@ -219,7 +219,7 @@ class _LinkDriver(Driver):
             connection.received(n, now)
 
     def _break(self, reason: NetworkError) -> None:
-        """End the link, on which nothing can be sent any more."""
+        """End the link, which can no longer send data."""
         self._broken = reason
         self.connection.closing = True
         self.connection.reason = reason
@@ -236,7 +236,7 @@ class _LinkDriver(Driver):
 
     def _pump(self) -> None:
         super()._pump()
-        self._post_rest()  # the data of one turn leaves in as few pieces as possible
+        self._post_rest()  # data of one loop iteration is sent in as few pieces as possible
 
     def _post_rest(self) -> None:
         rest = self._pieces.rest()
@@ -269,11 +269,11 @@ class _LinkDriver(Driver):
 
     @abstractmethod
     def _full(self) -> bool:
-        """Return whether the I/O process accepts no more data now."""
+        """Return True if the I/O process accepts no more data now."""
 
     @abstractmethod
     def _post(self, piece: bytes | bytearray) -> None:
-        """Give a piece to the I/O process."""
+        """Pass a piece to the I/O process."""
 
     @abstractmethod
     def _hang_up(self) -> None:
@@ -366,7 +366,7 @@ class _PeerDriver(_LinkDriver):
             self.opened.set_exception(self._reason or NetworkError("tlspyo's I/O process has ended"))
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         if self._process is not None:
             self._process.kill()
 
@@ -382,7 +382,7 @@ class _HubDriver(_LinkDriver):
         self._number = number
 
     def open(self, address: str) -> None:
-        """The peer has joined."""
+        """Handle a peer that has joined."""
         self._post(self._pieces.open())
         self.connection.connected(Identity(address), self.loop.time())
         self.wake()
@@ -403,7 +403,7 @@ class _HubDriver(_LinkDriver):
         self._listener.tell("CLOSE", self._number)
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self._listener.tell("ABORT", self._number)
 
 
@@ -425,7 +425,7 @@ class TlspyoListener(Listener):
 
     @property
     def port(self) -> int:
-        """The port that tlspyo's Relay listens on."""
+        """Return the port that tlspyo's Relay listens on."""
         return self._port
 
     async def start(self, port: int) -> None:
@@ -476,7 +476,7 @@ class TlspyoListener(Listener):
 
     @property
     def full(self) -> bool:
-        """Return whether the I/O process accepts no more data now."""
+        """Return True if the I/O process accepts no more data now."""
         return self._process is None or self._process.full
 
     def tell(self, command: str, number: int, content: Any = None) -> None:
