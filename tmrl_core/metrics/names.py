@@ -12,84 +12,154 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+MEAN_OF: Final = 100
+"""Number of episodes in the means of `rollout/`, as in stable-baselines3."""
+
+VOCABULARY: Final[dict[str, str]] = {}
+"""Every name with its meaning.
+
+Further names: `train/<name>` for other metrics of an agent, `train/grad_norm_<optimizer>` (of the last update of the
+round), `worker/<worker>/steps_per_s`. The infos of the latest training episodes give the means `rollout/success_rate`
+and `rollout/info/<key>`, those of evaluations the same names under `eval/`, and those of one episode
+`rollout/ep_info/<key>`."""
+
+OF_ROWS: Final[dict[str, str]] = {"success_rate": "rollout/success_rate"}
+"""Names in rows, on the console and in records of earlier versions, with the names in records. Further metrics of a row
+are `train/<name>`, and `loss_<name>` is `train/<name>_loss`."""
+
+
+def _name(name: str, meaning: str, *, row: str | None = None) -> str:
+    """Declare a name in records with its meaning, and its name in rows if that is another one."""
+    VOCABULARY[name] = meaning
+    if row is not None:
+        OF_ROWS[row] = name
+    return name
+
+
 # Axes: every record has a value on each.
-SAMPLES_RECEIVED: Final = "time/total_timesteps"
-ELAPSED: Final = "time/time_elapsed"
-UPDATES: Final = "train/n_updates"
+SAMPLES_RECEIVED: Final = _name(
+    "time/total_timesteps",
+    "environment steps received by the trainer since the start of the run (a reset counts as one)",
+    row="samples_received",
+)
+ELAPSED: Final = _name("time/time_elapsed", "seconds since the start of the run", row="elapsed_s")
+UPDATES: Final = _name(
+    "train/n_updates", "updates since the start of the run; for an evaluation: the updates of its policy", row="updates"
+)
 
 # Episodes: a record for each, or the latest. Means are over the latest `MEAN_OF`, or over a lockstep round.
-RETURN_TRAIN: Final = "rollout/ep_rew"
-EPISODE_LENGTH_TRAIN: Final = "rollout/ep_len"
-RETURN_TEST: Final = "rollout/test_ep_rew"
-EPISODE_LENGTH_TEST: Final = "rollout/test_ep_len"
-RETURN_MEAN: Final = "rollout/ep_rew_mean"
-RETURN_MIN: Final = "rollout/ep_rew_min"
-RETURN_MAX: Final = "rollout/ep_rew_max"
-EPISODE_LENGTH_MEAN: Final = "rollout/ep_len_mean"
-ROUND_EPISODES: Final = "rollout/episodes"
+RETURN_TRAIN: Final = _name("rollout/ep_rew", "return of a training episode (with exploration)", row="return_train")
+EPISODE_LENGTH_TRAIN: Final = _name(
+    "rollout/ep_len", "length of a training episode, in steps", row="episode_length_train"
+)
+RETURN_TEST: Final = _name(
+    "rollout/test_ep_rew", "return of a worker's test episode (without exploration)", row="return_test"
+)
+EPISODE_LENGTH_TEST: Final = _name(
+    "rollout/test_ep_len", "length of a test episode, in steps", row="episode_length_test"
+)
+RETURN_MEAN: Final = _name(
+    "rollout/ep_rew_mean",
+    f"mean return of the latest {MEAN_OF} training episodes; in lockstep: of the round",
+    row="return_mean",
+)
+RETURN_MIN: Final = _name("rollout/ep_rew_min", "lowest return of a lockstep round", row="return_min")
+RETURN_MAX: Final = _name("rollout/ep_rew_max", "highest return of a lockstep round", row="return_max")
+EPISODE_LENGTH_MEAN: Final = _name(
+    "rollout/ep_len_mean",
+    f"mean length of the latest {MEAN_OF} training episodes, in steps; in lockstep: of the round",
+    row="episode_length_mean",
+)
+ROUND_EPISODES: Final = _name("rollout/episodes", "number of episodes that ended in a lockstep round", row="episodes")
 
 # Evaluations.
-RETURN_EVALUATION: Final = "eval/mean_reward"
-RETURN_EVALUATION_STD: Final = "eval/std_reward"
-RETURN_EVALUATION_MIN: Final = "eval/min_reward"
-RETURN_EVALUATION_MAX: Final = "eval/max_reward"
-RETURN_TARGET: Final = "eval/target_reward"
-EPISODE_LENGTH_EVALUATION: Final = "eval/mean_ep_length"
-EPISODES: Final = "eval/episodes"
-EVALUATION_EPISODE_RETURN: Final = "eval/ep_rew"
-EVALUATION_EPISODE_LENGTH: Final = "eval/ep_len"
+RETURN_EVALUATION: Final = _name(
+    "eval/mean_reward",
+    "mean return of an evaluation's episodes (without exploration, fixed seeds)",
+    row="return_evaluation",
+)
+RETURN_EVALUATION_STD: Final = _name(
+    "eval/std_reward", "standard deviation of an evaluation's returns", row="return_evaluation_std"
+)
+RETURN_EVALUATION_MIN: Final = _name("eval/min_reward", "lowest return in an evaluation", row="return_evaluation_min")
+RETURN_EVALUATION_MAX: Final = _name("eval/max_reward", "highest return in an evaluation", row="return_evaluation_max")
+RETURN_TARGET: Final = _name("eval/target_reward", "mean return that an evaluation must reach", row="return_target")
+EPISODE_LENGTH_EVALUATION: Final = _name(
+    "eval/mean_ep_length", "mean length of an evaluation's episodes, in steps", row="episode_length_evaluation"
+)
+EPISODES: Final = _name("eval/episodes", "number of episodes of an evaluation")
+EVALUATION_EPISODE_RETURN: Final = _name("eval/ep_rew", "return of one episode of an evaluation")
+EVALUATION_EPISODE_LENGTH: Final = _name("eval/ep_len", "length of one episode of an evaluation, in steps")
 
 # A round of training.
-EPOCH: Final = "time/epoch"
-ROUND: Final = "time/round"
-ROUNDS: Final = "time/iterations"
-ROUND_TIME: Final = "time/round_time"
-IDLE_TIME: Final = "time/idle_time"
-SAMPLING_DURATION: Final = "time/sampling_duration"
-TRAINING_STEP_DURATION: Final = "time/training_step_duration"
-SAMPLES_PER_S: Final = "time/fps"
-UPDATES_PER_S: Final = "time/updates_per_s"
-MEMORY_LEN: Final = "train/memory_len"
-MEMORY_FILL: Final = "train/memory_fill"
-LOSS_ACTOR: Final = "train/actor_loss"
-LOSS_CRITIC: Final = "train/critic_loss"
-LOSS_ENTROPY: Final = "train/ent_coef_loss"
-ENTROPY_COEF: Final = "train/ent_coef"
-LEARNING_RATE: Final = "train/learning_rate"
-Q_MEAN: Final = "train/q_mean"
-APPROX_KL: Final = "train/approx_kl"
-DRAWN_LAG_MEAN: Final = "train/drawn_lag_mean"
-DRAWN_LAG_MAX: Final = "train/drawn_lag_max"
+EPOCH: Final = _name("time/epoch", "number of the epoch, from 0", row="epoch")
+ROUND: Final = _name("time/round", "number of the round in its epoch, from 0", row="round")
+ROUNDS: Final = _name("time/iterations", "lockstep rounds since the start of the run", row="rounds")
+ROUND_TIME: Final = _name("time/round_time", "duration of the round, in seconds", row="round_time")
+IDLE_TIME: Final = _name("time/idle_time", "seconds of the round in which training waited for samples", row="idle_time")
+SAMPLING_DURATION: Final = _name("time/sampling_duration", "mean seconds to sample one batch", row="sampling_duration")
+TRAINING_STEP_DURATION: Final = _name(
+    "time/training_step_duration", "mean duration of one update, in seconds", row="training_step_duration"
+)
+SAMPLES_PER_S: Final = _name("time/fps", "environment steps received per second", row="samples_per_s")
+UPDATES_PER_S: Final = _name("time/updates_per_s", "updates per second", row="updates_per_s")
+MEMORY_LEN: Final = _name("train/memory_len", "samples in the replay memory", row="memory_len")
+MEMORY_FILL: Final = _name("train/memory_fill", "used fraction of the replay memory's capacity")
+LOSS_ACTOR: Final = _name("train/actor_loss", "mean loss of the policy")
+LOSS_CRITIC: Final = _name("train/critic_loss", "mean loss of the critics")
+LOSS_ENTROPY: Final = _name("train/ent_coef_loss", "mean loss of the entropy coefficient", row="loss_entropy")
+ENTROPY_COEF: Final = _name("train/ent_coef", "entropy coefficient (temperature alpha)", row="entropy_coef")
+LEARNING_RATE: Final = _name(
+    "train/learning_rate", "learning rate; `train/learning_rate_<optimizer>` if an optimizer has a different one"
+)
+Q_MEAN: Final = _name("train/q_mean", "mean value of the critics for the transitions trained on")
+APPROX_KL: Final = _name(
+    "train/approx_kl", "mean KL divergence between the policy and the one that collected the samples", row="kl"
+)
+DRAWN_LAG_MEAN: Final = _name("train/drawn_lag_mean", "mean policy lag of the transitions trained on, in versions")
+DRAWN_LAG_MAX: Final = _name("train/drawn_lag_max", "highest policy lag of the transitions trained on, in versions")
 
 # Workers and the network.
-WORKERS: Final = "worker/count"
-POLICY_LAG_MEAN: Final = "worker/policy_lag_mean"
-POLICY_LAG_MAX: Final = "worker/policy_lag_max"
-CONNECTED: Final = "wire/connected"
-QUEUE_BYTES: Final = "wire/queue_bytes"
-SAMPLES_DROPPED: Final = "wire/samples_dropped"
-SAMPLES_STALE: Final = "wire/samples_stale"
-GAPS: Final = "wire/gaps"
-DUPLICATES: Final = "wire/duplicates"
-REFUSED: Final = "wire/refused"
-OTHER_RUN: Final = "wire/other_run"
-RECONNECTS: Final = "wire/reconnects"
-REDISTRIBUTED: Final = "wire/redistributed"
+WORKERS: Final = _name("worker/count", "number of connected workers", row="workers")
+POLICY_LAG_MEAN: Final = _name(
+    "worker/policy_lag_mean", "mean policy lag of the received samples, in versions", row="policy_lag_mean"
+)
+POLICY_LAG_MAX: Final = _name(
+    "worker/policy_lag_max", "highest policy lag of the received samples, in versions", row="policy_lag_max"
+)
+CONNECTED: Final = _name("wire/connected", "1: the trainer's link is connected", row="connected")
+QUEUE_BYTES: Final = _name("wire/queue_bytes", "received bytes that wait for the training thread", row="queue_bytes")
+SAMPLES_DROPPED: Final = _name(
+    "wire/samples_dropped",
+    "samples that never arrived: workers dropped them or crashed (counted from gaps)",
+    row="samples_dropped",
+)
+SAMPLES_STALE: Final = _name("wire/samples_stale", "samples discarded because of their policy lag", row="samples_stale")
+GAPS: Final = _name("wire/gaps", "gaps in the message numbers; each gap is at least one message", row="gaps")
+DUPLICATES: Final = _name(
+    "wire/duplicates", "duplicate messages, which are acknowledged again and not stored", row="duplicates"
+)
+REFUSED: Final = _name("wire/refused", "messages that the memory refused", row="refused")
+OTHER_RUN: Final = _name("wire/other_run", "discarded messages of another run", row="other_run")
+RECONNECTS: Final = _name("wire/reconnects", "reconnections of the trainer's link", row="reconnects")
+REDISTRIBUTED: Final = _name(
+    "wire/redistributed", "lockstep assignments that were moved to other workers", row="redistributed"
+)
 
 # Labels.
-WORKER: Final = "worker"
-AGENT: Final = "agent"
-MODE: Final = "mode"
-END: Final = "end"
-SEED: Final = "seed"
-VERSION: Final = "version"
-EVALUATION: Final = "evaluation"
-EVENT: Final = "event"
-MESSAGE: Final = "message"
-PHASE: Final = "phase"
-RUN_NAME: Final = "run_name"
-LACK: Final = "lack"
-WAITING: Final = "waiting"
+WORKER: Final = _name("worker", "name of the worker")
+AGENT: Final = _name("agent", "id of the agent whose return it is")
+MODE: Final = _name("mode", "train or test")
+END: Final = _name("end", "end of the episode: terminated, truncated or aborted")
+SEED: Final = _name("seed", "seed of the episode's reset")
+VERSION: Final = _name("version", "policy version, incarnation.counter")
+EVALUATION: Final = _name("evaluation", "number of the evaluation")
+EVENT: Final = _name("event", "name of the event")
+MESSAGE: Final = _name("message", "description of the event")
+PHASE: Final = _name("phase", "waiting, collecting, learning, evaluating or done")
+RUN_NAME: Final = _name("run_name", "name of the run")
+LACK: Final = _name("lack", "reason why the trainer waits")
+WAITING: Final = _name("waiting", "number of waiting workers, and the reason of the first one")
 
 # Names of events that displays know. Other names are shown unchanged.
 EVENT_START: Final = "start"
@@ -104,135 +174,6 @@ EVENT_TARGET: Final = "target"
 EVENT_LEARNED: Final = "learned"
 """The second evaluation has reached the target too. Training ends."""
 EVENT_END: Final = "end"
-
-MEAN_OF: Final = 100
-"""Number of episodes in the means of `rollout/`, as in stable-baselines3."""
-
-VOCABULARY: Final[Mapping[str, str]] = {
-    SAMPLES_RECEIVED: "environment steps received by the trainer since the start of the run (a reset counts as one)",
-    ELAPSED: "seconds since the start of the run",
-    UPDATES: "updates since the start of the run; for an evaluation: the updates of its policy",
-    RETURN_TRAIN: "return of a training episode (with exploration)",
-    EPISODE_LENGTH_TRAIN: "length of a training episode, in steps",
-    RETURN_TEST: "return of a worker's test episode (without exploration)",
-    EPISODE_LENGTH_TEST: "length of a test episode, in steps",
-    RETURN_MEAN: f"mean return of the latest {MEAN_OF} training episodes; in lockstep: of the round",
-    RETURN_MIN: "lowest return of a lockstep round",
-    RETURN_MAX: "highest return of a lockstep round",
-    EPISODE_LENGTH_MEAN: f"mean length of the latest {MEAN_OF} training episodes, in steps; in lockstep: of the round",
-    ROUND_EPISODES: "number of episodes that ended in a lockstep round",
-    RETURN_EVALUATION: "mean return of an evaluation's episodes (without exploration, fixed seeds)",
-    RETURN_EVALUATION_STD: "standard deviation of an evaluation's returns",
-    RETURN_EVALUATION_MIN: "lowest return in an evaluation",
-    RETURN_EVALUATION_MAX: "highest return in an evaluation",
-    RETURN_TARGET: "mean return that an evaluation must reach",
-    EPISODE_LENGTH_EVALUATION: "mean length of an evaluation's episodes, in steps",
-    EPISODES: "number of episodes of an evaluation",
-    EVALUATION_EPISODE_RETURN: "return of one episode of an evaluation",
-    EVALUATION_EPISODE_LENGTH: "length of one episode of an evaluation, in steps",
-    EPOCH: "number of the epoch, from 0",
-    ROUND: "number of the round in its epoch, from 0",
-    ROUNDS: "lockstep rounds since the start of the run",
-    ROUND_TIME: "duration of the round, in seconds",
-    IDLE_TIME: "seconds of the round in which training waited for samples",
-    SAMPLING_DURATION: "mean seconds to sample one batch",
-    TRAINING_STEP_DURATION: "mean duration of one update, in seconds",
-    SAMPLES_PER_S: "environment steps received per second",
-    UPDATES_PER_S: "updates per second",
-    MEMORY_LEN: "samples in the replay memory",
-    MEMORY_FILL: "used fraction of the replay memory's capacity",
-    LOSS_ACTOR: "mean loss of the policy",
-    LOSS_CRITIC: "mean loss of the critics",
-    LOSS_ENTROPY: "mean loss of the entropy coefficient",
-    ENTROPY_COEF: "entropy coefficient (temperature alpha)",
-    LEARNING_RATE: "learning rate; `train/learning_rate_<optimizer>` if an optimizer has a different one",
-    Q_MEAN: "mean value of the critics for the transitions trained on",
-    APPROX_KL: "mean KL divergence between the policy and the one that collected the samples",
-    DRAWN_LAG_MEAN: "mean policy lag of the transitions trained on, in versions",
-    DRAWN_LAG_MAX: "highest policy lag of the transitions trained on, in versions",
-    WORKERS: "number of connected workers",
-    POLICY_LAG_MEAN: "mean policy lag of the received samples, in versions",
-    POLICY_LAG_MAX: "highest policy lag of the received samples, in versions",
-    CONNECTED: "1: the trainer's link is connected",
-    QUEUE_BYTES: "received bytes that wait for the training thread",
-    SAMPLES_DROPPED: "samples that never arrived: workers dropped them or crashed (counted from gaps)",
-    SAMPLES_STALE: "samples discarded because of their policy lag",
-    GAPS: "gaps in the message numbers; each gap is at least one message",
-    DUPLICATES: "duplicate messages, which are acknowledged again and not stored",
-    REFUSED: "messages that the memory refused",
-    OTHER_RUN: "discarded messages of another run",
-    RECONNECTS: "reconnections of the trainer's link",
-    REDISTRIBUTED: "lockstep assignments that were moved to other workers",
-    WORKER: "name of the worker",
-    AGENT: "id of the agent whose return it is",
-    MODE: "train or test",
-    END: "end of the episode: terminated, truncated or aborted",
-    SEED: "seed of the episode's reset",
-    VERSION: "policy version, incarnation.counter",
-    EVALUATION: "number of the evaluation",
-    EVENT: "name of the event",
-    MESSAGE: "description of the event",
-    PHASE: "waiting, collecting, learning, evaluating or done",
-    RUN_NAME: "name of the run",
-    LACK: "reason why the trainer waits",
-    WAITING: "number of waiting workers, and the reason of the first one",
-}
-"""Every name with its meaning.
-
-Further names: `train/<name>` for other metrics of an agent, `train/grad_norm_<optimizer>` (of the last update of the
-round), `worker/<worker>/steps_per_s`. The infos of the latest training episodes give the means `rollout/success_rate`
-and `rollout/info/<key>`, those of evaluations the same names under `eval/`, and those of one episode
-`rollout/ep_info/<key>`."""
-
-OF_ROWS: Final[Mapping[str, str]] = {
-    "samples_received": SAMPLES_RECEIVED,
-    "elapsed_s": ELAPSED,
-    "updates": UPDATES,
-    "return_train": RETURN_TRAIN,
-    "episode_length_train": EPISODE_LENGTH_TRAIN,
-    "return_test": RETURN_TEST,
-    "episode_length_test": EPISODE_LENGTH_TEST,
-    "return_mean": RETURN_MEAN,
-    "return_min": RETURN_MIN,
-    "return_max": RETURN_MAX,
-    "episode_length_mean": EPISODE_LENGTH_MEAN,
-    "episodes": ROUND_EPISODES,
-    "success_rate": "rollout/success_rate",
-    "return_evaluation": RETURN_EVALUATION,
-    "return_evaluation_std": RETURN_EVALUATION_STD,
-    "return_evaluation_min": RETURN_EVALUATION_MIN,
-    "return_evaluation_max": RETURN_EVALUATION_MAX,
-    "return_target": RETURN_TARGET,
-    "episode_length_evaluation": EPISODE_LENGTH_EVALUATION,
-    "epoch": EPOCH,
-    "round": ROUND,
-    "rounds": ROUNDS,
-    "round_time": ROUND_TIME,
-    "idle_time": IDLE_TIME,
-    "sampling_duration": SAMPLING_DURATION,
-    "training_step_duration": TRAINING_STEP_DURATION,
-    "samples_per_s": SAMPLES_PER_S,
-    "updates_per_s": UPDATES_PER_S,
-    "memory_len": MEMORY_LEN,
-    "loss_entropy": LOSS_ENTROPY,
-    "entropy_coef": ENTROPY_COEF,
-    "kl": APPROX_KL,
-    "workers": WORKERS,
-    "policy_lag_mean": POLICY_LAG_MEAN,
-    "policy_lag_max": POLICY_LAG_MAX,
-    "connected": CONNECTED,
-    "queue_bytes": QUEUE_BYTES,
-    "samples_dropped": SAMPLES_DROPPED,
-    "samples_stale": SAMPLES_STALE,
-    "gaps": GAPS,
-    "duplicates": DUPLICATES,
-    "refused": REFUSED,
-    "other_run": OTHER_RUN,
-    "reconnects": RECONNECTS,
-    "redistributed": REDISTRIBUTED,
-}
-"""Names in rows, on the console and in records of earlier versions, with the names in records. Further metrics of a row
-are `train/<name>`, and `loss_<name>` is `train/<name>_loss`."""
 
 _OTHERWISE: Final[Mapping[tuple[str, str], str]] = {
     ("evaluation", "episodes"): EPISODES,
