@@ -122,7 +122,7 @@ def test_what_was_removed_stays_out_whatever_is_heard_of_it_later() -> None:
     ],
 )
 def test_a_setting_out_of_its_range_is_named(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"memory\.priority\.{name} must be"):
+    with pytest.raises(ConfigError, match=rf"memory\.priority\.{name}: found"):
         Prioritization(**{name: value})
 
 

@@ -5,12 +5,13 @@ Source: Schaul et al., arXiv:1511.05952, algorithm 1 (proportional variant) and 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
+from tmrl_core.config import from_values
+from tmrl_core.config.sections import PrioritySection
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import Rows
@@ -23,39 +24,15 @@ INDICES = "indices"
 WEIGHTS = "weights"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prioritization:
-    """Settings of prioritized sampling.
-
-    Args:
-        alpha: a transition is sampled in proportion to its priority to this power; 0: uniformly.
-        beta: initial exponent of the importance weights, (1 / (N * P))^beta.
-        beta_final: final exponent.
-        beta_batches: number of batches over which the exponent grows linearly to its final value.
-        epsilon: added to each absolute TD error, so that every transition can be sampled again.
-        batches_at_once: limit on batches that are sampled with the same priorities. 1: each batch follows the changes
-            of the batch before. More are cheaper; new transitions count immediately in any case.
+class Prioritization(PrioritySection, frozen=True, kw_only=True):
+    """Settings of prioritized sampling: the section `memory.priority`, checked when it is made.
 
     Raises:
         ConfigError: a value is out of its range.
     """
 
-    alpha: float = 0.6
-    beta: float = 0.4
-    beta_final: float = 1.0
-    beta_batches: int = 500_000
-    epsilon: float = 1e-6
-    batches_at_once: int = 1
-
     def __post_init__(self) -> None:
-        for name, share in (("alpha", self.alpha), ("beta", self.beta), ("beta_final", self.beta_final)):
-            if not 0 <= share <= 1:
-                raise ConfigError(f"memory.priority.{name} must be 0 to 1, got {share!r}")
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ConfigError(f"memory.priority.epsilon must be above 0, got {self.epsilon!r}")
-        for name, count in (("beta_batches", self.beta_batches), ("batches_at_once", self.batches_at_once)):
-            if count < 1:
-                raise ConfigError(f"memory.priority.{name} must be at least 1, got {count!r}")
+        from_values({"memory": {"priority": msgspec.structs.asdict(self)}})
 
 
 class Priorities:

@@ -26,6 +26,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.sections import MemorySection
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.contracts import Refusals, TrainingMemory
@@ -48,12 +50,13 @@ logger = logging.getLogger(__name__)
 _OWN_VALUES = {"statistics", "steps"}
 
 
+@described_by(MemorySection)
 class ReplayMemory(TrainingMemory):
     """Replay of the newest `memory_size` valid transitions, sampled uniformly or by priorities.
 
     Iterating yields `nb_steps` batches `(prev_obs, new_act, rew, new_obs, terminated, truncated)` of tensors
-    [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size]. With n steps, priorities or extras
-    of samples, a dict of extras follows.
+    [batch_size, *shape] on `device`; `rew` and the flags are float32 [batch_size]. With n steps (`discount`: gamma to
+    the number of steps), priorities or extras of samples, a dict of extras follows.
 
     Args:
         device: device of the batches; None: the CPU.
@@ -66,24 +69,16 @@ class ReplayMemory(TrainingMemory):
         crc_debug: compare each rebuilt transition with the original, which the worker then sends too.
         seed: of the sampling generator; None: taken from torch's global generator (`torch.manual_seed`).
         downcast_float64: store float64 columns as float32 (the default). All other dtypes are kept exactly.
-        storage: "ram", or "disk": transitions are in `folder` and survive the end of this process.
         folder: folder of the transitions, for "disk" only. One process at a time may use it.
-        sync: durability of an append, for "disk" only: "os" survives a crash of this process, "fsync" also a crash of
-            the machine.
-        n_step: steps in a transition; above 1, batches carry the extra `discount` (gamma to the number of steps).
         gamma: discount factor of a step, for n_step above 1.
         priority: settings of prioritized sampling. Batches then have the extras `indices` (int64, on the CPU) and
             `weights` (float32), and the training loop calls `update_priorities`. None: uniform sampling.
-        max_drawn_lag: maximum policy lag of a sampled transition, in versions behind the latest one (`note_version`).
-            Older transitions stay stored. None: no limit.
         sampler: a custom sampling rule in place of priority and max_drawn_lag; None: the rule that these two define.
         keep_extras: store the extras of samples (log-probabilities, recurrent states, ...) with each transition and add
             them to the extras of batches; for agents that take extras. A transition has the extras of its action; a
             sample without extras gets zeros. Extras are not stored if they are not numeric arrays, if they are named
             discount, indices or weights, or if the memory already holds transitions without extras. A memory on disk
             that already holds extras stores them regardless of this setting. The default is False.
-        prefetch: blocks of batches that a thread prepares in advance; the batches are the same. None: 2 for a CUDA
-            device, otherwise 0. With priorities or a sample_preprocessor, prefetching is not possible.
 
     Raises:
         ConfigError: a size is not positive or not whole, a number is out of its range, or "disk" has no folder.
