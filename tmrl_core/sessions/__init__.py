@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from tmrl_core.sessions.files import SessionWriter as SessionWriter
     from tmrl_core.sessions.files import read_sessions as read_sessions
     from tmrl_core.sessions.files import read_spaces as read_spaces
+    from tmrl_core.sessions.pool import SessionBatch as SessionBatch
+    from tmrl_core.sessions.pool import SessionPool as SessionPool
     from tmrl_core.sessions.session import Session as Session
     from tmrl_core.sessions.session import sessions_of as sessions_of
 
@@ -17,6 +19,7 @@ __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "session": "Session sessions_of",
+        "pool": "SessionBatch SessionPool",
         "files": "SessionWriter read_sessions read_spaces",
     },
 )
