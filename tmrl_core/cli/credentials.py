@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_credentials(arguments: Sequence[str]) -> int:
-    """Run the command line with `--credentials` in it; options may stand before it too.
+    """Run a command line with `--credentials`. Options may precede it.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -128,7 +128,7 @@ def run_credentials(arguments: Sequence[str]) -> int:
     """
     at = list(arguments).index("--credentials")
     rest = list(arguments[at + 1 :])
-    # argparse takes the options of a sub-command after it only.
+    # argparse accepts the options of a sub-command only after it.
     options = parser().parse_args(rest[:1] + list(arguments[:at]) + rest[1:])
     set_up_logging(options.log_level)
     config = load_config(options)
@@ -196,7 +196,7 @@ def show(options: argparse.Namespace, folder: Path) -> int:
 
 
 def revoke(options: argparse.Namespace, folder: Path) -> int:
-    """Take certificates back, or end an API key."""
+    """Revoke certificates or an API key."""
     if options.of_role is None and (ended := api_keys.revoke_key(folder, options.name)) is not None:
         print(f"revoked: the API key {ended.id} of agent {ended.agent}; a running gateway ends its sessions")
         return 0
@@ -229,7 +229,7 @@ def key(config: Config, agent: str, folder: Path) -> int:
 
 
 def renew(options: argparse.Namespace, folder: Path) -> int:
-    """Renew certificates that expire."""
+    """Renew expiring certificates."""
     files: list[Path] = []
     if options.all or not options.names:
         files += renewal.renew(folder, days=options.days)

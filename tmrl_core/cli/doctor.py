@@ -1,4 +1,4 @@
-"""`python -m tmrl_core --doctor`: what may be wrong between this machine and the Server."""
+"""`python -m tmrl_core --doctor`: diagnosis of the connection between this machine and the Server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIGNS = {"ok": "ok      ", "failed": "FAILED  ", "skipped": "skipped "}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The grammar of a command line with `--doctor`."""
+    """Return the parser of a command line with `--doctor`."""
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --doctor",
         description="Check step by step that a worker or trainer on this machine can work with the Server.",
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
-    """Run the checks, print each result at once, and return the exit status.
+    """Run the checks, print each result immediately, and return the exit status.
 
     Raises:
         ConfigError: an option's value is impossible.

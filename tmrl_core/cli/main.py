@@ -47,7 +47,7 @@ docs/configuration.md lists every key of the configuration.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one role; returns the exit status.
+    """Run one role and return the exit status.
 
     Args:
         arguments: the command line without the program's name; None: this process's.
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of the output is gone (`... | head`): that needs no traceback, nor a second one while flushing.
+        # The reader of the output has closed it (`... | head`), which needs no traceback, not even while flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     finally:
@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     role = made.add_mutually_exclusive_group()
-    # Not one of the exclusive options: with --local it adds to the roles there.
+    # This option is not exclusive: with --local, it adds a role.
     made.add_argument(
         "--gateway",
         action="store_true",
@@ -192,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
-    """Run the parsed command line; `own_process`: True: the process ends afterwards."""
+    """Run the parsed command line. `own_process`: True if the process ends afterwards."""
     if options.role == "version":
         print(f"tmrl_core {__version__}")
         return 0
@@ -229,10 +229,10 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse options that mean nothing with this role, rather than ignore them.
+    """Reject options that have no meaning with this role, instead of ignoring them.
 
     Raises:
-        ConfigError: with the option and the role that it belongs to.
+        ConfigError: the message names the option and its role.
     """
     for name, roles in (
         ("workers", ["local"]),
@@ -262,7 +262,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def config_schema() -> dict[str, object]:
-    """The JSON Schema of the configuration."""
+    """Return the JSON Schema of the configuration."""
     import msgspec
 
     schema = msgspec.json.schema(Config)
@@ -270,7 +270,7 @@ def config_schema() -> dict[str, object]:
 
 
 def set_up_logging(level: str) -> None:
-    """Messages go to standard error; the library itself never sets up handlers."""
+    """Send log messages to standard error. Only the command line sets up handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -278,7 +278,7 @@ def set_up_logging(level: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Formatter of one-line, printable messages: peers choose names and reasons that they quote."""
+    """Formatter of printable one-line messages, which may quote names and reasons that peers choose."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = shown(record.message)
@@ -289,16 +289,19 @@ class _Formatter(logging.Formatter):
 
 
 def shown(text: str) -> str:
-    """Text as it may be printed: further lines are indented, so that none passes for another message; no controls."""
+    """Return printable text without control characters.
+
+    Further lines are indented, so that they do not look like messages.
+    """
     lines = ("".join(one if one.isprintable() or one == "\t" else "?" for one in line) for line in text.split("\n"))
     return "\n    ".join(lines)
 
 
 def load_config(options: argparse.Namespace) -> Config:
-    """The configuration, and its folder on `sys.path` for the references in it.
+    """Load the configuration, and add its folder to `sys.path` for the references in it.
 
     Raises:
-        ConfigError: it is missing or wrong.
+        ConfigError: the configuration is missing or invalid.
     """
     path = config_file(options)
     for folder in module_folders(path):
@@ -313,13 +316,13 @@ def config_file(options: argparse.Namespace) -> Path | None:
 
 
 def module_folders(path: Path | None) -> list[Path]:
-    """Folder, besides `sys.path`, of the modules that a configuration file names."""
-    # The console script does not put the current folder there as `python -m` does.
+    """Return the folder to search, besides `sys.path`, for modules that a configuration file names."""
+    # The console script does not add the current folder to `sys.path` as `python -m` does.
     return [Path.cwd(), *([path.resolve().parent] if path is not None else [])]
 
 
 def all_overrides(options: argparse.Namespace) -> list[str]:
-    """Return the overrides by `--set` and by the options that stand for a key."""
+    """Return the overrides of `--set` and of the options that set a key."""
     return [
         *options.overrides,
         *(["metrics.wandb=true"] if options.wandb else []),
@@ -348,9 +351,9 @@ def server(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
 
 def one_thread() -> None:
-    """Limit numerical libraries to one thread, unless the user has set a number; before any of them is imported.
+    """Limit numerical libraries to one thread, unless the user has set a number. Call it before their import.
 
-    A policy that acts on one observation at a time cannot use more: a second thread only makes it slower.
+    For a policy that acts on one observation at a time, a second thread only makes it slower.
     """
     from tmrl_core.local.supervision import THREAD_VARIABLES
 
@@ -373,7 +376,7 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
         with Screen(WorkerDisplay(made, where, config.run.name)):
             roles.run_worker(made, config, expert=options.role == "expert")
     finally:
-        # Closing drains; a second request to end cuts that short.
+        # Closing drains. A second request to end interrupts it.
         made.close()
     return 0
 
@@ -397,7 +400,7 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
 
 
 def gateway(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--gateway`: until it is asked to end."""
+    """`--gateway`: serve until a stop is requested."""
     from tmrl_core.roles import from_config as roles
 
     one_thread()
@@ -413,10 +416,10 @@ def gateway(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
 
 
 def load_torch() -> None:
-    """Import the parts of torch that training uses, if it is installed, and keep them for the life of this process.
+    """Import the parts of torch that training uses, if it is installed, and exclude them from garbage collection.
 
-    Python would search these modules for garbage while they are imported and when the process ends: a quarter of the
-    time of the import, and most of the time of the end.
+    Otherwise Python searches these modules for garbage during the import, which takes a quarter of its time, and at the
+    end of the process, which takes most of its time.
     """
     gc.disable()
     try:
@@ -429,7 +432,7 @@ def load_torch() -> None:
 
 
 def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--local`: all roles here."""
+    """`--local`: run all roles on this machine."""
     from tmrl_core.local.pipeline import run_local
 
     return run_local(
@@ -445,7 +448,7 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
 
 
 def passed_on(options: argparse.Namespace) -> list[str]:
-    """The command line that gives `--local`'s children the same configuration."""
+    """Return the command line that gives the child processes of `--local` the same configuration."""
     passed = ["--log-level", options.log_level]
     path = options.config or find_config_file()
     passed += ["-c", str(path)] if path is not None else []
@@ -455,7 +458,7 @@ def passed_on(options: argparse.Namespace) -> list[str]:
 
 
 def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--test`: the saved policy plays, deterministic; prints each return and their mean."""
+    """`--test`: run the saved policy without exploration, and print each return and their mean."""
     from tmrl_core.envs.filmed import SUFFIXES, Filmed, check_encoder
     from tmrl_core.metrics.text import return_text
     from tmrl_core.roles import from_config as roles
@@ -483,7 +486,7 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
                 if not video.suffix:
                     made.env.start(video / f"episode-{index + 1}.mp4")
                 elif index == 0:
-                    made.env.start(video)  # all episodes, one after the other
+                    made.env.start(video)  # all episodes in sequence
             made.run_episode(train=False)
             returns.append(made.buffer.stat_test_return)
             print(
@@ -502,7 +505,7 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
 
 
 def benchmark(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--benchmark`: how fast the environment and the policy are here."""
+    """`--benchmark`: measure the speed of the environment and the policy on this machine."""
     from tmrl_core.roles import from_config as roles
 
     one_thread()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINE_S = 30.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 SERVER_LINE_S = 60.0
 """Seconds between two lines of a Server without joining or leaving peers."""
 CHANGE_LINE_S = 5.0
@@ -33,7 +33,7 @@ _RATE_WINDOW_S = 10.0
 
 
 class Display(Protocol):
-    """Content of a screen; used by one thread."""
+    """Content of a screen. Only one thread uses it."""
 
     def look(self) -> None:
         """Update the display's data."""
@@ -46,7 +46,7 @@ class Display(Protocol):
 
 
 class Screen:
-    """Shows a role's state on standard error in its own thread; log messages appear above the panel.
+    """Show a role's state on standard error in a separate thread. Log messages appear above the panel.
 
     Args:
         display: the display to show.
@@ -66,7 +66,7 @@ class Screen:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Show the last state, and give the terminal back."""
+        """Show the last state and release the terminal."""
         self._ended.set()
         self._thread.join(10.0)
 
@@ -84,7 +84,7 @@ class Screen:
                         show()
                 self._display.look()
                 show()
-        except Exception:  # a screen is not worth a run
+        except Exception:  # a failure of the screen must not end the run
             logger.exception("the display has failed; the role continues without it")
 
     def _say_line(self) -> None:
@@ -106,7 +106,7 @@ def _drawn(display: Display) -> Iterator[Callable[[], None]]:
             if isinstance(handler, logging.StreamHandler) and handler.stream is before
         ]
         for handler in handlers:
-            handler.setStream(sys.stderr)  # which is the panel's stream now
+            handler.setStream(sys.stderr)  # sys.stderr is the panel's stream now
         try:
             yield live.refresh
         finally:
@@ -136,8 +136,8 @@ class TrainerDisplay:
             config.run.name, return_target=evaluation.target_return, time_limit_s=evaluation.time_limit_s
         )
         self._reader = follow(config.metrics_path)
-        with contextlib.suppress(OSError):  # the trainer, which writes the file, reports its problems
-            self._reader.read()  # an earlier part of the run is not news
+        with contextlib.suppress(OSError):  # the trainer writes the file and reports its problems
+            self._reader.read()  # records of an earlier process are not displayed as news
         self._where = f"{config.server.host} port {config.server.port}"
         self._connected = connected
         self._clock = clock
@@ -167,12 +167,12 @@ class TrainerDisplay:
 
 
 class WorkerDisplay:
-    """A worker, by its own counters.
+    """Display of a worker, from its counters.
 
     Args:
-        worker: whose.
-        where: the Server's address.
-        run_name: of the run.
+        worker: the worker.
+        where: address of the Server.
+        run_name: name of the run.
         clock: seconds.
     """
 
@@ -230,7 +230,8 @@ class WorkerDisplay:
 
     @property
     def _link(self) -> WorkerLink | None:
-        from tmrl_core.networking.links import WorkerLink  # with NumPy, which a Server does without
+        # imported here, because it needs NumPy, which a Server must not import
+        from tmrl_core.networking.links import WorkerLink
 
         link = self._worker.link
         return link if isinstance(link, WorkerLink) else None
@@ -276,10 +277,10 @@ def _link_rows(link: WorkerLink, counts: WorkerCounts) -> list[tuple[str, str]]:
 
 
 class ServerLines:
-    """Logs a line about a Server every minute, and sooner when a peer joins or leaves.
+    """Log a line about a Server every minute, and earlier when a peer joins or leaves.
 
     Args:
-        server: whose.
+        server: the Server.
         clock: seconds.
     """
 
@@ -288,7 +289,7 @@ class ServerLines:
         self._clock = clock
         self._said_s = clock()
         self._said = (0, False, 0)
-        """Workers, a trainer, samples relayed."""
+        """Return workers, trainer and relayed samples as one line."""
 
     def look(self) -> None:
         """Log a line if one is due."""

@@ -36,7 +36,7 @@ from tmrl_core.roles.shutdown import ShutdownSignal
 RATE_S = 1.0
 """Seconds between the two snapshots that rates are computed from, without `--watch`."""
 PIPED_COLUMNS = 200
-"""Width where there is no terminal: every column is shown, lines are long rather than broken, for `grep`, `less -S`."""
+"""Width without a terminal. All columns are shown, and long lines are not broken, for `grep` and `less -S`."""
 
 
 def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
@@ -59,7 +59,7 @@ def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
 
 class Shown:
-    """Writes each snapshot to standard output.
+    """Write each snapshot to standard output.
 
     Args:
         terminal: True: standard output is a terminal; each snapshot is an overview that fits it and replaces the last.
@@ -75,7 +75,7 @@ class Shown:
         self._console = Console(width=None if terminal else PIPED_COLUMNS, highlight=False)
 
     def __call__(self, status: ServerStatus, rate: Rates | None, where: str) -> None:
-        """Write one look; `where` is the Server's address."""
+        """Write one snapshot; `where` is the Server's address."""
         if self._as_json:
             print(json.dumps(as_values(status, rate), indent=None if self._watched else 2), flush=True)
             return
@@ -87,12 +87,12 @@ class Shown:
             self._console.print(tables(status, rate, where))
             return
         columns, lines = self._console.size
-        # One line is the cursor's, or the shell's prompt.
+        # One line is left for the cursor or the shell's prompt.
         self._console.print(overview(status, rate, where, columns, lines - 1 if self._watched else None))
 
 
 def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
-    """The status and its rates as plain values, with the names of `ServerStatus`."""
+    """Return the status and its rates as primitive values, with the names of `ServerStatus`."""
     values: dict[str, Any] = msgspec.to_builtins(status)
     values["rates"] = None
     if rate is not None:
@@ -108,7 +108,7 @@ def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
 
 
 def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableType:
-    """The status for people."""
+    """Return the status as readable text."""
     parts: list[RenderableType] = [_summary(status, rate, where), _budgets(status.budgets)]
     parts.append(_peers(status.peers))
     if status.peers_left_out:
@@ -128,9 +128,9 @@ def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableTy
 
 
 SILENT_S = 5.0
-"""Seconds without a message after which a link is listed as trouble; an idle link sends a heartbeat every 3 s."""
+"""Seconds without a message after which a link counts as a problem. An idle link sends a heartbeat every 3 s."""
 FAR_BEHIND = 10
-"""Policy versions behind the latest from which a worker is listed as trouble."""
+"""Policy lag in versions from which a worker counts as a problem."""
 _WIDEST_NAME = 24
 
 
@@ -144,7 +144,7 @@ class _Worker(NamedTuple):
 
 
 def _workers(status: ServerStatus) -> list[_Worker]:
-    """Return the workers, those in trouble first, the worst of them at the top."""
+    """Return the workers, those with the worst problems first."""
     links = {(peer.name, peer.run): peer for peer in status.peers if peer.role == "worker"}
     found = []
     for stream in status.streams:
@@ -241,7 +241,7 @@ def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Tex
 
 
 def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates | None, width: int) -> Table:
-    """Return as many columns as fit; the last ones of this list are dropped first, and the problem takes the rest."""
+    """Return as many columns as fit. The last columns are dropped first, and the problem gets the remaining width."""
 
     def cells(of: Callable[[StreamStatus, PeerStatus | None], str]) -> list[str]:
         return [of(worker.stream, worker.peer) for worker in workers]

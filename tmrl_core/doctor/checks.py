@@ -33,7 +33,7 @@ _LOOK_AT_TLSPYO = (
 )
 _OTHER_TRANSPORT = " If its network.transport is {theirs}, set that here too: each has a certificate of its own."
 MAX_SKEW_S = 300.0
-"""Maximum difference between two clocks. Beyond it, statements about expiry are unreliable."""
+"""Maximum difference between two clocks in seconds. Beyond it, statements about expiry are unreliable."""
 SLOW_S = 1.0
 """Maximum duration of a round trip; a longer one is a fault."""
 
@@ -66,7 +66,7 @@ def examine(
 
     Args:
         load: loads the configuration.
-        source: name of the file, for people.
+        source: name of the file, for display.
         folders: folders searched for the names in the configuration, besides `sys.path`; nothing found is imported.
         role: role to check; None: the role of the credentials.
         timeout_s: maximum wait of each step.
@@ -226,7 +226,7 @@ class _Examiner:
             raise _Stop
 
     def _plain(self) -> Iterator[Step]:
-        # Beyond this machine only by `allow_insecure_remote`: the configuration was refused otherwise.
+        # Beyond this machine, this requires `allow_insecure_remote`: otherwise the configuration was refused.
         yield Step("TLS", "skipped", "network.security is null: nothing is encrypted")
         yield Step("Server's certificate", "skipped", "network.security is null")
 
@@ -269,7 +269,7 @@ class _Examiner:
         self._sock = secured.sock
         yield Step("TLS", "ok", secured.words)
         shown_der = secured.sock.getpeercert(binary_form=True)
-        assert shown_der is not None  # it was verified
+        assert shown_der is not None  # the certificate was verified
         facts = read_facts(ssl.DER_cert_to_PEM_cert(shown_der))
         yield Step("Server's certificate", "ok", f"for {self.hostname}: {_about(facts)}, of the CA here")
 
@@ -279,7 +279,7 @@ class _Examiner:
             self._conversation = way.SocketConversation(self._sock, self.host, self.hostname, self.timeout_s)
         token = self.token
         if self.transport is not None:
-            token = ""  # tlspyo has checked the password already
+            token = ""  # tlspyo has already checked the password
         elif self.tls and token is None:
             token = credentials.token_for(credentials.find(self.config.network.credentials_dir), self.role)
         before = self.wall_clock()
@@ -355,7 +355,7 @@ class _Examiner:
                 f"weights are delayed too. After {self.config.network.silent_s:g} s of silence a link counts as dead.",
                 figures=figures,
             )
-        # One direction takes half at most, so that the small messages the other way are paid for too.
+        # One direction uses at most half of the allowance, because small messages in the other direction count too.
         most = allowance // 2
         if most < 1 << 16:
             return Step(name, "skipped", "the Server allows no measurement now, because others have just measured")

@@ -54,10 +54,10 @@ class Address(NamedTuple):
 
 
 def resolve(host: str, port: int) -> list[Address]:
-    """The addresses of a name.
+    """Return the addresses of a name.
 
     Raises:
-        FailedStepError: it has none.
+        FailedStepError: the name has no address.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -71,10 +71,10 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def connect(addresses: list[Address], timeout_s: float) -> tuple[socket.socket, Address, float]:
-    """A TCP connection to the first address that answers, which one that is, and the seconds that it took.
+    """Return a TCP connection to the first address that answers, that address, and the duration in seconds.
 
     Raises:
-        FailedStepError: none does.
+        FailedStepError: no address answers.
     """
     failures: dict[str, str] = {}
     refused = False
@@ -185,7 +185,7 @@ class Conversation(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Leave in order."""
+        """Close in order."""
 
     def _silent(self, timeout_s: float) -> FailedStepError:
         return FailedStepError(
@@ -194,10 +194,10 @@ class Conversation(ABC):
         )
 
     def ask(self, message: Control) -> Diagnosis:
-        """Introduce ourselves; the Server's answer.
+        """Send the first message and return the Server's answer.
 
         Raises:
-            FailedStepError: it refuses us.
+            FailedStepError: the Server refuses this machine.
         """
         self.say(message)
         answer = self.hear()
@@ -213,7 +213,7 @@ class Conversation(ABC):
         """Wait for the answer to an echo.
 
         Raises:
-            FailedStepError: another one comes, or none.
+            FailedStepError: another message arrives, or none.
         """
         answer = self.hear()
         if isinstance(answer, Refused):
@@ -248,7 +248,7 @@ class SocketConversation(Conversation):
             raise self._broken(exc) from exc
 
     def hear(self) -> Control:
-        """The next message."""
+        """Return the next message."""
         deadline = time.monotonic() + self._timeout_s
         while not self._heard:
             left = deadline - time.monotonic()
@@ -277,13 +277,13 @@ class SocketConversation(Conversation):
         return self._heard.pop(0)
 
     def _broken(self, exc: OSError) -> FailedStepError:
-        # The Server's last message may be unread: with TLS 1.3 a rejected certificate appears only now.
+        # The Server's last message may be unread. With TLS 1.3, the rejection of a certificate is visible only now.
         return from_text(
             explain(exc, host=self._host, hostname=self._hostname), "Look at the Server's log: it says why."
         )
 
     def end(self) -> None:
-        """Leave in order."""
+        """Close in order."""
         with contextlib.suppress(FailedStepError):
             self.say(Bye())
         with contextlib.suppress(OSError):
@@ -291,14 +291,14 @@ class SocketConversation(Conversation):
 
 
 class RoundTrips(NamedTuple):
-    """Seconds that small messages took to the Server and back."""
+    """Round-trip times of small messages to the Server, in seconds."""
 
     median_s: float
     worst_s: float
 
 
 def round_trips(conversation: Conversation, count: int = 10) -> RoundTrips:
-    """Measure them, one after the other."""
+    """Measure the round-trip times one after the other."""
     seconds = []
     for number in range(count):
         begun = time.perf_counter()

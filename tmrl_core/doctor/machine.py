@@ -1,4 +1,4 @@
-"""Checks on this machine alone: the code that the configuration names, and the credentials."""
+"""Checks on this machine only: the code that the configuration names, and the credentials."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Proof(NamedTuple):
 
 
 def role_of(folder: Path) -> ClientRole:
-    """The role that the credentials are for; a worker's where they are for both."""
+    """Return the role of the credentials; `worker` if they are for both."""
     with contextlib.suppress(CredentialsError):
         if folder.is_file():
             return "trainer" if read_bundle(folder).role == "trainer" else "worker"
@@ -93,18 +93,18 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
 
     Args:
         folder: the credentials folder or bundle file.
-        role: which role.
-        token: from the environment.
-        now: the time; None: the machine's.
+        role: role to check.
+        token: token from the environment.
+        now: the current time; None: this machine's.
 
     Raises:
-        FailedStepError: there is neither, or the certificate is over, for another role, or of another CA.
+        FailedStepError: there is neither, or the certificate has expired, is for another role, or is from another CA.
     """
     now = now or datetime.now(timezone.utc)
     try:
         credentials.client_context(
             folder, role, has_token=token is not None
-        )  # everything that a role would stumble over
+        )  # raises every error that a role would raise
         from_folder = credentials.token_for(folder, role)
         ca, own = _certificates(folder, role)
         authority = read_facts(ca)
@@ -171,7 +171,7 @@ def for_tlspyo(config: Config, role: ClientRole, plain: bool) -> tuple[Transport
 
 
 def _certificates(folder: Path, role: ClientRole) -> tuple[str, str | None]:
-    """The CA's certificate, and the one that would be shown."""
+    """Return the CA's certificate and the certificate that would be sent."""
     if folder.is_file():
         content = read_bundle(folder)
         return content.ca, content.certificate

@@ -28,7 +28,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FailedStepError(Exception):
-    """Failure of a step: the finding and the remedy. Never leaves this package."""
+    """Failure of a step, with finding and remedy. It is never raised outside this package."""
 
     def __init__(self, found: str, todo: str = "") -> None:
         super().__init__(found)
@@ -37,6 +37,6 @@ class FailedStepError(Exception):
 
 
 def from_text(text: str, otherwise: str) -> FailedStepError:
-    """Make a failure of an error's message: its first sentence is the finding, the rest (or `otherwise`) the remedy."""
+    """Make a failure from an error's message: its first sentence is the finding, the rest (or `otherwise`) the fix."""
     found, _, todo = text.partition(". ")
     return FailedStepError(found, todo or otherwise)

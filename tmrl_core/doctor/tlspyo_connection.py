@@ -1,4 +1,4 @@
-"""A conversation over a link of a transport that is no plain socket: tlspyo's."""
+"""Control channel over a link of the transport tlspyo."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tmrl_core.networking.transports.base import Driver, Transport, new_event_lo
 
 
 class LinkConversation(Conversation):
-    """One in the caller's own thread: nothing happens between calls.
+    """Control channel in the caller's thread: nothing happens between calls.
 
     Args:
-        transport: a client's.
-        host, port: where the Server is.
-        timeout_s: longest wait for the link, and for an answer.
+        transport: transport of a client.
+        host, port: address of the Server.
+        timeout_s: maximum wait for the link, and for an answer.
     """
 
     def __init__(self, transport: Transport, host: str, port: int, timeout_s: float) -> None:
@@ -33,10 +33,10 @@ class LinkConversation(Conversation):
         self._driver: Driver | None = None
 
     def dial(self) -> None:
-        """Make the link.
+        """Open the link.
 
         Raises:
-            NetworkError: it cannot be made.
+            NetworkError: the link cannot be opened.
         """
         dialling = self._transport.dial(self._host, self._port, self._connection, self._timeout_s)
         self._driver = self._loop.run_until_complete(dialling)
@@ -49,7 +49,7 @@ class LinkConversation(Conversation):
         self._loop.run_until_complete(asyncio.sleep(0))
 
     def hear(self) -> Control:
-        """The next message."""
+        """Return the next message."""
         connection = self._connection
         if not connection.heard and not connection.closing:
             self._loop.run_until_complete(self._change())
@@ -77,7 +77,7 @@ class LinkConversation(Conversation):
         return from_text(str(reason), "Look at the Server's log: it says why.")
 
     def end(self) -> None:
-        """Leave in order."""
+        """Close in order."""
         if self._loop.is_closed():
             return
         if self._driver is not None:

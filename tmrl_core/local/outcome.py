@@ -1,4 +1,4 @@
-"""Summary of a run on one machine, made from its records for the user who started it."""
+"""Summary of a run on one machine for its user, made from the run's records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_EVALUATION = "the policy was not evaluated (trainer.evaluation.every_updates 
 
 
 class Outcome:
-    """Reads a run's records.
+    """Summary of a run, made from its records.
 
     Args:
         target_return: mean return of an evaluation that counts as learned; None: the run has no target.
@@ -36,7 +36,7 @@ class Outcome:
         self.evaluates = evaluates
         self.reached = False
         self.last: MetricRecord | None = None
-        """The latest evaluation."""
+        """Return the latest evaluation."""
         self.best: float | None = None
         self.samples = 0
         self.updates = 0
@@ -46,7 +46,7 @@ class Outcome:
         self._told = False
 
     def take(self, records: Iterable[MetricRecord]) -> None:
-        """Take new records, oldest first."""
+        """Add new records, oldest first."""
         for record in records:
             self._told = True
             if record.step > self.updates:
@@ -70,7 +70,7 @@ class Outcome:
 
     def sentence(self) -> str:
         """Summarize the result of learning, or the reason for its absence."""
-        if not self._told:  # a trainer that trains begins with a record of that
+        if not self._told:  # a trainer that trains writes a record of its phase first
             return FINISHED_BEFORE
         effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {duration_text(self.elapsed_s)}"
         evaluated = "no evaluation was finished" if self.evaluates else NO_EVALUATION
@@ -119,7 +119,7 @@ FILES = (
 
 
 def has_checkpoint(path: Path | None) -> bool:
-    """Return True if there is one; a folder that a trainer has only prepared holds nothing but its lock."""
+    """Return True if there is a checkpoint. A folder that a trainer has only prepared contains just a lock file."""
     return path is not None and (path.is_file() or any(entry.name.isdecimal() for entry in path.glob("*")))
 
 
@@ -133,7 +133,7 @@ def files(folder: Path) -> str:
 
 
 def python_here() -> str:
-    """Return the command for the running Python: `python` if that finds it, else its path, relative if possible."""
+    """Return the command of the running Python: `python` if it is on the path, else its path, relative if possible."""
     found = shutil.which("python")
     if found is not None and os.path.samefile(Path(found).parent, Path(sys.executable).parent):
         return "python"
@@ -144,7 +144,7 @@ def python_here() -> str:
 
 
 def _seen_with(config: Config) -> str:
-    """Return the option of `--test` that shows an environment of Gymnasium here; empty if none is known to."""
+    """Return the option of `--test` that can show the environment on this machine; empty if none is known."""
     if config.environment.cls not in GYMNASIUM_ENVIRONMENTS or importlib.util.find_spec("pygame") is None:
         return ""
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):

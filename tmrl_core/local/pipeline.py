@@ -1,10 +1,10 @@
 """All roles on this machine: `--local`.
 
-As processes (the normal way) the roles talk over TLS on loopback exactly as they would between machines. Each child is
-spawned, never forked, writes its messages to `<run>/logs/<role>.log`, and reads its standard input: the line `stop`
-ends it in order, and so does the input's end, so that no child outlives this process however that dies. A worker or
-Server that crashes is started again a few times. With `--single-process` the roles are threads over the transport
-`local`, for debugging.
+By default, the roles are processes that communicate over TLS on loopback, exactly as they would between machines. Each
+child is spawned, never forked, and writes its messages to `<run>/logs/<role>.log`. The line `stop` on its standard
+input, or the end of that input, ends it in order, so that no child outlives this process. A worker or Server that
+crashes is started again a few times. With `--single-process` the roles are threads over the transport `local`, for
+debugging.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def run_local(
         workers: number of RolloutWorkers.
         gateway: True: also run the gateway, whose clients collect samples. It ends with training.
         single_process: True: threads instead of processes.
-        quickstart: True: a new run beside earlier ones of that name, on a free port, and a text about the next steps.
+        quickstart: True: start a new run even if the name exists, on a free port, and print the next steps.
         small: True: a few hundred updates and no target.
 
     Returns:
-        Exit status: 0 learned (or no target was set, or a stop was requested), 1 not learned.
+        Exit status: 0: learned, no target was set, or a stop was requested; 1: not learned.
 
     Raises:
         ConfigError: the ratios would starve both sides, or the transport does not connect processes.
-        TmrlError: a role failed; with its last messages.
+        TmrlError: a role failed; the message includes its last log lines.
     """
     if gateway and single_process:
         raise ConfigError("--gateway is a process of its own: leave --single-process out")
@@ -84,7 +84,7 @@ def run_local(
         if warning is not None:
             logger.warning("%s", warning)
     use(config)
-    check_run_folder(config)  # before anything starts: that folder is where all of them write
+    check_run_folder(config)  # before any role starts, because all roles write into that folder
     view = View(config)
     if single_process:
         group: Group = Threads(config, workers)
@@ -109,7 +109,7 @@ def run_local(
 
 
 def gateway_text(config: Config) -> str:
-    """Return where the gateway is and how its clients get a key."""
+    """Return the address of the gateway and the command that makes a key for its clients."""
     section = config.gateway
     place = f"at {gateway_url(section, section.port)}" if section.port else "on a free port, which its log names"
     return (
@@ -149,15 +149,16 @@ def ended(config: Config) -> str:
 
 
 def changes_for_this_machine(config: Config, workers: int, *, single_process: bool, quickstart: bool) -> list[str]:
-    """Return the changes to the configuration when all roles run on this machine, in the form of `--set`.
+    """Return the configuration changes for running all roles on this machine, in the form of `--set`.
 
     Raises:
-        ConfigError: the transport does not connect processes, or there are fewer workers than are waited for.
+        ConfigError: the transport does not connect processes, or there are fewer workers than the first round waits
+            for.
     """
     changes = []
     least = config.trainer.lockstep.min_workers
     if config.worker.collection == "lockstep" and workers > least:
-        # All of them are started here, so the first round need not depend on which is the first to be there.
+        # All workers are started here, so the first round can wait for all of them and does not depend on their order.
         changes.append(f"trainer.lockstep.min_workers={workers}")
     elif config.worker.collection == "lockstep" and 0 < workers < least:
         raise ConfigError(
@@ -183,13 +184,13 @@ def changes_for_this_machine(config: Config, workers: int, *, single_process: bo
 
 
 class View:
-    """The run's records as they come: shown live, and taken into the outcome."""
+    """Live display of the run's records, which also feed the summary."""
 
     def __init__(self, config: Config) -> None:
         from tmrl_core.metrics import LiveProgress, ProgressDisplay, follow
 
         evaluation = config.trainer.evaluation
-        # Where there is a target or a limit, at least the final policy is evaluated.
+        # With a target or a time limit, at least the final policy is evaluated.
         limits = (evaluation.target_return, evaluation.time_limit_s)
         wanted = evaluation.every_updates > 0 or any(limit is not None for limit in limits)
         self.outcome = Outcome(evaluation.target_return, evaluates=wanted)
@@ -198,8 +199,8 @@ class View:
         )
         self._live = LiveProgress(self.display)
         self._reader = follow(config.metrics_path)
-        with contextlib.suppress(OSError):  # the trainer, which writes the file, reports its problems
-            self._reader.read()  # an earlier part of the same run is not news
+        with contextlib.suppress(OSError):  # the trainer writes the file and reports its problems
+            self._reader.read()  # records of an earlier process are not displayed as news
 
     def __enter__(self) -> View:
         self._live.__enter__()
@@ -216,16 +217,16 @@ class View:
         return bool(self.outcome.lack)
 
     def refresh(self) -> None:
-        """Take new records and show them."""
+        """Read new records and show them."""
         with contextlib.suppress(OSError):
             records = self._reader.read()
             self.outcome.take(records)
             self.display.update(records)
-        with contextlib.suppress(OSError):  # the terminal is lost; the roles still end in order
+        with contextlib.suppress(OSError):  # the terminal is closed; the roles still end in order
             self._live.refresh()
 
     def say(self, text: str) -> None:
-        """Print a line, above the live display where there is one."""
+        """Print a line, above the live display if there is one."""
         with contextlib.suppress(OSError):
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -65,7 +65,7 @@ class Group(ABC):
     """Roles of one machine, as processes or threads.
 
     Attributes:
-        failed: why the trainer could not end as it should, known after `end`; None: it could.
+        failed: reason why the trainer failed to end in order, known after `end`; None: it ended in order.
     """
 
     failed: BaseException | None = None
@@ -75,7 +75,7 @@ class Group(ABC):
         """Start all roles.
 
         Raises:
-            TmrlError: one cannot start.
+            TmrlError: a role cannot start.
         """
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Group(ABC):
 
     @abstractmethod
     def checkpoint(self) -> None:
-        """Have the trainer write a checkpoint; safe from another thread."""
+        """Request a checkpoint from the trainer. Safe from another thread."""
 
     def kill(self) -> None:  # noqa: B027 - threads end with their process
         """End immediately; safe from a signal handler."""
@@ -116,7 +116,7 @@ class Child:
     def start(self, *, announces: bool = False) -> None:
         """Spawn the process; the first start truncates its log."""
         own: dict[str, Any] = {}
-        # Ctrl-C in a terminal goes to its whole group: the children are to be ended in order instead.
+        # Ctrl-C in a terminal goes to its whole process group, but the children must be ended in order.
         if sys.platform == "win32":
             own["creationflags"] = subprocess.CREATE_NEW_PROCESS_GROUP
         else:
@@ -138,7 +138,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """True: it has been started and not ended."""
+        """True: the process has been started and has not ended."""
         return self.process is not None and self.process.poll() is None
 
     @property
@@ -176,7 +176,7 @@ class Child:
                     pipe.close()
 
     def last_lines(self, count: int) -> list[str]:
-        """Return the last lines of its log; none where it cannot be read."""
+        """Return the last lines of its log; empty if it cannot be read."""
         try:
             return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
         except OSError:
@@ -231,7 +231,7 @@ class Processes(Group):
         assert process is not None
         assert process.stdout is not None
         lines: queue.Queue[bytes] = queue.Queue()
-        # A pipe cannot be read with a deadline on every platform; the thread ends with the line, or with the process.
+        # Not every platform can read a pipe with a deadline. The thread ends with the line or with the process.
         threading.Thread(target=lambda pipe: lines.put(pipe.readline()), args=[process.stdout], daemon=True).start()
         deadline = time.monotonic() + SERVER_START_S
         while True:
@@ -280,7 +280,7 @@ class Processes(Group):
 
     def _care(self, child: Child, view: Watcher) -> None:
         status = child.status
-        # A worker with exit status 0 has reached its limit or was finished; the others never end by themselves.
+        # A worker with exit status 0 has reached its limit or was finished. The other roles never end by themselves.
         if status is None or (status == 0 and child in self.workers):
             return
         if child.resting_until == 0.0:
@@ -299,7 +299,7 @@ class Processes(Group):
         """End gateway and workers while the trainer acknowledges, the trainer after its checkpoint, then the Server."""
         self._end([*self.gateways, *self.workers], self._config.worker.drain_timeout_s + 10.0, view)
         self._end([self.trainer], TRAINER_END_S, view)
-        if (self.trainer.status or 0) > 0:  # the log names a killed one
+        if (self.trainer.status or 0) > 0:  # the log names a killed role
             self.failed = self.trainer.failure()
         self._end([self.server], SERVER_END_S, view)
 
@@ -327,11 +327,12 @@ class Processes(Group):
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """Return this process's environment, with `threads` threads for arithmetic."""
+    """Return this process's environment variables, with `threads` threads for numerical libraries."""
     there = dict(os.environ)
     if threads is not None:
         there.update({name: str(threads) for name in THREAD_VARIABLES})
-    # The same package, also where it is not installed but found beside the current folder.
+    # Child processes must import the same package, even if it is not installed but found relative to the current
+    # folder.
     package = str(Path(__file__).resolve().parents[2])
     there["PYTHONPATH"] = os.pathsep.join(filter(None, [there.get("PYTHONPATH"), package]))
     return there
@@ -344,7 +345,7 @@ class Threads(Group):
     """Roles as threads of this process, over the transport `local`.
 
     Args:
-        config: with that transport.
+        config: configuration with that transport.
         workers: number of RolloutWorkers.
     """
 
@@ -383,7 +384,7 @@ class Threads(Group):
 
     def look(self, view: Watcher) -> bool:
         """Check for failures. No role is restarted here, so that a failure is visible."""
-        trainer_has_ended = not self._threads["trainer"].is_alive()  # before: why it has is in the queue then
+        trainer_has_ended = not self._threads["trainer"].is_alive()  # checked first: the queue then contains the reason
         with contextlib.suppress(queue.Empty):
             raise self._failed.get_nowait()[1]
         if trainer_has_ended:

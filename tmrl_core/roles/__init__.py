@@ -1,1 +1,1 @@
-"""Server, RolloutWorker and Trainer, and the way from a configuration to each of them."""
+"""The roles Server, RolloutWorker and Trainer, and their construction from a configuration."""

@@ -1,4 +1,4 @@
-"""The public Buffer, whose capacity comes from the configuration when it is left out."""
+"""The public Buffer, whose default capacity comes from the configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tmrl_core.config import CFG, Cfg, current
 
 
 class Buffer(samples.Buffer):
-    """Samples in the order in which they were made, and the records of finished episodes.
+    """Samples in the order of collection, and the records of finished episodes.
 
     Args:
         maxlen: capacity in samples, as in `tmrl_core.samples.Buffer`. Left out: `worker.buffer_maxlen` of

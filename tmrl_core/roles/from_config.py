@@ -1,4 +1,4 @@
-"""The roles as the configuration describes them: references resolved, public classes made, the right method run.
+"""Construction of the roles from the configuration: resolve references, create the public classes, run them.
 
 Nothing here imports torch: a worker whose policy does not need it, and the Server, run without.
 """
@@ -34,9 +34,9 @@ GYMNASIUM_ENVIRONMENTS = frozenset({"tmrl_core:GenericGymEnv", "tmrl_core.envs:G
 
 
 def ensure_credentials(config: Config) -> bool:
-    """Create missing credentials for a Server on this machine. Return whether they were created.
+    """Create missing credentials for a Server on this machine. Return True if they were created.
 
-    A Server on another machine must be named by the user first: the roles then explain the commands to run.
+    For a Server on another machine, the roles explain the commands to run.
     """
     network = config.network
     if network.transport == "local" or network.security is None or not is_loopback(config.server.host):
@@ -47,11 +47,11 @@ def ensure_credentials(config: Config) -> bool:
 
 
 def make_server(config: Config) -> Server:
-    """The Server; it listens from now on.
+    """Return the Server, which listens already.
 
     Raises:
-        ConfigError, CredentialsError: the settings or the credentials do not serve.
-        NetworkError: the port cannot be had.
+        ConfigError, CredentialsError: the settings or the credentials are invalid.
+        NetworkError: the port cannot be opened.
     """
     from tmrl_core.networking import Server
 
@@ -66,17 +66,17 @@ def make_worker(
     model_path: Path | Cfg = CFG,
     render_mode: str | None = None,
 ) -> RolloutWorker:
-    """A RolloutWorker, not yet collecting.
+    """Return a RolloutWorker, which does not collect yet.
 
     Args:
-        config: the configuration; it must be the one in use (`tmrl_core.config.use`), where the worker looks too.
+        config: the configuration; it must be the one in use (`tmrl_core.config.use`), which the worker reads too.
         name: label in logs and metrics; None: `worker.name`.
-        standalone: without a Server.
+        standalone: True: without a Server.
         model_path: file of the local copy of the policy; left out: the configuration's.
-        render_mode: `human` or `rgb_array`, in which its environment is made; one of the second can be filmed.
+        render_mode: mode of the environment: `human`, or `rgb_array` for recording a video.
 
     Raises:
-        ConfigError, CredentialsError: the settings or the credentials do not serve.
+        ConfigError, CredentialsError: the settings or the credentials are invalid.
     """
     from tmrl_core.actor import choose_actor
     from tmrl_core.envs.filmed import check_encoder
@@ -91,7 +91,7 @@ def make_worker(
         render_mode = "rgb_array"
     made = RolloutWorker(
         env_cls=_environment(config, render_mode),
-        # The unresolved reference: with a NumPy backend, neither the policy's module nor torch is imported.
+        # The reference stays unresolved: with a NumPy backend, neither the policy's module nor torch is imported.
         actor_module_cls=choose_actor(
             config.actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend
         ),
@@ -126,10 +126,10 @@ def check_device(device: str | None, key: str, *, compute: bool = False) -> None
     """Check that the device exists; None and `cpu` always do.
 
     Args:
-        device: its name.
-        key: of the configuration, for the message.
-        compute: compute on a CUDA device too: this build of torch may have no code for it, or another process may use
-            it exclusively. False: initialize nothing on it, because another process will use it.
+        device: name of the device.
+        key: key of the configuration, for the message.
+        compute: True: also compute on a CUDA device, because this build of torch may not support it, or another process
+            may use it exclusively. False: initialize nothing on the device, because another process will use it.
 
     Raises:
         ConfigError: the device does not exist, or cannot compute.
@@ -167,10 +167,10 @@ def check_device(device: str | None, key: str, *, compute: bool = False) -> None
 
 
 def saved_policy(config: Config) -> Path:
-    """Load the run's saved policy: the newer one of the trainer's and the worker's copy.
+    """Load the run's saved policy: the trainer's or the worker's copy, whichever is newer.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no saved policy.
     """
     places = [config.trainer_model_path, config.worker_model_path]
     found = [path for path in places if path.is_file()]
@@ -218,10 +218,10 @@ def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -
 
 
 def make_trainer(config: Config) -> Trainer:
-    """The Trainer; it trains when `run` is called.
+    """Return the Trainer, which trains when `run` is called.
 
     Raises:
-        ConfigError, CredentialsError: the settings or the credentials do not serve.
+        ConfigError, CredentialsError: the settings or the credentials are invalid.
         MissingExtraError: torch is not installed.
     """
     from tmrl_core.networking import Trainer
@@ -245,7 +245,7 @@ def check_spaces(config: Config) -> None:
     twice, so only the trainer checks it, when it creates it.
 
     Raises:
-        ConfigError: they do not fit, with the alternatives; or the environment does not exist.
+        ConfigError: they do not fit (the message names the alternatives), or the environment does not exist.
     """
     algorithm = algorithm_of(config.agent.cls)
     stacks = memory_of(config.memory.cls) == "FrameStackMemory"
@@ -264,7 +264,7 @@ def check_spaces(config: Config) -> None:
 
 
 def longest_episode(config: Config) -> int | None:
-    """Steps after which the environment truncates, where Gymnasium's registry knows the id that the config names."""
+    """Return the step limit of the configured environment, if Gymnasium's registry knows its id."""
     name = config.environment.kwargs.get("id")
     if not isinstance(name, str):
         return None

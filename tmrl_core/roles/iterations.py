@@ -34,7 +34,7 @@ class Iterations:
 
     @property
     def training(self) -> Any:
-        """The training object; a new one when there was none."""
+        """Return the training object; create it at the first call."""
         trainer = self._trainer
         if trainer.training is None:
             trainer.training = trainer.make_training()
@@ -75,20 +75,20 @@ class Iterations:
         return path
 
     def restore(self, path: Path) -> None:
-        """Resume from a checkpoint that `save` wrote; the next round makes a new link."""
+        """Resume from a checkpoint that `save` wrote. The next round opens a new link."""
         training = self._trainer.load_training(path)
         self.close()
         self._trainer.training = training
 
     def close(self) -> None:
-        """Close the link and the records; the training object stays."""
+        """Close the link and the records. The training object is kept."""
         self._recorder = None
         self._trainer.close_interface()
         self._closing.close()
 
 
 def _episode_statistics(records: list[EpisodeRecord]) -> dict[str, Any]:
-    """Of the training episodes that have arrived in a round; a lockstep round counts its own."""
+    """Statistics of the training episodes that have arrived in a round. A lockstep round counts its own episodes."""
     returns = [record.episode_return for record in records]
     return {
         "episodes": len(returns),

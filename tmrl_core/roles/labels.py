@@ -18,7 +18,7 @@ class Label(NamedTuple):
 
     Args:
         text: the label.
-        seeding: text that the seed is mixed with: it includes the machine's name if other machines may use the label.
+        seeding: text to mix into the seed. It includes the machine's name if other machines may use the label.
         claim: held while the label is in use on this machine; None: not needed.
     """
 
@@ -31,7 +31,7 @@ def own_label(name: str | None) -> Label:
     """Return a label that no other worker of this user has on this machine: `name`, `name-2`, `name-3`, ...
 
     Args:
-        name: in the worker's certificate; None: the host's.
+        name: name in the worker's certificate; None: the host's name.
     """
     host = socket.gethostname()
     base = name or host

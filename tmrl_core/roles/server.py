@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 @described_by(ServerSection, NetworkSection)
 class Server:
-    """Relays between workers and a trainer, from construction on, in its own thread.
+    """Relay between workers and a trainer. It runs in its own thread from construction on.
 
     Args:
-        port: TCP port; 0 takes a free one, see `port`.
+        port: TCP port; 0: a free port, see `port`.
         password: token that clients must show if `security` is None; with TLS, tokens come from the credentials. With
             the transport `tlspyo`: tlspyo's password.
         local_port: for the transport `tlspyo` only.
@@ -78,7 +78,7 @@ class Server:
             header_size=header_size,
         )
         if network.transport != "local" and listens.security is not None and is_loopback(listens.host):
-            # These need no host names, so they are created at their first use.
+            # Credentials for this machine need no host names, so they are created at their first use.
             credentials.ensure(credentials.find(listens.credentials_dir), tlspyo=network.transport == "tlspyo")
         self.refusals = Refusals()
         """Number of connections that were refused, or closed for a violation of the protocol."""
@@ -130,7 +130,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that the Server listens on."""
+        """Port that the Server listens on."""
         return self._port
 
     def _run(self) -> None:
@@ -206,10 +206,10 @@ class Server:
         return self.relay.connection()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the Server has ended; `close` wakes it. False: the time is over.
+        """Wait until the Server has ended; `close` ends the wait. False: the time is over.
 
         Raises:
-            NetworkError: it ended because something failed.
+            NetworkError: the Server ended because of a failure.
         """
         ended = self._ended.wait(timeout_s)
         if ended and self._failure is not None:
@@ -258,7 +258,7 @@ def _is_local(transport: Transport) -> bool:
 
 
 def process_memory() -> tuple[int | None, int | None]:
-    """Return the current and the maximum memory of this process in bytes; None: the system does not report it."""
+    """Return the current and the peak memory of this process in bytes; None: the system does not report it."""
     resident = peak = None
     with contextlib.suppress(OSError, ValueError):  # only Linux has this file
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
@@ -271,14 +271,14 @@ def process_memory() -> tuple[int | None, int | None]:
             import resource
         except ImportError:  # Windows
             return resident, peak
-        # In bytes on macOS, in KiB elsewhere.
+        # The value is in bytes on macOS, in KiB elsewhere.
         scale = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
     return resident, peak
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open sockets as the system lets it have."""
+    """Raise this process's limit of open sockets to the system's maximum."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

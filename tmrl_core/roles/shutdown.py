@@ -19,7 +19,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 STOP = b"stop"
-"""Line that a supervisor writes to the control pipe. The pipe's end means the same: the supervisor is gone."""
+"""Line that a supervisor writes to the control pipe to request the end. The end of the pipe means the same, because
+then the supervisor has died."""
 
 CHECKPOINT = b"checkpoint"
 """Line on the control pipe that requests a checkpoint."""
@@ -29,18 +30,18 @@ AT_ONCE = 130
 
 
 class ShutdownSignal:
-    """Flag and calls that signals and the control pipe trigger; a context manager.
+    """Shutdown flag and callbacks, triggered by signals and the control pipe. A context manager.
 
     Entering it installs signal handlers, so it belongs to the main thread. A handler only writes into a pipe, which a
-    thread reads: the handler may have interrupted the main thread while that holds a lock (an Event's, a queue's, the
-    log's), and taking the same lock would deadlock. Lock rule: the lists are only appended to, and read as copies.
+    thread reads. The handler may have interrupted the main thread while it holds a lock (of an Event, a queue or the
+    log), and taking the same lock would deadlock. Lock rule: the lists are only appended to, and read as copies.
     Registered functions must be safe to call from another thread.
 
     Args:
         control: also read standard input: the word `stop`, or its end.
         last: the process ends when the context is left, so later signals are ignored. The interpreter takes up to a
             second to end, and a signal in that time would change its exit status.
-        now: ends the process immediately; for tests.
+        now: function that ends the process immediately; for tests.
     """
 
     def __init__(self, *, control: bool = False, last: bool = False, now: Callable[[int], Any] = os._exit) -> None:
@@ -98,8 +99,8 @@ class ShutdownSignal:
                     kill()
             self._now(AT_ONCE)
             return
-        # Before the request takes effect: a waiting process may be gone before the next line.
-        # Through sys.stderr, which a panel on the terminal takes the place of.
+        # Printed before the request takes effect, because the process may end before the next line. Printed through
+        # sys.stderr, which a panel on the terminal may replace.
         with contextlib.suppress(OSError, ValueError):
             print(f"{why}: ending in order; a second signal ends immediately", file=sys.stderr, flush=True)
         self._requested.set()
@@ -120,11 +121,11 @@ class ShutdownSignal:
 
     def __exit__(self, *exc_info: object) -> None:
         for number, before in self._before.items():
-            # Ignored by the system: a handler in Python is taken away while the interpreter ends.
+            # The system ignores the signals, because Python removes its handlers while the interpreter ends.
             signal.signal(number, signal.SIG_IGN if self._last else before)
         self._before.clear()
         if self._pipe is not None:
-            os.close(self._pipe[1])  # ends the thread, which closes its own end
+            os.close(self._pipe[1])  # ends the thread, which closes its end of the pipe
             self._pipe = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -146,7 +147,7 @@ class ShutdownSignal:
         os.close(descriptor)
 
     def _leave_terminal(self) -> None:
-        """Discard output if its terminal is gone, since each write would fail."""
+        """Discard output if its terminal is closed, because each write would fail."""
         for descriptor in self._terminals:
             if not os.isatty(descriptor):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -154,7 +155,8 @@ class ShutdownSignal:
                 os.close(nowhere)
 
     def _obey_control(self) -> None:
-        # os.read and not sys.stdin: a thread that holds the buffer's lock at the interpreter's end is fatal to it.
+        # Use os.read: with sys.stdin, this thread could hold the buffer's lock when the interpreter ends, which is
+        # fatal.
         descriptor, line = sys.stdin.fileno(), b""
         while True:
             try:

@@ -46,7 +46,7 @@ ROOM_RETRY_S = 5.0
 
 @described_by(NetworkSection)
 class Trainer:
-    """Trains with samples that a Server relays from RolloutWorkers.
+    """Train with samples that a Server relays from RolloutWorkers.
 
     Parameters with the default `cfg` come from the configuration when they are left out.
 
@@ -62,7 +62,7 @@ class Trainer:
         checkpoint_path: folder of checkpoints; None: no checkpoints.
         dump_run_instance_fn: `(run_instance, path)` writes a checkpoint; None: the project's own format, or the
             training object's `save` if it has its own format.
-        load_run_instance_fn: `(path) -> run_instance` reads it.
+        load_run_instance_fn: `(path) -> run_instance` reads a checkpoint.
         updater_fn: `(run_instance, training_cls) -> run_instance`, called after a checkpoint was loaded.
         config: the configuration; None: the one in use.
         run_name: name of the run.
@@ -171,10 +171,10 @@ class Trainer:
         run_id: str | Cfg | None = CFG,
         key: str | None = None,
     ) -> None:
-        """`run`, with its records sent to wandb too. A failing wandb never stops training.
+        """Do the same as `run`, and send the records to wandb too. A failure of wandb never stops training.
 
         Raises:
-            TmrlError: as `run`.
+            TmrlError: see `run`.
         """
         from tmrl_core.metrics.wandb_sink import run_id_of
 
@@ -194,7 +194,7 @@ class Trainer:
         )
 
     def stop(self) -> None:
-        """Have `run` end in order: a checkpoint is written. Safe in signal handlers and from other threads."""
+        """End `run` in order, with a checkpoint. Safe in signal handlers and from other threads."""
         self._linked.stop()
 
     def checkpoint(self) -> None:
@@ -218,14 +218,14 @@ class Trainer:
         Neither this method nor `save` uses `checkpoint_path`; `trainer.epochs` and targets end nothing here.
 
         Returns:
-            The round's row of statistics, with `iteration` (number of finished iterations), and of the training
-            episodes that ended in it `episodes` (their number), `return_min`, `return_mean`, `return_max` and
+            The round's row of statistics, with `iteration` (number of finished iterations), and, for the training
+            episodes that ended in it, `episodes` (their number), `return_min`, `return_mean`, `return_max` and
             `episode_length_mean`; NaN without episodes. In lockstep these are exactly the episodes that ended in the
             round.
 
         Raises:
             LinkClosedError: `stop` or `close` was called meanwhile.
-            TmrlError: as `run`.
+            TmrlError: see `run`.
         """
         return self._iterations.train()
 
@@ -236,7 +236,7 @@ class Trainer:
             The checkpoint's folder, `checkpoint_` and the number of iterations; `restore` accepts it.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
         return self._iterations.save(Path(root))
 
@@ -244,12 +244,12 @@ class Trainer:
         """Resume from a checkpoint that `save` wrote; for `train_iteration` and `act`.
 
         Raises:
-            CheckpointError: it is damaged, or belongs to another configuration. Nothing was changed then.
+            CheckpointError: the checkpoint is damaged, or belongs to another configuration. Nothing was changed then.
         """
         self._iterations.restore(Path(path))
 
     def act(self, obs: Any, test: bool = True) -> Any:
-        """The policy's action for one observation; `test`: without exploration. Needs no Server.
+        """Return the policy's action for one observation. `test`: without exploration. Needs no Server.
 
         Raises:
             ConfigError: the training object has no agent.
@@ -260,7 +260,7 @@ class Trainer:
         return actor.act_(obs, test=test)
 
     def finish(self) -> None:
-        """After `train_iteration`: tell the workers that the run has ended, and insert their last samples."""
+        """Notify the workers of the run's end after `train_iteration`, and insert their last samples."""
         if self.interface is not None and self.training is not None:
             RunShutdown(as_loop(self.training), self.interface).finish_workers()
 
@@ -272,15 +272,15 @@ class Trainer:
         return self._linked.interface
 
     def make_training(self) -> Any:
-        """A new training object."""
+        """Return a new training object."""
         prepare_torch(self._config)
         return self._make()
 
     def load_training(self, path: Path) -> Any:
-        """The training object of a checkpoint that `dump_training` wrote.
+        """Return the training object of a checkpoint that `dump_training` wrote.
 
         Raises:
-            CheckpointError: it is damaged, or belongs to another configuration.
+            CheckpointError: the checkpoint is damaged, or belongs to another configuration.
         """
         prepare_torch(self._config)
         return self._checkpoints.read(path)
@@ -289,7 +289,7 @@ class Trainer:
         """Write a checkpoint to `path`.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
         self._linked.note_delivery(training, recorder)
         self._checkpoints.write_separately(training.own, path)
@@ -297,10 +297,10 @@ class Trainer:
     def open_recorder(
         self, training: TrainingLoop, closing: contextlib.ExitStack, wandb: WandbSettings | None = None
     ) -> Recorder:
-        """Return where the run's records go, closed with `closing`.
+        """Return the recorder of the run, which `closing` closes.
 
         Raises:
-            ConfigError: they cannot be written there.
+            ConfigError: the records cannot be written.
         """
         try:
             sinks = open_sinks(
@@ -322,7 +322,7 @@ class Trainer:
         return recorder
 
     def open_interface(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
-        """Dial the Server."""
+        """Connect to the Server."""
         interface = self._linked.open(training, recorder)
         interface.on_admitted = self._write_configuration
         interface.event(names.EVENT_START, run_name=self._run_name)
@@ -342,7 +342,7 @@ class Trainer:
                 logger.warning("the configuration cannot be written to %s: %s", self._config.run_folder, exc)
 
     def _close_memory(self, training: LoopLike | None) -> None:
-        """Let another trainer use the folder of a memory on disk; it can still be read."""
+        """Release the folder of a memory on disk for another trainer. The memory can still be read."""
         memory = None if training is None else as_loop(training).training_memory
         if memory is not None:
             memory.close()
@@ -420,14 +420,14 @@ class Trainer:
                 raise
         finally:
             interface.event(names.EVENT_END, why, step=training.total_updates, phase="done")
-            if not self._config.metrics.console:  # which logs that event
+            if not self._config.metrics.console:  # the sinks log that event
                 logger.info("end: %s", why)
 
     def _write_end(self, training: TrainingLoop, interface: RemoteInterface, recorder: Recorder) -> None:
-        """Write the last checkpoint and the final weights; a disk that is full is given time to be made room on.
+        """Write the last checkpoint and the final weights. If the disk is full, retry until there is space.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: they cannot be written in time.
         """
         deadline = time.monotonic() + ROOM_S
         told = False
@@ -466,12 +466,12 @@ class Trainer:
         return "the time limit is reached" if interface.time_limit_reached else "all epochs are done"
 
     def _confirmed(self, training: TrainingLoop, interface: RemoteInterface) -> bool:
-        """Evaluate the current policy; the one that has reached the target is some updates older."""
+        """Evaluate the current policy. The policy that reached the target is older by some updates."""
         RunShutdown(training, interface).evaluate()
         return interface.confirm_target()
 
     def _pass_on_the_end(self, training: TrainingLoop) -> None:
-        """Tell workers that wait for this run's trainer that the run has ended."""
+        """Notify workers that wait for this run's trainer of the run's end."""
         samples = training.total_samples
         with contextlib.ExitStack() as closing:
             recorder = Recorder([])
@@ -498,15 +498,15 @@ class Trainer:
             self._write_checkpoint(training, recorder)
 
     def _write_weights(self, training: TrainingLoop, now: bool = False) -> str:
-        """Write the current weights, as `ModelFile.write`, once a Server has let this trainer in.
+        """Write the current weights with `ModelFile.write`, once a Server has admitted this trainer.
 
-        A refused trainer leaves no untrained policy, which `--test` would play.
+        A refused trainer must not leave an untrained policy, which `--test` would run.
         """
         interface = self.interface
         return self._model.write(training, now) if interface is not None and interface.link.was_connected else ""
 
     def _write_checkpoint(self, training: TrainingLoop, recorder: Recorder, wait: bool = False) -> str:
-        """Write a checkpoint; why it could not be written, as far as that is known already."""
+        """Write a checkpoint. Return the reason of a failure, if known already."""
         if self.checkpoint_path is None:
             return ""
         evaluator = self.interface.evaluator if self.interface is not None else None

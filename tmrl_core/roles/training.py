@@ -33,7 +33,7 @@ def prepare_torch(config: Config) -> None:
     """Set torch's number of threads from the configuration, and check that it can use its device.
 
     Raises:
-        ConfigError: it cannot use it.
+        ConfigError: torch cannot use the device.
         MissingExtraError: torch is not installed.
     """
     try:
@@ -183,7 +183,7 @@ def _check_loop(made: partial[Any], reference: str) -> None:
     """Check that a training loop accepts its arguments, if its signature is known.
 
     Raises:
-        ConfigError: it does not, so it is not a training loop.
+        ConfigError: the class does not accept them, so it is not a training loop.
     """
     try:
         signature = inspect.signature(made.func)
@@ -199,20 +199,20 @@ def _check_loop(made: partial[Any], reference: str) -> None:
 
 
 OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads"})
-"""Parameters that custom training loops do not get."""
+"""Parameters that are not passed to custom training loops."""
 
 
 def _loop_settings(config: Config, loop: Any) -> dict[str, Any]:
     """Return the settings of `trainer` and `trainer.limiter` that `TrainingOffline` has a parameter for.
 
-    A custom training loop gets the parameters of tmrl's loops, and of the others those that are set.
+    A custom training loop gets the parameters of tmrl's loops, and those of the others that are set.
     """
     from tmrl_core.training.loops.offline import TrainingOffline
 
     trainer = config.trainer
     threads = trainer.threads
     if threads is None and config.run.seed is not None and config.worker.collection != "asynchronous":
-        threads = 1  # such a run can be repeated, if its rounding is the same
+        threads = 1  # such a run is repeatable if rounding is the same
     values = {
         **msgspec.structs.asdict(trainer),
         **msgspec.structs.asdict(trainer.limiter),
@@ -254,7 +254,7 @@ def _declared(config: Config, loop: Any) -> dict[str, Any]:
 
 
 def _lockstep(config: Config) -> dict[str, Any]:
-    """Keyword arguments of a loop for lockstep collection."""
+    """Return the keyword arguments of a loop for lockstep collection."""
     if config.worker.collection != "lockstep":
         return {}
     return {**msgspec.structs.asdict(config.trainer.lockstep), "seed": config.run.seed}
@@ -272,8 +272,8 @@ def make_agent(
     """Return the agent, if its class supports this action space or declares none.
 
     Raises:
-        ConfigError: it does not support it, with the pairs that work; or the workers' policy cannot act in it, or the
-            memory not store the observations; or a built-in agent rejects these values.
+        ConfigError: the class does not support the action space (the message lists the pairs that work), the workers'
+            policy cannot act in it, the memory cannot store the observations, or a built-in agent rejects these values.
     """
     problem = action_space_problem(config.agent.cls, declarations_of(agent_cls).action_spaces, action_space)
     if algorithm_of(config.agent.cls) is not None:
@@ -302,7 +302,7 @@ def check_collection(agent_cls: Any, config: Config) -> None:
     """Check that the agent's class supports this collection mode, if it declares any.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the class does not support it.
     """
     modes = declarations_of(agent_cls).collection
     collection = config.worker.collection

@@ -34,34 +34,34 @@ from tmrl_core.samples import Buffer, encode_value
 
 @described_by(WorkerSection, NetworkSection)
 class RolloutWorker(Worker):
-    """Collects samples in an environment, sends them to the Server and acts with the policies that come back.
+    """Collect samples in an environment, send them to the Server, and act with the received policies.
 
-    What is left out comes from the configuration when the worker is made; an explicit None means none. It begins to
-    connect at once, in the background, and collects when one of the `run` methods is called. Close it, or use it as a
-    context manager.
+    Omitted arguments come from the configuration at construction; an explicit None means none. The worker begins to
+    connect immediately, in the background, and collects when one of the `run` methods is called. Close it, or use it as
+    a context manager.
 
     Args:
-        env_cls: makes the environment.
-        actor_module_cls: `(observation_space=, action_space=)` makes the ActorModule; or its reference
+        env_cls: creates the environment.
+        actor_module_cls: `(observation_space=, action_space=)` creates the ActorModule; or its reference
             "package.module:Name". A built-in policy is replaced by its NumPy backend, see `backend`.
-        model_path: file of the local copy of the policy; loaded at construction if it is there.
-        standalone: there is no Server.
-        server_ip: where the Server is; None: this machine.
-        server_port: its port.
+        model_path: file of the local copy of the policy; loaded at construction if it exists.
+        standalone: True: work without a Server.
+        server_ip: address of the Server; None: this machine.
+        server_port: port of the Server.
         password: the token of workers.
         local_port: for the transport `tlspyo` only.
         security: "TLS" or None.
         keys_dir: folder of the credentials.
-        seed: of the environment's first reset and of exploration; None: from the operating system.
-        run_name: samples and weights of other runs are kept apart.
-        config: what arguments left out are taken from; None: `tmrl_core.config.current()`.
+        seed: seed of the environment's first reset and of exploration; None: from the operating system.
+        run_name: name of the run; samples and weights of other runs are separate.
+        config: source of omitted arguments; None: `tmrl_core.config.current()`.
 
     Raises:
         ConfigError: arguments or the configuration contradict each other.
-        CredentialsError: there is nothing to authenticate with.
+        CredentialsError: there are no credentials.
 
     Attributes:
-        env, actor, buffer, model_path: what the worker plays with.
+        env, actor, buffer, model_path: parts of the worker.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RolloutWorker(Worker):
         else:
             folder = find_credentials(given(keys_dir, config.network.credentials_dir))
             label = own_label(client_name(folder, "worker") if kind != "local" else None)
-        # Also where the rest of this fails.
+        # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
         chosen_seed = mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
         drain_s = given(drain_timeout_s, settings.drain_timeout_s)
@@ -192,7 +192,7 @@ class RolloutWorker(Worker):
             raise
 
     def close(self) -> CloseReport | None:
-        """As `Worker.close`; let other workers have the label."""
+        """Close the worker, and release its label for other workers."""
         report = super().close()
         if self._unclaim is not None:
             self._unclaim()
@@ -200,7 +200,7 @@ class RolloutWorker(Worker):
 
 
 def mixed_seed(seed: int | None, name: str) -> int | None:
-    """Return the run's seed mixed with the worker's name, so that workers of one run do not play the same episodes."""
+    """Return the run's seed mixed with the worker's name, so that workers of one run have different episodes."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1)[0])

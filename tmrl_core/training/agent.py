@@ -10,7 +10,7 @@ from tmrl_core.training.value_types import Batch, Device, Metrics, Policy, Space
 
 
 class TrainingAgent(ABC):
-    """Learns from batches and provides the policy.
+    """Learn from batches and provide the policy.
 
     Checkpoints save its attributes, see `tmrl_core.training.checkpoints.capture`.
 
@@ -21,17 +21,17 @@ class TrainingAgent(ABC):
     """
 
     collection: ClassVar[frozenset[str]] = frozenset({"asynchronous", "synchronous", "lockstep"})
-    """Modes of collection (`worker.collection`) that it learns from."""
+    """Supported modes of collection (`worker.collection`)."""
     action_spaces: ClassVar[frozenset[str]] = frozenset()
     """Supported action spaces: `box` (of floats), `discrete`. Empty: the constructor checks them."""
     wants_extras: ClassVar[bool] = False
-    """True: batches may end in a dict of extras of the memory."""
+    """True: the agent accepts batches that end in a dict of extras."""
     times_updates: ClassVar[bool] = False
-    """True: `train` makes many updates, and calls `after_update` after each."""
+    """True: `train` makes many updates and calls `after_update` after each."""
     after_update: Callable[[float], None] | None = None
     """Called with the seconds that an update took; the loop sets it."""
     td_error_B: Any = None
-    """TD errors [B] of the last update, for a memory that samples by priorities; None: not computed."""
+    """TD errors [B] of the last update, for a memory with prioritized sampling; None: not computed."""
 
     def __init__(self, observation_space: Space, action_space: Space, device: Device) -> None:
         self.observation_space = observation_space
@@ -40,7 +40,7 @@ class TrainingAgent(ABC):
 
     @property
     def own(self) -> Any:
-        """The agent itself, also for one that got its defaults from `as_agent`."""
+        """The user's agent, without the wrapper of `as_agent`."""
         return self
 
     @abstractmethod
@@ -57,8 +57,10 @@ class TrainingAgent(ABC):
         """
 
     def train_steps(self, batches: Sequence[Batch]) -> list[Metrics]:
-        """Compute several updates in order. Override it if that costs less than separate calls of `train`: only then
-        does a loop pass more than one batch.
+        """Compute several updates in order.
+
+        Override this method if it is faster than separate calls of `train`. Only then does a loop pass more than one
+        batch.
 
         Args:
             batches: batch of each update.
@@ -70,4 +72,4 @@ class TrainingAgent(ABC):
 
     @abstractmethod
     def get_actor(self) -> Policy:
-        """The ActorModule to publish; its weights are read before the next update."""
+        """Return the ActorModule to publish. Its weights are read before the next update."""

@@ -13,15 +13,15 @@ from tmrl_core.training.value_types import Batch, Tree
 ENDS = "ends"
 """Extra of a batch: 1 where the next row does not continue this one, for any reason."""
 PLACES = "places"
-"""Extra of a batch: [T, 3] int64 stream, episode and step of each row. Rows of one episode with consecutive steps
-continue each other, also across rounds."""
+"""Extra of a batch: [T, 3] int64 stream, episode and step of each row. Consecutive steps of an episode continue each
+other, also across rounds."""
 
 TICKS = "ticks"
 """Extra of a batch of sequences: [B] float32, ticks before the padding."""
 FIRST_TICK = "first_tick"
 """Extra of a batch of sequences: [B] float32, number of the first tick in its episode."""
 STATE = "state."
-"""Beginning of the names of extras that are a recurrent state before the action."""
+"""Prefix of extras that hold the recurrent state before the action."""
 NO_SEQUENCE: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -35,7 +35,7 @@ class Transitions(NamedTuple):
         terminated_B: [B] float32, 1 at the end of the task.
         discount: factor of the value of `next_obs`: gamma, or [B] gamma^n.
         weight_B: [B] importance of each row, from a memory with non-uniform sampling; None: all equal.
-        sequence: of sequences, the extras `TICKS`, `FIRST_TICK` and the recurrent state before the first tick.
+        sequence: for sequences, the extras `TICKS` and `FIRST_TICK`, and the recurrent state before the first tick.
     """
 
     obs: Tree
@@ -53,8 +53,8 @@ def transitions_of(batch: Batch, gamma: float) -> Transitions:
 
     Args:
         batch: `(prev_obs, new_act, rew, new_obs, terminated, truncated)`, and, from some memories, a dict of further
-            columns, of which `discount` [B] (gamma^n) and `weights` [B] are used.
-        gamma: discount of one step, if the batch has no `discount`.
+            columns. Of these, `discount` [B] (gamma^n) and `weights` [B] are used.
+        gamma: discount factor of one step, for a batch without `discount`.
     """
     obs, action, reward_B, next_obs, terminated_B, _ = batch[:6]
     extras = batch[6] if len(batch) > 6 else {}

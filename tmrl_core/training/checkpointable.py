@@ -31,7 +31,7 @@ class Checkpointable(Protocol):
         """Return the state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take over what `state_dict` returned, in this version or an earlier one."""
+        """Load the result of `state_dict`, from this version or an earlier one."""
 
 
 def place_of(kind: type) -> str:
@@ -40,7 +40,7 @@ def place_of(kind: type) -> str:
 
 
 def type_name(kind: type) -> str:
-    """Return a class's type id, or its place where it declares none; ids hold neither `:` nor `.`.
+    """Return a class's type id, or its qualified name without one. Ids contain neither `:` nor `.`.
 
     A derived class is another type: it does not inherit the id, but the version of the state that it extends.
     """
@@ -54,20 +54,20 @@ def type_version(kind: type) -> int:
 
 
 def transient_attributes(kind: type) -> frozenset[str]:
-    """Return the names of attributes that are no state: those in `transient`, and cached properties."""
+    """Return the names of attributes that are not state: those in `transient`, and cached properties."""
     declared = {name for base in kind.__mro__ for name in vars(base).get("transient", ())}
     cached = {name for base in kind.__mro__ for name, item in vars(base).items() if isinstance(item, cached_property)}
     return frozenset(declared | cached)
 
 
 def renamed_attributes(kind: type) -> Mapping[str, str]:
-    """Return today's name of each attribute that had another one."""
+    """Return the present name of each renamed attribute, by its earlier name."""
     declared = [vars(base).get("renamed", {}) for base in reversed(kind.__mro__)]
     return MappingProxyType({before: now for names in declared for before, now in names.items()})
 
 
 def attributes_of(part: object) -> State:
-    """Return the attributes of an object, which may have none."""
+    """Return the attributes of an object; empty if it has none."""
     found: State = getattr(part, "__dict__", {})
     return found
 
@@ -78,6 +78,6 @@ def parameters_of(constructor: Callable[..., None]) -> frozenset[str]:
 
 
 def saved_attributes(part: object) -> State:
-    """Return the attributes that are the state of a part that writes none itself."""
+    """Return the attributes that form the state of a part that does not write its own state."""
     transient = transient_attributes(type(part))
     return {name: value for name, value in attributes_of(part).items() if name not in transient}

@@ -1,4 +1,4 @@
-"""Settings as constructors leave them: on resume, those that have changed since take effect, others stay as trained."""
+"""Settings after construction. On resume, changed settings take effect; others keep their trained values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ PLAIN = (bool, int, float, str, tuple)
 
 
 def constructed_settings(owner: object, path: str) -> Settings:
-    """Settings of an agent or a memory that has just been made, by their paths in a checkpoint.
+    """Return the settings of a new agent or memory, by their paths in a checkpoint.
 
     Args:
-        owner: its attributes that are named like parameters of its constructor count, and its optimizers' groups.
-        path: its own, such as `agent`.
+        owner: the agent or memory. Its settings are the attributes with names of constructor parameters, and its
+            optimizers' groups.
+        path: path of the owner, such as `agent`.
     """
     import torch
 
@@ -43,7 +44,7 @@ def constructor_parameters(kind: type) -> set[str]:
 
 
 def _parts(value: object, place: str) -> Iterator[tuple[str, object]]:
-    """A value, or what it is a list, tuple or dict of."""
+    """Yield a value, or the elements of a list, tuple or dict."""
     if isinstance(value, dict):
         yield from ((f"{place}[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, (list, tuple)):

@@ -1,9 +1,9 @@
 """Contracts between a training loop, its agent, its memory and a Trainer.
 
 Custom classes satisfy `AgentLike`, `MemoryLike` or `LoopLike` and need no base class. Optional capabilities are
-declared, with a default, in `TrainingAgent` (agent.py), `TrainingMemory` and `TrainingLoop`: a class that supports one
-derives from these and overrides it. `as_agent`, `as_memory` and `as_loop` give all other objects the defaults, so that
-no other place has to probe an object.
+declared, with a default, in `TrainingAgent` (agent.py), `TrainingMemory` and `TrainingLoop`: a class that supports a
+capability derives from these and overrides it. `as_agent`, `as_memory` and `as_loop` give all other objects the
+defaults, so that no other place has to probe an object.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MemoryLike(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Transitions in a batch."""
+        """Number of transitions in a batch."""
 
     def append(self, buffer: Buffer, /) -> Refusals | None:
         """Store the samples of a received message."""
@@ -58,7 +58,7 @@ class MemoryLike(Protocol):
         """Yield the batches of a round."""
 
     def __len__(self) -> int:
-        """Transitions that can be sampled."""
+        """Return the number of transitions that can be sampled."""
 
 
 class LoopLike(Protocol):
@@ -86,22 +86,22 @@ class LoopLike(Protocol):
 
 
 class TrainingMemory(ABC):
-    """Stores received samples and yields batches. Keeps the returns of the latest episodes.
+    """Store received samples, yield batches, and keep the returns of the latest episodes.
 
     A memory on disk sets `disk`, and may be set to write on request only (`deferred`): `commit` then writes the new
     samples together with the offsets of their streams, before these are acknowledged.
 
     Attributes:
-        stat_test_return, stat_train_return: return of the latest episode of each mode; NaN before one. Episodes of an
-            evaluation do not count.
+        stat_test_return, stat_train_return: return of the latest episode of each mode; NaN before the first. Episodes
+            of an evaluation do not count.
         stat_test_steps, stat_train_steps: length of that episode.
         deferred: on disk, write with `commit` only.
     """
 
     batch_size: int = 1
-    """Transitions in a batch."""
+    """Number of transitions in a batch."""
     memory_size: int = 0
-    """Most transitions that it holds; 0: unknown."""
+    """Maximum number of transitions; 0: unknown."""
     deferred: bool = False
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class TrainingMemory(ABC):
 
     @abstractmethod
     def append(self, buffer: Buffer) -> Refusals | None:
-        """Store the samples of a received message and note its episodes.
+        """Store the samples of a received message and record its episodes.
 
         Returns:
             Chunks that do not fit, with the reasons; None or nothing: all are stored.
@@ -124,10 +124,10 @@ class TrainingMemory(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Transitions that can be sampled."""
+        """Return the number of transitions that can be sampled."""
 
     def note_statistics(self, buffer: Buffer) -> None:
-        """Remember the latest episodes of `buffer`."""
+        """Record the latest episodes of `buffer`."""
         for record in buffer.episodes:
             if record.evaluation is not None:
                 continue
@@ -149,7 +149,7 @@ class TrainingMemory(ABC):
 
     @property
     def own(self) -> object:
-        """The memory itself, also for one that got its defaults from `as_memory`."""
+        """The user's memory, without the wrapper of `as_memory`."""
         return self
 
     def expect(self, schema: DeclaredSamples) -> None:  # noqa: B027  # not abstract: a memory may take any samples
@@ -163,11 +163,11 @@ class TrainingMemory(ABC):
         return None
 
     def note_version(self, counter: int) -> None:  # noqa: B027  # not abstract: policy lag may not matter
-        """Take the number of the latest published policy. Default: nothing depends on it."""
+        """Record the number of the latest published policy. Default: nothing depends on it."""
 
     @property
     def sampleable(self) -> int:
-        """Transitions that may be sampled with the policy of `note_version`. Default: all."""
+        """Number of transitions that may be sampled at the version of `note_version`. Default: all."""
         return len(self)
 
     def pop_sampled_lag(self) -> tuple[float, int] | None:
@@ -176,7 +176,7 @@ class TrainingMemory(ABC):
 
     @property
     def prefetched(self) -> int:
-        """Number of batches that are sampled already and come next. Default: none."""
+        """Number of batches that are already sampled and come next. Default: 0."""
         return 0
 
     @property
@@ -193,14 +193,14 @@ class TrainingMemory(ABC):
         """Write new samples with the offsets of their streams and the run's counters. Default: nothing to write.
 
         Raises:
-            StorageError: they cannot be written; to be called again.
+            StorageError: the samples cannot be written; the call must be repeated.
         """
 
     def flush(self) -> None:  # noqa: B027  # not abstract: as `commit`
         """Flush the disk, so that its data survives the end of the machine.
 
         Raises:
-            StorageError: it cannot be flushed.
+            StorageError: flushing failed.
         """
 
     def close(self) -> None:  # noqa: B027  # not abstract: as `commit`
@@ -208,7 +208,7 @@ class TrainingMemory(ABC):
 
 
 class TrainingLoop(ABC):
-    """Trains an agent with the samples of an interface.
+    """Train an agent with the samples of an interface.
 
     Attributes:
         epoch: number of finished epochs.
@@ -219,7 +219,7 @@ class TrainingLoop(ABC):
         elapsed_s: seconds since the run began; set before a checkpoint.
         delivery: committed offsets, counters of policies and of lost samples; set before a checkpoint. Streams resume
             from it, so a checkpoint has to hold it. Empty at first.
-        agent: has `get_actor`; None: there is no policy to evaluate or to write to a file at the end.
+        agent: the agent; None: there is no policy to evaluate or to write to a file at the end.
     """
 
     epoch: int
@@ -240,7 +240,7 @@ class TrainingLoop(ABC):
         """Write a checkpoint.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
 
     @abstractmethod
@@ -248,19 +248,19 @@ class TrainingLoop(ABC):
         """Read a checkpoint.
 
         Raises:
-            CheckpointError: it cannot be read. Nothing was changed then.
+            CheckpointError: the checkpoint cannot be read. Nothing was changed then.
         """
 
     # --- capabilities, each with its default --------------------------------------------------------------------------
 
     @property
     def own(self) -> Any:
-        """The loop itself, also for one that got its defaults from `as_loop`."""
+        """The user's loop, without the wrapper of `as_loop`."""
         return self
 
     @property
     def own_format(self) -> bool:
-        """True (default): `save` writes a format of its own; False: a store of checkpoints writes the attributes."""
+        """True (default): `save` writes its own format. False: the store of checkpoints writes the attributes."""
         return True
 
     @property
@@ -269,7 +269,7 @@ class TrainingLoop(ABC):
         return self.epoch
 
     def run_iteration(self, interface: TrainingInterface) -> Row | None:
-        """Train for one round; None: it was stopped before its end. Default: refused.
+        """Train for one round. None: the round was stopped early. Default: raise ConfigError.
 
         Raises:
             ConfigError: this loop has no rounds.
@@ -286,7 +286,7 @@ class TrainingLoop(ABC):
 
     @property
     def versions_before(self) -> int:
-        """Number of the version before the next published policy. Default: that of the last one."""
+        """Number of the version before the next published policy. Default: the number of the last one."""
         return int(self.delivery.get("counter", 0))
 
     def update_buffer(self, interface: TrainingInterface) -> None:  # noqa: B027  # not abstract: may be left to epochs
@@ -305,11 +305,11 @@ class TrainingLoop(ABC):
         return True
 
     def follow_memory(self) -> None:  # noqa: B027  # not abstract: only a disk is newer than a checkpoint
-        """Take over counters and offsets that a memory on disk has recorded after the checkpoint."""
+        """Load counters and offsets that a memory on disk has recorded after the checkpoint."""
 
 
 class _Agent(TrainingAgent):
-    """An agent of another class, with the defaults."""
+    """Wrapper that gives an agent of another class the defaults."""
 
     def __init__(self, own: AgentLike) -> None:
         self._own = own
@@ -327,7 +327,7 @@ class _Agent(TrainingAgent):
 
 
 class _Memory(TrainingMemory):
-    """A memory of another class, with the defaults."""
+    """Wrapper that gives a memory of another class the defaults."""
 
     def __init__(self, own: MemoryLike) -> None:
         super().__init__()
@@ -350,7 +350,7 @@ class _Memory(TrainingMemory):
 
 
 class _Loop(TrainingLoop):
-    """A training loop of another class, with the defaults."""
+    """Wrapper that gives a training loop of another class the defaults."""
 
     def __init__(self, own: LoopLike) -> None:
         self._own = own
@@ -373,22 +373,22 @@ class _Loop(TrainingLoop):
 
 
 def as_agent(agent: AgentLike) -> TrainingAgent:
-    """Return the agent with all capabilities: itself, or one with the defaults around it."""
+    """Return the agent with all capabilities: itself, or wrapped with the defaults."""
     return agent if isinstance(agent, TrainingAgent) else _Agent(agent)
 
 
 def as_memory(memory: MemoryLike) -> TrainingMemory:
-    """Return the memory with all capabilities: itself, or one with the defaults around it."""
+    """Return the memory with all capabilities: itself, or wrapped with the defaults."""
     return memory if isinstance(memory, TrainingMemory) else _Memory(memory)
 
 
 def as_loop(loop: LoopLike) -> TrainingLoop:
-    """Return the training loop with all capabilities: itself, or one with the defaults around it."""
+    """Return the training loop with all capabilities: itself, or wrapped with the defaults."""
     return loop if isinstance(loop, TrainingLoop) else _Loop(loop)
 
 
 def declarations_of(agent_cls: object) -> type[TrainingAgent]:
-    """Return the class with the declarations of this agent class or factory: itself, or the class of the defaults."""
+    """Return the class that declares the capabilities of this agent class or factory."""
     return agent_cls if isinstance(agent_cls, type) and issubclass(agent_cls, TrainingAgent) else TrainingAgent
 
 

@@ -1,7 +1,7 @@
 """Interface between a training loop and the source of its samples, which also receives its policies.
 
-A loop calls `TrainingInterface`. `LocalInterface` is in memory: for training in one process, and for tests.
-`tmrl_core.training.remote` has the one for a Server.
+A loop calls `TrainingInterface`. `LocalInterface` works in memory, for training in one process and for tests.
+`tmrl_core.training.remote` contains the interface to a Server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Delivery:
     """One received message, until its samples are accepted or refused as a whole.
 
     Args:
-        buffer: its samples and episode records.
+        buffer: samples and episode records of the message.
         refusal: reason of a refusal; empty: accepted; None: undecided.
     """
 
@@ -35,31 +35,31 @@ class Delivery:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """The samples."""
+        """Return the samples."""
         return self.buffer.chunks
 
     def accept(self) -> None:
-        """Note that the samples are stored, unless they were refused."""
+        """Record that the samples are stored, unless they were refused."""
         self.refusal = self.refusal or ""
 
     def refuse(self, reason: str) -> None:
-        """Note that the samples cannot be stored. The first reason counts."""
+        """Record that the samples cannot be stored. The first reason counts."""
         self.refusal = self.refusal or reason
 
 
 def settled(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """Return those before the first undecided one: streams are acknowledged in order."""
+    """Return the deliveries before the first undecided one, because streams are acknowledged in order."""
     return list(takewhile(lambda delivery: delivery.refusal is not None, deliveries))
 
 
 class TrainingInterface(ABC):
-    """Provides samples to a training loop and receives its policies. Called by the training thread only."""
+    """Source of samples for a training loop, and receiver of its policies. Only the training thread calls it."""
 
     @abstractmethod
     def receive(self) -> list[Delivery]:
         """Commit, then return the messages that have arrived, without waiting.
 
-        Each delivery has to be accepted or refused. An undecided one holds up the acknowledgement of later ones.
+        Each delivery has to be accepted or refused. An undecided delivery delays the acknowledgement of later ones.
         """
 
     @abstractmethod
@@ -85,34 +85,34 @@ class TrainingInterface(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something has arrived, or `stopping` becomes true, or the time is over. True: there is something.
+        """Wait until samples arrive, `stopping` becomes true, or the time is over. True: samples have arrived.
 
         Raises:
-            StarvedError: the other side waits as well, and for ever.
+            StarvedError: the other side waits too, so that both would wait forever.
         """
 
     def report(self, progress: Progress) -> None:
-        """Report the training's progress, and the missing samples while it waits."""
+        """Report the progress of training, with the wait reason while it waits."""
         return None
 
     def give_turn(self) -> None:
-        """Let workers that take turns with training collect with the latest policy."""
+        """Give synchronous workers the turn to collect with the latest policy."""
         return None
 
     def has_turn(self) -> bool:
-        """Return True when workers that take turns with training have collected all that they may."""
+        """Return True if the synchronous workers have finished their turn."""
         return True
 
     def rest(self) -> None:
-        """Called between two updates, where a checkpoint allows a bit-identical resume."""
+        """Handle a point between two updates, from which a checkpoint resumes bit for bit."""
         return None
 
     def record_round(self, row: Metrics) -> None:
-        """A round has ended with this row of statistics."""
+        """Record the row of statistics of a finished round."""
         return None
 
     def workers(self) -> list[tuple[bytes, str]]:
-        """Stream and name of each worker that can collect, in lockstep; in no particular order."""
+        """Return stream and name of each worker that can collect in lockstep, in any order."""
         return []
 
     def collect(self, what: Collect | None, stream: bytes) -> None:
@@ -120,12 +120,12 @@ class TrainingInterface(ABC):
         raise NotImplementedError(f"{type(self).__name__} asks no workers to collect, so it cannot serve lockstep")
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
-        """Return whether this worker has collected its amount, all of it is committed, and the worker waits."""
+        """Return True if this worker waits and its whole assignment is collected and committed."""
         return False
 
     @contextlib.contextmanager
     def whole_round(self) -> Iterator[None]:
-        """Around a round that is finished although the target of training may have been reached meanwhile."""
+        """Enclose a round that must be finished even if the target is reached meanwhile."""
         yield
 
     @property
@@ -135,7 +135,7 @@ class TrainingInterface(ABC):
 
 
 class LocalInterface(TrainingInterface):
-    """Interface in memory: `put` adds samples, from any thread, and `actor` is the latest policy.
+    """Interface in memory. `put` adds samples from any thread, and `actor` is the latest policy.
 
     Args:
         on_publish: called with each published policy, in the training thread.
@@ -145,7 +145,7 @@ class LocalInterface(TrainingInterface):
     def __init__(self, on_publish: Callable[[Policy, Version], None] | None = None, counter: int = 0) -> None:
         self._on_publish = on_publish
         self._changed = threading.Condition()
-        # Guarded by `_changed`: samples not retrieved yet, and the stop flag.
+        # `_changed` guards the samples not retrieved yet and the stop flag.
         self._waiting = Buffer(maxlen=None)
         self._stopping = False
         self._version: Version = (1, counter) if counter else (0, 0)
@@ -208,18 +208,18 @@ class LocalInterface(TrainingInterface):
         return self._version
 
     def wait(self, timeout_s: float) -> bool:
-        """Woken by `put` and `stop`."""
+        """Wait for `put`, `stop` or the time limit."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) or self._stopping, deadline - time.monotonic())
             return len(self._waiting) > 0
 
     def report(self, progress: Progress) -> None:
-        """Store the latest one in `progress`."""
+        """Store the latest progress in `progress`."""
         self.progress = progress
 
     def record_round(self, row: Metrics) -> None:
-        """Store all in `rows`."""
+        """Store each row in `rows`."""
         self.rows.append(row)
 
     @property

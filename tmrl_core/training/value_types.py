@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     import torch
 
 Space: TypeAlias = gymnasium.Space[Any]
-"""Space of observations or of actions."""
+"""Space of observations or actions."""
 Tree: TypeAlias = Any
-"""Array, tensor or number, or dicts and tuples of these, nested as a space is."""
+"""Array, tensor or number, or dicts and tuples of these, with the structure of a space."""
 Batch: TypeAlias = Any
 """Batch of a memory, usually `(prev_obs, new_act, rew, new_obs, terminated, truncated)` and a dict of extras."""
 Metrics: TypeAlias = dict[str, Any]
@@ -24,6 +24,6 @@ Settings: TypeAlias = dict[str, Any]
 Policy: TypeAlias = Any
 """Actor to publish: an `ActorModule`, or an object with `act` and `to_blob`."""
 Indices: TypeAlias = Any
-"""Numbers of the transitions of a batch: an array or a tensor."""
+"""Indices of the transitions of a batch: an array or a tensor."""
 Device: TypeAlias = "torch.device | str | None"
-"""Device of torch; None: the default."""
+"""Torch device; None: the default."""

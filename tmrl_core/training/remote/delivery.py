@@ -1,4 +1,4 @@
-"""Link of a training object: committed offsets of its streams, and acknowledgement of samples."""
+"""Link of a training object, with the committed offsets of its streams and the acknowledgement of samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinkedTraining:
         on_publish: called with the training object after each published policy.
 
     Attributes:
-        interface: the training object's interface to the Server; None before the first link. It stays after `close`.
+        interface: the training object's interface to the Server; None before the first link. It remains after `close`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LinkedTraining:
         return interface
 
     def stop(self) -> None:
-        """Have training over this link end in order, and over each that is opened later. From any thread."""
+        """End training in order, over this link and every later one. Safe from any thread."""
         self._stopping = True
         if self.interface is not None:
             self.interface.stop()
@@ -104,13 +104,14 @@ class LinkedTraining:
             self._link.close()
 
     def note_delivery(self, training: TrainingLoop, recorder: Recorder | None) -> None:
-        """Return the checkpoint's state besides the training object's: the streams' committed offsets."""
+        """Return the delivery state for a checkpoint: the streams' committed offsets and more."""
         if self.interface is not None:
             self.commit(training)
             link = self.interface.link
             training.own.delivery = {
                 "incarnation": link.incarnation,
-                # Where nothing was published yet, the next process begins where this one would have.
+                # If nothing was published yet, the next process begins with the number that this process would have
+                # used.
                 "counter": max(link.version[1], training.delivery.get("counter", 0)),
                 "marks": {stream: tuple(offset) for stream, offset in link.offsets.items()},
                 "refusals": link.refusals,
@@ -121,7 +122,7 @@ class LinkedTraining:
             training.own.elapsed_s = recorder.elapsed_s
 
     def commit(self, training: TrainingLoop) -> None:
-        """Acknowledge inserted samples that the memory's disk has stored; the others stay with their workers."""
+        """Acknowledge inserted samples that the memory's disk has stored. Workers keep the others."""
         if self.interface is not None:
             training.commit(self.interface)
 

@@ -10,7 +10,7 @@ from tmrl_core.training.contracts import TrainingLoop, TrainingMemory
 
 
 class DeliveryLog:
-    """Makes a memory on disk write samples together with the offsets of their streams and the run's counters.
+    """Make a memory on disk write samples together with the offsets of their streams and the run's counters.
 
     Args:
         training: training object with the counters.
@@ -28,13 +28,14 @@ class DeliveryLog:
         memory.deferred = True
 
     def keep(self, received: Sequence[Received]) -> None:
-        """Write the samples since the last call, with the offsets that hold once they are written.
+        """Write the samples since the last call, with the offsets that are valid once they are written.
 
         Args:
-            received: the messages that it came in, refused ones included.
+            received: the messages of these samples, refused ones included.
 
         Raises:
-            StorageError: it cannot be written. Nothing may be acknowledged; to be called again with the same messages.
+            StorageError: the samples cannot be written. Nothing may be acknowledged; the call must be repeated with the
+                same messages.
         """
         link, training = self._link, self._training
         after, before = link.offsets_after(received), link.offsets

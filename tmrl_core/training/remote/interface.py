@@ -47,33 +47,32 @@ from tmrl_core.training.value_types import Metrics, Policy, State
 logger = logging.getLogger(__name__)
 
 MAX_SESSION_CHARACTERS = 33
-"""Maximum length of a slash and the id of a gateway's session."""
+"""Maximum length of a slash and the id of a client session."""
 
 SLICE_S = 0.2
 """Maximum wait in seconds between two checks for a stop."""
 NETWORK_RECORD_S = 2.0
 """Seconds between two records of the network."""
 STARVED_S = 12.0
-"""Seconds for which the trainer and every worker must report that they wait before this counts as starvation.
-
-It is longer than the timeout of a silent link, so that an outdated report of an unreachable worker does not count.
+"""Seconds for which the trainer and every worker must report waiting before this counts as starvation. It is longer
+than the timeout of a silent link, so that an outdated report of an unreachable worker does not count.
 """
 _SILENT_S = 10.0
-"""The life of a silent link for which that is enough."""
+"""Longest timeout of a silent link for which that time is sufficient."""
 AWAY_S = 30.0
-"""Seconds to wait for a disconnected worker: it may return with the missing samples."""
+"""Seconds to wait for a disconnected worker, which may return with the missing samples."""
 TURN_S = 60.0
 """Seconds after which synchronous training continues although the worker has not reported that it waits."""
 REFUSALS_SAID = 100
 """Maximum number of different refusals in the log."""
 JOINS_AT_ONCE = 1_000
 JOINS_PER_S = 1.0
-"""Maximum rate of records of joining workers, after a burst: workers that join and leave endlessly cannot fill a disk.
-Records of the network count all of them."""
+"""Maximum rate of records of joining workers, after a burst, so that workers that join and leave endlessly cannot fill
+a disk. Records of the network count all workers."""
 WORKERS_CHARTED = 32
-"""Workers whose rates are recorded one by one."""
+"""Maximum number of workers whose rates are recorded separately."""
 POLICY = "policy"
-"""Name of the one policy that is published."""
+"""Name of the published policy."""
 
 
 class RemoteInterface(TrainingInterface):
@@ -86,7 +85,7 @@ class RemoteInterface(TrainingInterface):
         max_message_bytes: maximum size of a decoded message.
         target_return: training ends when the mean return of an evaluation reaches it.
         time_limit_s: training ends after this time.
-        signature: spaces as text, by "observation_space" and "action_space"; workers with other spaces are logged.
+        spaces as text, by "observation_space" and "action_space"; workers with other spaces are logged.
         on_publish: called with each published policy.
         clock: seconds.
     """
@@ -116,11 +115,11 @@ class RemoteInterface(TrainingInterface):
         self.on_episode: Callable[[EpisodeRecord], None] | None = None
         """Called with the record of each episode."""
         self.on_rest: Callable[[], None] | None = None
-        """Called where a checkpoint may be taken."""
+        """Called at points where a checkpoint may be written."""
         self.on_admitted: Callable[[], None] | None = None
         """Called once, when the Server has admitted this trainer."""
         self.ending = False
-        """True: an evaluation is played while training rests, or workers are sent home; nothing stops that."""
+        """True: the final evaluation or the end of the workers is in progress, and nothing interrupts it."""
         self._max_message_bytes = max_message_bytes
         self._target_return = target_return
         self._time_limit_s = time_limit_s
@@ -130,18 +129,18 @@ class RemoteInterface(TrainingInterface):
         self._started = clock()
         self._stop = False
         self._outstanding: list[tuple[Received, Delivery]] = []
-        """Messages that were received and are not acknowledged."""
+        """Received messages that are not acknowledged yet."""
         self._refusals_said: set[tuple[str, str]] = set()
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
         self._policy: State = {}
-        """Architecture of the policy that is published; empty before the first one, and where it is not known."""
+        """Architecture of the published policy; empty before the first one, or if unknown."""
         self._unfit: dict[bytes, str] = {}
-        """Linked streams whose workers cannot take that policy, and why."""
+        """Linked streams whose workers cannot use the published policy, with the reasons."""
         self._turn: Version = (0, 0)
         self._turn_since = self._started
         self._turner: bytes | None = None
-        """Stream of the only worker, where it takes turns with training."""
+        """Stream of the only worker in synchronous collection."""
         self._takes_turns = True
         self._revision = 0
         self._evaluations: dict[bytes, Evaluation] = {}
@@ -155,22 +154,22 @@ class RemoteInterface(TrainingInterface):
         self._next_record = self._started
         self._starved_since: float | None = None
         self._here: set[bytes] = set()
-        # Time since which each stream is disconnected; streams of a checkpoint are older than this process.
+        # Time at which each stream was disconnected. Streams of a checkpoint may be older than this process.
         self._away: dict[bytes, float] = dict.fromkeys(link.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         """Training episodes, of all workers."""
         self._collected: dict[bytes, int] = {}
-        """Steps received of each stream since the latest record of the network."""
+        """Number of steps received from each stream since the latest record of the network."""
         self._collected_since = self._started
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def receive(self) -> list[Delivery]:
-        """Commit, then return the messages that have arrived and can be trained on; others are refused.
+        """Commit, then return the usable messages that have arrived; refuse the others.
 
         Raises:
-            StorageError: as `commit`; nothing was taken.
+            StorageError: see `commit`; no message was taken.
         """
         self.commit()
         received = self.link.receive()
@@ -186,7 +185,7 @@ class RemoteInterface(TrainingInterface):
         return deliveries
 
     def _decoded(self, one: Received) -> Delivery:
-        """Decode a message; one that cannot be trained on is refused already."""
+        """Decode a message, and refuse it if training on it is impossible."""
         delivery = Delivery(Buffer(maxlen=None))
         try:
             message = decode_message(one.payload, max_bytes=self._max_message_bytes)
@@ -215,7 +214,7 @@ class RemoteInterface(TrainingInterface):
             )
 
     def _is_new(self, worker: str, text: str) -> bool:
-        """Return True if this should be logged about a worker: once, or a different environment would fill the log."""
+        """Return True if a worker's reason should be logged: once only, because a worker may cause it endlessly."""
         said = (worker, text)
         if said in self._refusals_said or len(self._refusals_said) >= REFUSALS_SAID:
             return False
@@ -226,7 +225,8 @@ class RemoteInterface(TrainingInterface):
         """Acknowledge the deliveries that were accepted or refused.
 
         Raises:
-            StorageError: the memory's disk does not take it. Nothing is acknowledged, nor taken, until a later call.
+            StorageError: the memory's disk cannot store the samples. Nothing is acknowledged or received until a later
+                call.
         """
         done = self._outstanding[: len(settled(delivery for _, delivery in self._outstanding))]
         if done and self.keep is not None:
@@ -242,11 +242,11 @@ class RemoteInterface(TrainingInterface):
         del self._outstanding[: len(done)]
 
     def wait(self, timeout_s: float) -> bool:
-        """Woken by arriving samples and `stop`.
+        """Wait for samples, `stop` or the time limit.
 
         Raises:
             StarvedError: workers and trainer wait for each other.
-            NetworkError: the Server refuses this trainer for good.
+            NetworkError: the Server refuses this trainer permanently.
         """
         deadline = self._clock() + timeout_s
         while not self.stopping:
@@ -276,11 +276,11 @@ class RemoteInterface(TrainingInterface):
         if away or not (self.progress.lack and waits and all(text for _, text in waits)):
             self._starved_since = None
             return
-        # A policy in transit may still release a worker, so the state has to last.
+        # A policy in transit may still release a worker, so the state must last for some time.
         self._starved_since = now if self._starved_since is None else self._starved_since
         if now - self._starved_since < STARVED_S + max(0.0, self.link.settings.silent_s - _SILENT_S):
             return
-        # Without this message, workers assume that the trainer was killed, and wait for the next.
+        # Without this message, workers assume that the trainer was killed, and wait for the next one.
         self.report(msgspec.structs.replace(self.progress, gave_up=True))
         workers = "; ".join(f"{name}: {text}" for name, text in waits[:3])
         raise StarvedError(
@@ -321,7 +321,8 @@ class RemoteInterface(TrainingInterface):
     def has_turn(self) -> bool:
         """Return True when the synchronous worker reports that it waits, with the latest version.
 
-        Turns make runs with one worker repeatable. Turns of further workers, which may be misconfigured, delay nobody.
+        Turns make runs with one worker repeatable. With several workers, which may be misconfigured, training does not
+        wait.
         """
         live = [member.stream for member in self.link.members if member.live]
         if not self._takes_turns or len(live) != 1:
@@ -376,7 +377,7 @@ class RemoteInterface(TrainingInterface):
         self.link.direct(directive, stream)
 
     def workers(self) -> list[tuple[bytes, str]]:
-        """The workers that are linked."""
+        """Return the linked workers."""
         return [(member.stream, member.name) for member in self._live()]
 
     def _live(self) -> list[Member]:
@@ -389,7 +390,7 @@ class RemoteInterface(TrainingInterface):
 
     @contextlib.contextmanager
     def whole_round(self) -> Iterator[None]:
-        """Reaching the target stops nothing inside."""
+        """Within this block, reaching the target does not stop training."""
         self._in_round = True
         try:
             yield
@@ -408,7 +409,7 @@ class RemoteInterface(TrainingInterface):
             self.evaluator.start(self.progress.updates, self.version, self._streams())
 
     def confirm_target(self) -> bool:
-        """Return whether a second evaluation has reached the target; if not, training may continue."""
+        """Return True if a second evaluation has reached the target; otherwise, training may continue."""
         latest = self.evaluator.latest if self.evaluator is not None else None
         second = None if latest is self._to_confirm else latest
         target = self._target_return
@@ -439,7 +440,7 @@ class RemoteInterface(TrainingInterface):
 
     @property
     def time_limit_reached(self) -> bool:
-        """Return whether the time limit has passed."""
+        """Return True if the time limit has passed."""
         return self._time_limit_s is not None and self._clock() - self._started >= self._time_limit_s
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -456,11 +457,11 @@ class RemoteInterface(TrainingInterface):
         if self._latest:
             values = {**_means(self._latest), **values}
         if self.recorder is not None:
-            # The last report may be some updates older.
+            # The last report may be older by some updates.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
     def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
-        """Write an event to the records, at `step` updates; None: at those that were reported last."""
+        """Write an event to the records, at `step` updates; None: at the last reported number of updates."""
         if self.recorder is not None:
             self.recorder.event(event, message, step=self.progress.updates if step is None else step, **values)
 
@@ -539,7 +540,7 @@ class RemoteInterface(TrainingInterface):
         return [member.stream for member in live]
 
     def _tick(self) -> None:
-        """Check from time to time the connected workers, evaluations and network statistics."""
+        """Check connected workers, evaluations and network statistics periodically."""
         if self.on_admitted is not None and self.link.was_connected:
             on_admitted, self.on_admitted = self.on_admitted, None
             on_admitted()
@@ -574,7 +575,7 @@ class RemoteInterface(TrainingInterface):
         signature = _signature_of(member)
         for name, expected in self._signature.items():
             found = signature.get(name)
-            # It may be anything, arrays that compare to arrays too.
+            # A worker may send any value, also arrays, whose comparison yields arrays.
             if isinstance(found, str) and found != expected and self._is_new(member.name, f"{name} {found}"):
                 logger.warning(
                     "worker %s has the %s %s, the trainer %s: its samples will be refused unless a preprocessor or "
@@ -592,7 +593,7 @@ class RemoteInterface(TrainingInterface):
         signature = _signature_of(member)
         spaces = [(signature.get(name), expected) for name, expected in self._signature.items()]
         if any(isinstance(found, str) and found != expected for found, expected in spaces):
-            return  # reported already; it also explains a different policy
+            return  # the different environment was reported already and also explains a different policy
         found = difference(signature.get("policy"), self._policy)
         if found:
             reason = f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs"
@@ -656,7 +657,7 @@ def _signature_of(member: Member) -> State:
 
 
 def episode_label(name: str, chosen: str) -> str:
-    """Return the label of an episode: the Server's, since two workers may choose the same one.
+    """Return the label of an episode: the Server's label, because two workers may choose the same one.
 
     A gateway adds a slash and the id of the session to its own label.
     """

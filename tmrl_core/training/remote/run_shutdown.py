@@ -1,4 +1,4 @@
-"""The end of a run: its final policy is evaluated, and its workers are sent home."""
+"""The end of a run: evaluate the final policy, then finish the workers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FINAL_EVALUATION_S = 120.0
-"""Longest wait in seconds for the evaluation of the final policy."""
+"""Maximum wait in seconds for the evaluation of the final policy."""
 DRAIN_S = 10.0
 """Maximum wait in seconds for workers to finish."""
 SERVER_S = 60.0
 """Maximum wait in seconds for an unavailable Server at the end of the run, which has to inform the workers."""
 RETURN_S = 3.0
-"""Seconds in which workers find a Server that has come back: as long as they wait between two tries."""
+"""Seconds in which workers find a Server that has returned: their maximum wait between two attempts."""
 QUIET_S = 2.0
-"""Seconds without samples after which they have sent all."""
+"""Seconds without samples after which workers count as finished."""
 
 
 class RunShutdown:
     """Closing exchange with the workers at the end of training.
 
     Args:
-        training: training object, which inserts samples that still arrive.
+        training: training object, which inserts remaining samples.
         interface: interface to the Server.
     """
 
@@ -64,16 +64,16 @@ class RunShutdown:
             interface.ending = False
 
     def finish_workers(self, just_come: bool = False) -> None:
-        """Tell the workers that the run has ended, and insert the samples that they still send.
+        """Notify the workers of the run's end, and insert the samples that they still send.
 
         Args:
-            just_come: True: this trainer has only just connected and may not know all workers.
+            just_come: True: this trainer has just connected and may not know all workers.
         """
         interface = self._interface
         interface.ending = True
         interface.finish()
         came_back = self._await_server() or just_come
-        # Informed workers send their remaining samples and disconnect; silent ones are not waited for.
+        # Notified workers send their remaining samples and disconnect. There is no wait for silent workers.
         now = time.monotonic()
         deadline, quiet = now + DRAIN_S, now + (RETURN_S if came_back else QUIET_S)
         while (interface.link.members or came_back) and time.monotonic() < min(deadline, quiet):
@@ -83,10 +83,10 @@ class RunShutdown:
         self._take_samples()
 
     def _await_server(self) -> bool:
-        """Wait for a lost Server, because workers that are not informed of the end would wait forever.
+        """Wait for a lost Server, because workers that are not notified of the end would wait forever.
 
         Returns:
-            True if it has returned. It stores the message for workers that connect later.
+            True if the Server has returned. It stores the message for workers that connect later.
         """
         link = self._interface.link
         if link.connected or not link.was_connected:
@@ -95,7 +95,7 @@ class RunShutdown:
             "the Server is away: waiting up to %g s for it, so that workers hear that the run is over", SERVER_S
         )
         deadline = time.monotonic() + SERVER_S
-        with contextlib.suppress(NetworkError):  # the Server refuses this trainer now, so no worker can be informed
+        with contextlib.suppress(NetworkError):  # the Server refuses this trainer now, so no worker can be notified
             while not self._interface.stop_requested and time.monotonic() < deadline:
                 if link.wait_connected(0.1):
                     return True
