@@ -123,6 +123,22 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
 
 
+def test_restarts_of_long_ago_do_not_count(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(supervision, "STEADY_S", 0.0)
+    processes.trainer.start()
+    processes.server.start(announces=True)
+    worker = processes.workers[0]
+    worker.restarts = supervision.RESTARTS
+    worker.arguments = ["--worker", "--set", "environment.cls=builtins:divmod"]
+    worker.start()
+    ended(worker)
+    listener = Listener()
+    assert processes.look(listener)
+    assert processes.look(listener)
+    assert (worker.restarts, len(listener.said)) == (1, 1)
+
+
 def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Processes) -> None:
     processes.trainer.start()
     processes.server.start(announces=True)

@@ -33,7 +33,9 @@ DISK_S = 30.0
 """Seconds between two checks of the free space on the disk."""
 MIN_FREE_BYTES = 1 << 20
 RESTARTS = 3
-"""Maximum number of restarts of one worker, of the gateway or of the Server."""
+"""Maximum number of restarts of one worker, of the gateway or of the Server that follow each other."""
+STEADY_S = 600.0
+"""Time in seconds after which earlier restarts of a role do not count: a run of weeks has more than a few failures."""
 RESTART_PAUSE_S = 1.0
 """Pause before the first restart; it doubles before each further one."""
 TRAINER_END_S = 120.0
@@ -111,6 +113,7 @@ class Child:
         self.threads = threads
         self.restarts = 0
         self.resting_until = 0.0
+        self.started_at = 0.0
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, announces: bool = False) -> None:
@@ -121,7 +124,8 @@ class Child:
             own["creationflags"] = subprocess.CREATE_NEW_PROCESS_GROUP
         else:
             own["start_new_session"] = True
-        with open(self.log, "ab" if self.restarts else "wb", opener=open_own) as log:
+        self.started_at = time.monotonic()
+        with open(self.log, "wb" if self.process is None else "ab", opener=open_own) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tmrl_core", *self.arguments, "--control"],
                 stdin=subprocess.PIPE,
@@ -284,6 +288,8 @@ class Processes(Group):
         if status is None or (status == 0 and child in self.workers):
             return
         if child.resting_until == 0.0:
+            if time.monotonic() - child.started_at > STEADY_S:
+                child.restarts = 0
             if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:
                 raise child.failure()
             child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
