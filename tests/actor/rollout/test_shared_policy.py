@@ -98,6 +98,10 @@ def test_a_kept_policy_acts_at_once(tmp_path: Path) -> None:
     policy = SharedPolicy(Weighted, OBS, ACT)
     policy.load_file(tmp_path / "kept")
     assert policy.runner().act(SEEN).tolist() == [3]
+    assert not policy.explores, "its exploration is not known"
+    policy.load("file", b"4")
+    policy.adopt((1, 1))
+    assert policy.explores
 
 
 def test_an_actor_with_a_state_of_its_own_is_refused() -> None:

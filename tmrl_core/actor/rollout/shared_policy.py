@@ -28,6 +28,7 @@ class SharedPolicy:
 
     Attributes:
         version: of the weights that act.
+        explores: False: the weights come from a file, without the trainer's exploration parameters.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SharedPolicy:
                 "step."
             )
         self.version: Version = (0, 0)
+        self.explores = True
         self._spaces = observation_space, action_space
         self._exploration: Mapping[str, float] = {}
 
@@ -91,6 +93,7 @@ class SharedPolicy:
         """Load weights that `PolicyFiles` has kept, and act with them. Raises what the actor's own `load` raises."""
         self._loading.load_file(path)
         self.adopt(self.version)
+        self.explores = False
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
         """Explore with these parameters as soon as the loaded weights are adopted."""
@@ -101,3 +104,4 @@ class SharedPolicy:
         """Act with the weights loaded last, which are of this version."""
         self._acting, self._loading = self._loading, self._acting
         self.version = version
+        self.explores = True
