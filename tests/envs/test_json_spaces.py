@@ -5,13 +5,14 @@ import math
 from typing import Any
 
 import gymnasium
+import msgspec
 import numpy as np
 import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmrl_core.envs.json_spaces import action_writer, observation_reader, space_from_json
+from tmrl_core.envs.json_spaces import Encoding, action_writer, number_count, observation_reader, space_from_json
 from tmrl_core.errors import ConfigError, ObservationError, PolicyFailedError
 
 FULL = spaces.Dict(
@@ -93,28 +94,30 @@ def test_anything_else_is_refused(value: Any, said: str) -> None:
 def test_an_observation_survives_json(seed: int) -> None:
     FULL.seed(seed)
     obs = FULL.sample()
-    read = observation_reader(FULL)(json.loads(json.dumps(as_json(obs))))
+    read = observation_reader(FULL)(json.dumps(as_json(obs)))
     assert equal(read, obs)
     assert FULL.contains(read)
 
 
 def test_entries_come_in_the_order_of_the_space() -> None:
-    assert list(observation_reader(FULL)(dict(reversed(as_json(FULL.sample()).items())))) == list(FULL.spaces)
+    assert list(observation_reader(FULL)(json.dumps(dict(reversed(as_json(FULL.sample()).items()))))) == list(
+        FULL.spaces
+    )
 
 
 def test_a_box_takes_integers_and_booleans_and_leaves_bounds_to_the_environment() -> None:
     read = observation_reader(space_from_json([3, -1, 1]))
-    assert equal(read([5, True, 0.5]), np.array([5, 1, 0.5], np.float32))
+    assert equal(read("[5, true, 0.5]"), np.array([5, 1, 0.5], np.float32))
 
 
 @pytest.mark.parametrize(
     ("space", "value"), [(spaces.Box(-1, 1, (2,)), [0.5, -10.5]), (spaces.Box(0, 255, (1,), np.uint8), [11])]
 )
 def test_numbers_of_a_box_may_be_limited(space: spaces.Box, value: Any) -> None:
-    reader = observation_reader(spaces.Dict({"a": spaces.Tuple((space,))}), largest=10.0)
-    assert reader({"a": [[10] * len(value)]})
-    with pytest.raises(ObservationError, match=r"obs\.a\[0\]\[.\]: .* [<>]= -?10"):
-        reader({"a": [value]})
+    reader = observation_reader(spaces.Dict({"a": spaces.Tuple((space,))}), largest=10.0, setting="gateway.max_number")
+    assert reader(json.dumps({"a": [[10] * len(value)]}))
+    with pytest.raises(ObservationError, match=r"obs\.a\[0\]\[.\]: .* [<>]= -?10.* at most 10 \(gateway.max_number\)"):
+        reader(json.dumps({"a": [value]}))
 
 
 @pytest.mark.parametrize(
@@ -138,13 +141,34 @@ def test_numbers_of_a_box_may_be_limited(space: spaces.Box, value: Any) -> None:
         ({"a": 2, "b": {"c": 2}}, {"a": 1, "b": {"c": 2}}, r"obs\.b\.c: expected `int` <= 1"),
         ({"a": 2, "b": 2}, {"a": 1}, r"obs lacks \['b'\]"),
         ({"a": 2}, {"a": 1, "x": 1}, "obs has the key 'x'"),
-        ({"a": 2}, {"a": 1, 5: 1}, "obs has the key 5"),
-        ({"a": 2}, [1], r"obs: expected an object with the keys \['a'\]"),
+        ({"a": 2}, [1], r"obs: expected `object`, got `array`; the space wants an object with the keys \['a'\]"),
     ],
 )
 def test_the_value_that_does_not_fit_is_named(space: Any, value: Any, said: str) -> None:
+    encoding: Encoding = "msgpack" if "inf" in repr(value) or "nan" in repr(value) else "json"
+    data = json.dumps(value) if encoding == "json" else msgspec.msgpack.encode(value)
     with pytest.raises(ObservationError, match=said):
-        observation_reader(space_from_json(space))(value)
+        observation_reader(space_from_json(space), encoding=encoding)(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x92\x01", b"\x92\x01\xa1\xff", b"\x81\x05\x01", b"\x92\xc1\x01", b"\xc4\x01a", b"\x91" * 10_000]
+)
+@pytest.mark.parametrize("space", [2, [2, -1, 1], [[2, 40], -1, 1], {"a": 2}])
+def test_damaged_messagepack_is_refused(space: Any, data: bytes) -> None:
+    with pytest.raises(ObservationError):
+        observation_reader(space_from_json(space), encoding="msgpack")(data)
+
+
+@pytest.mark.parametrize("text", ["", "[1,", "[1,,2]", "[1, NaN]", '{"a": \x01}', "[" * 10_000, '"\\ud800"'])
+@pytest.mark.parametrize("space", [2, [2, -1, 1], [[2, 40], -1, 1], {"a": 2}])
+def test_damaged_json_is_refused(space: Any, text: str) -> None:
+    with pytest.raises(ObservationError):
+        observation_reader(space_from_json(space))(text)
+
+
+def test_numbers_are_counted() -> None:
+    assert number_count(FULL) == 6 + 1 + 4 + 2 + 1 + 3 + 2 + 2
 
 
 @pytest.mark.parametrize(
@@ -162,20 +186,28 @@ def test_the_value_that_does_not_fit_is_named(space: Any, value: Any, said: str)
 )
 def test_integers_outside_of_their_space_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ObservationError, match=rf"obs\.{key}"):
-        observation_reader(FULL)({**as_json(FULL.sample()), key: value})
+        observation_reader(FULL)(json.dumps({**as_json(FULL.sample()), key: value}))
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=3)
+    ),
 )
 
 
-@given(st.sampled_from(list(FULL.spaces)), JSON_VALUES)
-def test_any_value_is_of_the_space_or_an_error(key: str, value: Any) -> None:
+@given(st.sampled_from(list(FULL.spaces)), JSON_VALUES, st.booleans())
+def test_any_value_is_of_the_space_or_an_error(key: str, value: Any, as_text: bool) -> None:
     space = FULL[key]
+    data = msgspec.json.encode(value) if as_text else msgspec.msgpack.encode(value)
     try:
-        obs = observation_reader(space)(value)
+        obs = observation_reader(space, encoding="json" if as_text else "msgpack")(data)
     except ObservationError:
         return
     if isinstance(space, spaces.Box):
@@ -198,7 +230,7 @@ def test_spaces_without_arrays_are_refused(space: gymnasium.Space[Any]) -> None:
 def test_an_action_survives_json(seed: int) -> None:
     FULL.seed(seed)
     action = FULL.sample()
-    written = json.loads(json.dumps(action_writer(FULL)(action)))
+    written = json.dumps(action_writer(FULL)(action))
     assert equal(observation_reader(FULL)(written), action)
 
 

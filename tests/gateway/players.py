@@ -7,10 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import msgspec
 import numpy as np
 from gymnasium import spaces
 
 from tmrl_core.errors import NetworkError, TmrlError
+from tmrl_core.gateway.messages import StepMessage
+
+
+def step_message(
+    obs: Any = (0.0, 0.0),
+    reward: float = 0.0,
+    terminated: bool = False,
+    truncated: bool = False,
+    number: int | None = None,
+    info: dict[str, Any] | None = None,
+    session_key: str = "S",
+) -> StepMessage:
+    """A message in MessagePack."""
+    encoded = [msgspec.Raw(msgspec.msgpack.encode(value)) for value in (obs, info)]
+    return StepMessage(session_key, encoded[0], reward, terminated, truncated, encoded[1], number, "msgpack")
+
 
 BOX = spaces.Box(-100, 100, (2,), np.float32)
 
@@ -22,6 +39,7 @@ class RecordingPlayer:
         transitions: (obs, action, next obs, reward, terminated, truncated) of all episodes.
         fails: error of the next call.
         gate: calls wait until it is set.
+        saves: `close` waits until it is set.
         waiting: number of calls that wait.
     """
 
@@ -37,6 +55,8 @@ class RecordingPlayer:
         self.fails: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.saves = asyncio.Event()
+        self.saves.set()
 
     async def begin(self, obs: Any, info: dict[str, Any]) -> Any:
         await self._called(obs)
@@ -54,6 +74,7 @@ class RecordingPlayer:
 
     async def close(self) -> None:
         assert not self.closed
+        await self.saves.wait()
         self.closed = True
         self.gate.set()
 

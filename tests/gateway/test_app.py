@@ -127,6 +127,14 @@ def test_a_body_that_is_no_json_object_is_refused(gateway: Served, path: str, bo
     assert answer.error
 
 
+@pytest.mark.parametrize(
+    "body", [{"obs": [[[[[[[[[[1]]]]]]]]]]}, {"info": {"a": [[[[[[[[[[1]]]]]]]]]]}}, {"info": 5, "done": 0}]
+)
+def test_a_stranger_is_refused_before_an_observation_or_info_is_decoded(gateway: Served, body: dict[str, Any]) -> None:
+    answer = gateway.step("unknown", **body)
+    assert (answer.status, "log in again" in answer.error) == (401, True)
+
+
 def test_wrong_keys_are_refused(gateway: Served) -> None:
     for apikey in ("wrong", gateway.apikey + "x", "", "\ud800", "key." * 1000):
         answer = gateway.post(LOGIN, {"apikey": apikey})

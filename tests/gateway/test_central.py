@@ -7,6 +7,7 @@ import math
 import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from gymnasium import spaces
 
 from tests.actor.conftest import ConstantActor, ScriptedLink
 from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.errors import LinkClosedError, PolicyFailedError
-from tmrl_core.gateway.central import MAX_INFO_BYTES, CentralAgent, CentralPlayer
+from tmrl_core.gateway.central import CentralAgent, CentralPlayer
 from tmrl_core.gateway.contracts import GatewayAgent
 from tmrl_core.networking.protocol.messages import Directive, Evaluation
 
@@ -373,14 +375,17 @@ def test_samples_that_cannot_leave_are_bounded_for_all_sessions_together() -> No
     assert [record.length for record in link.records] == [2, 2, 1000]
 
 
-def test_a_large_info_is_left_out_and_its_step_is_kept() -> None:
+def test_a_policy_from_a_file_does_not_explore_until_a_trainer_sends_another(tmp_path: Path) -> None:
     async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
         player = agent.open("ab12")
-        await player.begin(obs(0), {"small": 1})
-        await player.step(obs(1), 1.0, True, False, {"large": "x" * MAX_INFO_BYTES})
-        assert agent.infos_left_out == 1
+        assert await player.begin(obs(0), {}) == 1.5
+        link.publish(4.0)
+        await until(lambda: agent.policy.version == (1, 1))
+        assert await player.step(obs(1), 1.0, False, False, {}) == 4.0
+        await player.close()
 
-    assert [sample[5] for sample in play(scenario).samples] == [{"small": 1}, {}]
+    (tmp_path / "kept").write_text("3")
+    assert rows(play(scenario, files=PolicyFiles(tmp_path / "kept")))[1] == (1.5, 1, 1.0, False, True)
 
 
 def test_a_link_that_has_failed_for_good_does_not_end_the_sessions(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ BEGUN = b"POST /shepherd/env/ HTTP/1.1\r\nHost: localhost\r\n"
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Served]:
-    with serve(tmp_path, max_connections=5) as served:
+    with serve(tmp_path, max_connections=5, max_body_bytes=1_000_000) as served:
         yield served
 
 

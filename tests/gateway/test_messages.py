@@ -5,8 +5,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Raw
 
-from tmrl_core.gateway.messages import EndMessage, RequestError, StepMessage, fields_from_json, fields_from_msgpack
+from tmrl_core.gateway.messages import (
+    MAX_INFO_BYTES,
+    MAX_INFO_VALUES,
+    EndMessage,
+    RequestError,
+    StepMessage,
+    fields_from_json,
+    fields_from_msgpack,
+)
 
 FIRST = {"obs": [1.0, 2.0], "reward": 0.0, "done": False, "info": {}, "session_key": "S"}
 
@@ -22,14 +31,21 @@ def without(*names: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_step_has_its_fields() -> None:
-    assert step(step=3, unknown=[1]) == StepMessage("S", [1.0, 2.0], 0.0, False, False, {}, 3)
+    assert step(step=3, unknown=[1]) == StepMessage("S", Raw(b"[1.0, 2.0]"), 0.0, False, False, Raw(b"{}"), 3, "json")
     assert step(reward=2).reward == 2.0
-    assert fields_from_json(json.dumps(without("info"))).message() == step()
-    assert step(info=None) == step()
+    for message in (fields_from_json(json.dumps(without("info"))).message(), step(), step(info=None)):
+        assert isinstance(message, StepMessage)
+        assert message.read_info() == {}
+    assert step(info={"a": [1, {"b": None}]}).read_info() == {"a": [1, {"b": None}]}
 
 
 def test_messagepack_gives_the_same() -> None:
-    assert fields_from_msgpack(msgspec.msgpack.encode(FIRST)).message() == step()
+    message = fields_from_msgpack(msgspec.msgpack.encode({**FIRST, "info": {"a": 1}})).message()
+    assert isinstance(message, StepMessage)
+    assert msgspec.msgpack.decode(message.obs) == [1.0, 2.0]
+    assert message.read_info() == {"a": 1}
+    assert (message.session_key, message.reward, message.terminated, message.truncated) == ("S", 0.0, False, False)
+    assert fields_from_msgpack(msgspec.msgpack.encode({**FIRST, "obs": None})).message() == EndMessage("S")
     assert fields_from_msgpack(msgspec.msgpack.encode({"apikey": "K"})).login() == "K"
 
 
@@ -86,7 +102,6 @@ def test_a_null_observation_ends_the_session(body: dict[str, Any]) -> None:
         (json.dumps(without(done=2)), "done is 2"),
         (json.dumps(without(done=False, terminated=True)), "done is False, but terminated is True"),
         (json.dumps(without(done=True, terminated=False, truncated=False)), "done is True, but"),
-        (json.dumps(without(info=[1])), "info: expected"),
         (json.dumps(without(session_key=5)), "session_key: expected"),
         (json.dumps(without(step=1.5)), "step: expected"),
         ("[]", "message: expected `object`"),
@@ -94,8 +109,8 @@ def test_a_null_observation_ends_the_session(body: dict[str, Any]) -> None:
         ("", "not valid JSON"),
         ("{", "not valid JSON"),
         ("{} {}", "not valid JSON"),
-        ('{"obs":' + "[" * 100_000, "obs"),
-        ('{"obs":' + '{"a":' * 100_000, "obs"),
+        ('{"obs":' + "[" * 100_000, "not valid JSON"),
+        ('{"obs":' + '{"a":' * 100_000, "not valid JSON"),
         ('{"x":' + "[" * 100_000, "not valid JSON"),
     ],
 )
@@ -127,6 +142,51 @@ def test_a_bad_message_is_refused_with_its_field(text: str, said: str) -> None:
 def test_bad_messagepack_is_refused(data: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         fields_from_msgpack(data).message()
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("info", [[1], 5, {"a": [[[[[[[[[1]]]]]]]]]}])
+def test_a_bad_info_is_refused_when_it_is_read(info: Any) -> None:
+    for message in (
+        fields_from_json(json.dumps({**FIRST, "info": info})).message(),
+        fields_from_msgpack(msgspec.msgpack.encode({**FIRST, "info": info})).message(),
+    ):
+        assert isinstance(message, StepMessage)
+        with pytest.raises(RequestError, match=r"info|a"):
+            message.read_info()
+
+
+def test_a_large_info_is_not_decoded_but_its_truncation_counts() -> None:
+    large = {"large": "x" * MAX_INFO_BYTES}
+    for more, truncated in (({}, False), ({"TimeLimit.truncated": True}, True), ({"TimeLimit.truncated": [1]}, False)):
+        message = step(done=True, info={**large, **more})
+        assert message.read_info() is None
+        assert message.truncated is truncated
+    packed = fields_from_msgpack(msgspec.msgpack.encode({**FIRST, "done": 1, "info": {"TimeLimit.truncated": 1.0}}))
+    ended = packed.message()
+    assert isinstance(ended, StepMessage)
+    assert ended.truncated
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_info_of_many_values_is_left_out(packed: bool) -> None:
+    def read(info: Any) -> Any:
+        if not packed:
+            return step(info=info).read_info()
+        message = fields_from_msgpack(msgspec.msgpack.encode({**FIRST, "info": info})).message()
+        assert isinstance(message, StepMessage)
+        return message.read_info()
+
+    for few in ({"a": [1.5] * (MAX_INFO_VALUES - 1)}, {"text": "[{,}]" * 100}, {"n": {"b": [{"c": None}] * 32}}):
+        assert read(few) == few
+    for many in ({"a": [1.5] * MAX_INFO_VALUES}, {"a": [{"b": [0]}] * 40}, {str(key): 0 for key in range(101)}):
+        assert read(many) is None
+
+
+@pytest.mark.parametrize("data", [b"\x93\x01\x02", b"\x81\x05\x01", b"\x81\xa1a\xd6\xff\0\0\0\0", b"\x81\xa1a\xa1\xff"])
+def test_an_info_of_messagepack_has_only_json_values(data: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        StepMessage("S", Raw(b"\x00"), 0.0, False, False, Raw(data), None, "msgpack").read_info()
     assert caught.value.status == 400
 
 

@@ -3,21 +3,28 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gateway.players import BOX, RecordingAgent, RecordingPlayer
+from tests.gateway.players import BOX, RecordingAgent, RecordingPlayer, step_message
 from tmrl_core.envs.json_spaces import action_writer, observation_reader
 from tmrl_core.errors import NetworkError, ObservationError, TmrlError
 from tmrl_core.gateway.messages import RequestError, StepMessage
 from tmrl_core.gateway.session import Session
 
+READER = observation_reader(BOX, encoding="msgpack")
+
 
 def make(**arguments: Any) -> tuple[Session, RecordingPlayer]:
     player = RecordingPlayer(BOX)
-    return Session(player, observation_reader(BOX), action_writer(RecordingAgent.action_space), **arguments), player
+    return Session(player, read, action_writer(RecordingAgent.action_space), **arguments), player
+
+
+def read(message: StepMessage) -> tuple[Any, dict[str, Any]]:
+    return READER(message.obs), message.read_info() or {}
 
 
 def message(
@@ -28,9 +35,7 @@ def message(
     number: int | None = None,
     info: dict[str, Any] | None = None,
 ) -> StepMessage:
-    return StepMessage(
-        "S", [obs, obs] if isinstance(obs, float) else obs, reward, terminated, truncated, info or {}, number
-    )
+    return step_message([obs, obs] if isinstance(obs, float) else obs, reward, terminated, truncated, number, info)
 
 
 def ask(session: Session, *messages: StepMessage) -> list[Any]:
@@ -146,7 +151,7 @@ def test_a_missing_action_is_an_error_and_no_answer() -> None:
         def _act(self, obs: Any) -> Any:
             super()._act(obs)
 
-    session = Session(Silent(BOX), observation_reader(BOX), int)
+    session = Session(Silent(BOX), read, int)
     with pytest.raises(RuntimeError, match="Silent returned no action"):
         ask(session, message())
 
@@ -202,7 +207,7 @@ def test_any_order_of_messages_and_failures_records_each_answered_action_once(
                 continue
             last = each.number, answer
             assert (answer is None) == done
-            obs = each.obs[0]
+            obs = msgspec.msgpack.decode(each.obs)[0]
             if pending is not None:
                 expected.append((*pending, obs, each.reward, each.terminated, each.truncated))
             pending = None if answer is None else (obs, answer)

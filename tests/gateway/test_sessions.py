@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import logging
 import tracemalloc
 from collections import Counter
 from collections.abc import Coroutine
@@ -9,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.gateway.players import RecordingAgent
+from tests.gateway.players import RecordingAgent, step_message
 from tmrl_core.config.sections import GatewaySection
 from tmrl_core.errors import ConfigError, SessionClosedError, TmrlError
 from tmrl_core.gateway.contracts import FinishedEpisode
-from tmrl_core.gateway.messages import EndMessage, RequestError, StepMessage
+from tmrl_core.gateway.messages import MAX_INFO_BYTES, EndMessage, RequestError
 from tmrl_core.gateway.sessions import MAKE_ROOM_S, WRONG_LOGINS_AT_ONCE, Sessions
+from tmrl_core.networking.relay.membership_log import LINES_AT_ONCE
 from tmrl_core.networking.security.api_keys import ApiKeys, make_key, revoke_key
 
 CLIENT = "192.0.2.1:5000"
@@ -51,8 +55,14 @@ class Gateway:
         return run(self.sessions.login(apikey or self.apikey, address, now))
 
     def step(self, key: str, now: float = 0.0, **changes: Any) -> Any:
-        fields = {"obs": [0.0, 0.0], "reward": 1.0, "terminated": False, "truncated": False, "info": {}, "number": None}
-        return run(self.sessions.answer(StepMessage(key, **{**fields, **changes}), now))
+        return run(self.sessions.answer(step_message(**{"reward": 1.0, "session_key": key, **changes}), now))
+
+    def expire(self, now: float) -> None:
+        async def both() -> None:
+            self.sessions.expire(now)
+            await asyncio.sleep(0)
+
+        run(both())
 
     @property
     def ids(self) -> list[str]:
@@ -156,6 +166,26 @@ def test_numbers_that_would_make_updates_infinite_are_refused(tmp_path: Path) ->
     assert len(next(iter(gateway.agent.players.values())).transitions) == 1
 
 
+def test_the_size_of_a_message_follows_the_largest_observation(tmp_path: Path) -> None:
+    assert Gateway(tmp_path).sessions.max_body_bytes == 65_536 + 2 * 64
+    assert Gateway(tmp_path, max_body_bytes=9).sessions.max_body_bytes == 9
+    camera = RecordingAgent("camera", spaces.Dict({"image": spaces.Box(0, 255, (210, 160, 3), np.uint8)}))
+    sizes = Sessions([RecordingAgent(), camera], ApiKeys(tmp_path), GatewaySection())
+    pretty = json.dumps({"image": np.full((210, 160, 3), 255).tolist()}, indent=4)
+    assert len(pretty) < sizes.max_body_bytes
+
+
+def test_a_large_info_is_left_out_and_its_step_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gateway = Gateway(tmp_path)
+    key = gateway.login()
+    gateway.step(key)
+    for info in ({"small": 1}, {"large": "x" * MAX_INFO_BYTES}, {"large": "x" * MAX_INFO_BYTES}):
+        gateway.step(key, info=info)
+    (player,) = gateway.agent.players.values()
+    assert player.infos == [{"small": 1}, {}, {}]
+    assert caplog.text.count("is left out") == 1
+
+
 def test_a_session_ends_with_its_learner(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path)
     key = gateway.login()
@@ -170,12 +200,49 @@ def test_idle_sessions_expire(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path, idle_s=100.0)
     first, second = gateway.login(0.0), gateway.login(0.0)
     gateway.step(first, 50.0)
-    run(gateway.sessions.expire(99.0))
+    gateway.expire(99.0)
     assert len(gateway.sessions) == 2
-    run(gateway.sessions.expire(100.0))
+    gateway.expire(100.0)
     assert len(gateway.sessions) == gateway.closed == 1
     refused(401, "log in again", gateway.step, second)
     assert gateway.step(first, 120.0) == 2
+
+
+def test_expiry_does_not_wait_for_a_session_that_takes_long_to_close(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path, idle_s=100.0)
+
+    async def play() -> None:
+        key = await gateway.sessions.login(gateway.apikey, CLIENT, 0.0)
+        (player,) = gateway.agent.players.values()
+        player.saves.clear()
+        gateway.sessions.expire(100.0)
+        with pytest.raises(RequestError, match="log in again"):
+            await gateway.sessions.answer(step_message(session_key=key), 100.0)
+        closing = asyncio.ensure_future(gateway.sessions.close(100.0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (len(gateway.sessions), player.closed, closing.done()) == (0, False, False)
+        player.saves.set()
+        await closing
+        assert player.closed
+
+    run(play())
+
+
+def test_logins_cannot_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gateway = Gateway(tmp_path)
+
+    async def play() -> None:
+        for number in range(1000):
+            key = await gateway.sessions.login(gateway.apikey, CLIENT, number / 1000)
+            await gateway.sessions.answer(EndMessage(key), number / 1000)
+
+    with caplog.at_level(logging.INFO):
+        run(play())
+        assert len(caplog.records) <= LINES_AT_ONCE + 1
+        gateway.login(2.0)
+    assert "opened" in caplog.records[-1].message
+    assert "lines about sessions and were not logged" in caplog.records[-1].message
 
 
 def test_sessions_of_a_revoked_key_end(tmp_path: Path) -> None:
@@ -185,7 +252,7 @@ def test_sessions_of_a_revoked_key_end(tmp_path: Path) -> None:
     kept = gateway.login(apikey=other)
     assert other_id != gateway.entry.id
     revoke_key(tmp_path, gateway.entry.id)
-    run(gateway.sessions.expire(1.0))
+    gateway.expire(1.0)
     assert (len(gateway.sessions), gateway.closed) == (1, 1)
     assert gateway.step(kept) == 1
     refused(401, "not valid", gateway.login)
@@ -227,7 +294,7 @@ def test_closing_ends_all_sessions_even_if_one_fails(tmp_path: Path, caplog: pyt
     for _ in range(3):
         gateway.login()
     next(iter(gateway.agent.players.values())).closed = True  # closing it again fails
-    run(gateway.sessions.close())
+    run(gateway.sessions.close(0.0))
     assert (len(gateway.sessions), gateway.closed) == (0, 3)
     assert "did not end cleanly" in caplog.text
 
@@ -239,8 +306,7 @@ def test_a_session_that_ends_during_a_request_refuses_it(tmp_path: Path) -> None
         key = await gateway.sessions.login(gateway.apikey, CLIENT, 0.0)
         (player,) = gateway.agent.players.values()
         player.gate.clear()
-        message = StepMessage(key, [0.0, 0.0], 0.0, False, False, {}, None)
-        waiting = asyncio.ensure_future(gateway.sessions.answer(message, 0.0))
+        waiting = asyncio.ensure_future(gateway.sessions.answer(step_message(session_key=key), 0.0))
         await asyncio.sleep(0)
         await gateway.sessions.answer(EndMessage(key), 0.0)
         with pytest.raises(RequestError, match="ended during this request") as caught:

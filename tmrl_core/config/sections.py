@@ -751,7 +751,10 @@ class GatewaySection(Section, frozen=True, kw_only=True):
         PositiveSeconds | None, doc("Maximum steps of one API key per second; more are refused (429). null: no limit.")
     ] = None
     idle_s: Annotated[PositiveSeconds, doc("Seconds without a request after which a session ends.")] = 3600.0
-    max_body_bytes: Annotated[Positive, doc("Maximum size of a request.")] = 1_048_576
+    max_body_bytes: Annotated[
+        Positive | None,
+        doc("Maximum size of a request. null: 64 KiB, and 64 bytes for each number of the largest observation."),
+    ] = None
     max_number: Annotated[
         Ratio,
         doc(

@@ -57,7 +57,7 @@ def make_app(
         routes: of other parts.
         clock: seconds; the time of requests.
     """
-    bodies = _Bodies(settings.max_body_bytes)
+    bodies = _Bodies(sessions.max_body_bytes)
     steps = _Steps(sessions, bodies, clock)
     document = openapi.document()
     page = openapi.page(document)
@@ -106,7 +106,7 @@ class _Steps:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = fields_from_json(await self._bodies.read(receive))
         # Browsers add cookies by themselves, so a cookie can end its session but makes no step of it.
-        cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE) if fields.obs is None else None
+        cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE) if fields.is_end else None
         action = await self._sessions.answer(fields.message(cookie), self._clock())
         await _respond(send, {"action": action})
 

@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 EXCHANGE_S = 0.05
 """Seconds between two exchanges with the Server."""
-MAX_INFO_BYTES = 16_384
-"""Maximum size, as JSON, of an info that is stored."""
 _INFO_FACTOR = 20
 """Bytes that an info of small Python objects, such as empty lists, occupies for each byte of its JSON."""
 _HELD_STEPS = 16
@@ -120,7 +118,6 @@ class CentralAgent:
     Attributes:
         samples_dropped: number of samples that were dropped before the link got them.
         policy_failures: number of actions that were not finite; none of them was answered.
-        infos_left_out: number of infos that were too large to be stored.
     """
 
     mode = "central"
@@ -162,7 +159,6 @@ class CentralAgent:
         self.evaluations = Evaluations()
         self.samples_dropped = 0
         self.policy_failures = 0
-        self.infos_left_out = 0
         numbers = itertools.count()
 
         def make_recorder(session_id: str) -> StepRecorder:
@@ -218,17 +214,6 @@ class CentralAgent:
         if not self.policy_failures:
             logger.error("agent %s cannot answer its clients until a better policy arrives: %s", self.name, failure)
         self.policy_failures += 1
-
-    def note_large_info(self) -> None:
-        """Count an info that is left out, and log the first."""
-        if not self.infos_left_out:
-            logger.warning(
-                "agent %s: an info of a client has more than %d bytes and is not stored with its step, as all that "
-                "follow",
-                self.name,
-                MAX_INFO_BYTES,
-            )
-        self.infos_left_out += 1
 
     def note_unsent(self, player: CentralPlayer, size: int) -> None:
         """Note a row that a session has recorded, and keep the limit of all of them."""
@@ -409,8 +394,9 @@ class CentralPlayer:
         runner = self._runner
         self._agent.policy.refresh(runner)
         before = runner.state
+        explores = self._explores and self._agent.policy.explores
         try:
-            return runner.decide(obs, not self._explores, self._explores)
+            return runner.decide(obs, not explores, self._explores)
         except TmrlError as exc:
             runner.state = before
             self._agent.note_policy_failure(exc)
@@ -448,7 +434,7 @@ class CentralPlayer:
         recorder.set_version(self._agent.policy.version)
         episode = recorder.begin(
             obs,
-            self._stored(info),
+            info,
             collect=collect,
             seed=None if part is None else part.seed,
             extras=self._runner.reset_extras() if collect else None,
@@ -460,13 +446,7 @@ class CentralPlayer:
 
     def _result(self, obs: Any, reward: float, info: dict[str, Any]) -> _Held:
         """Return the step that the pending action has led to."""
-        return _Held(self._action, obs, reward, self._stored(info), self._extras, self._version, self._part is None)
-
-    def _stored(self, info: dict[str, Any]) -> dict[str, Any]:
-        if info and len(msgspec.json.encode(info)) > MAX_INFO_BYTES:
-            self._agent.note_large_info()
-            return {}
-        return info
+        return _Held(self._action, obs, reward, info, self._extras, self._version, self._part is None)
 
     def _record_held(self) -> None:
         """Record all steps that are held. One after another takes a third of the time that each would take alone."""

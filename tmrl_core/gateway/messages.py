@@ -1,18 +1,20 @@
 """Messages of clients, from JSON or MessagePack. Sans-I/O.
 
-Every field is checked while it is decoded. Nested values (`obs`, `info`) have a limited depth and strings as keys, so
-that decoding takes time in proportion to a message's length, whatever a client sends.
+Every field is checked while it is decoded. The observation and the info stay encoded until their session is known:
+passing over them takes 2 to 14 ms per megabyte, decoding up to 400 ms. The observation is then decoded as its space
+(`envs.json_spaces`), and the info with a limited size and depth and strings as keys.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
+from tmrl_core.envs.json_spaces import DECODERS, Encoding
 from tmrl_core.errors import TmrlError
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ else:
         Value = _scalar | list[Value] | dict[str, Value]
 
 Flag = bool | float | None
+Decoded = TypeVar("Decoded")
+
+MAX_INFO_BYTES = 16_384
+"""Maximum size of an encoded info that is decoded."""
+MAX_INFO_VALUES = 100
+"""Maximum number of values in an info that is decoded. Each takes 1 to 4 us until its sample is sent."""
 
 
 class RequestError(TmrlError):
@@ -44,21 +52,50 @@ class StepMessage(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         session_key: of the client's session.
-        obs: the observation as a JSON value.
+        obs: the encoded observation.
         reward: finite.
         terminated: the episode has ended.
         truncated: the episode was cut.
-        info: further values of the environment.
+        info: further values of the environment, encoded; None: there are none.
         number: the client's count of its messages; None: it does not count.
+        encoding: of the observation and the info.
     """
 
     session_key: str
-    obs: Any
+    obs: Raw
     reward: float
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Raw | None
     number: int | None
+    encoding: Encoding
+
+    def read_info(self) -> dict[str, Any] | None:
+        """Return the decoded info; None if it has more than `MAX_INFO_BYTES` or `MAX_INFO_VALUES`.
+
+        Raises:
+            RequestError: it is no object, or nested too deeply.
+        """
+        if self.info is None:
+            return {}
+        size = memoryview(self.info).nbytes
+        if size > MAX_INFO_BYTES or (size > MAX_INFO_VALUES and not self._has_few_values(self.info)):
+            return None
+        return _decoded(_INFOS[self.encoding].decode, self.info, "info") or {}
+
+    def _has_few_values(self, info: Raw) -> bool:
+        """Count values without making them: thousands of lists occupy the garbage collector, too."""
+        containers = _CONTAINERS[self.encoding]
+        left, waiting = MAX_INFO_VALUES, [info]
+        while waiting:
+            kind = containers.get(memoryview(encoded := waiting.pop())[0])
+            if kind is not None:
+                values = _decoded(kind.decode, encoded, "info")
+                left -= len(values)
+                if left < 0:
+                    return False
+                waiting += values.values() if isinstance(values, dict) else values
+        return True
 
 
 class EndMessage(msgspec.Struct, frozen=True, gc=False):
@@ -74,15 +111,23 @@ class EndMessage(msgspec.Struct, frozen=True, gc=False):
 class Fields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a message as a client sent them. Unknown fields are ignored."""
 
+    encoding: ClassVar[Encoding]
+    _null: ClassVar[Raw]
+
     apikey: str | None = None
     session_key: str | None = None
-    obs: Value | UnsetType = UNSET
+    obs: Raw | UnsetType = UNSET
     reward: float | None = None
     done: Flag = None
     terminated: Flag = None
     truncated: Flag = None
-    info: dict[str, Value] | None = None
+    info: Raw | UnsetType = UNSET
     step: int | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """True: the message ends its session."""
+        return self.obs == self._null
 
     @property
     def is_login(self) -> bool:
@@ -110,10 +155,10 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
         """
         key = self.session_key or session_key
         obs = self.obs
-        if obs is None:
-            return EndMessage(key)
-        if obs is UNSET:
+        if isinstance(obs, UnsetType):
             raise RequestError(400, "obs is missing: the observation is required (null ends the session)")
+        if self.is_end:
+            return EndMessage(key)
         if not key:
             raise RequestError(400, "session_key is missing: give the one that the login answered")
         reward = self.reward
@@ -121,14 +166,14 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
             raise RequestError(400, "reward is missing: a number is required, 0.0 with the first observation")
         if not math.isfinite(reward):
             raise RequestError(400, f"reward is {reward}: a finite number is required")
-        info, terminated = self.info or {}, self.done
+        info, terminated = None if isinstance(self.info, UnsetType) else self.info, self.done
         if terminated is False and self.terminated is None and self.truncated is None:
             truncated = False  # most messages
         else:
             terminated, truncated = self._flags(info)
-        return StepMessage(key, obs, reward, terminated, truncated, info, self.step)
+        return StepMessage(key, obs, reward, terminated, truncated, info, self.step, self.encoding)
 
-    def _flags(self, info: dict[str, Any]) -> tuple[bool, bool]:
+    def _flags(self, info: Raw | None) -> tuple[bool, bool]:
         done, terminated, truncated = (
             self._flag("done", self.done),
             self._flag("terminated", self.terminated),
@@ -139,12 +184,20 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
                 raise RequestError(400, "done is missing: true or false is required, or terminated and truncated")
             return bool(terminated), bool(truncated)
         if truncated is None:
-            truncated = done and not terminated and info.get("TimeLimit.truncated") in (True, 1)
+            truncated = done and not terminated and info is not None and self._is_truncated(info)
         if terminated is None:
             terminated = done and not truncated
         if done != (terminated or truncated):
             raise RequestError(400, f"done is {done}, but terminated is {terminated} and truncated is {truncated}")
         return terminated, truncated
+
+    def _is_truncated(self, info: Raw) -> bool:
+        mark = _decoded(_MARKS[self.encoding].decode, info, "info")
+        return (
+            mark is not None
+            and memoryview(mark.truncated).nbytes < 10
+            and _SMALL[self.encoding].decode(mark.truncated) in (True, 1)
+        )
 
     @staticmethod
     def _flag(name: str, value: Flag) -> bool | None:
@@ -155,8 +208,35 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
         return bool(value)
 
 
-_json = msgspec.json.Decoder(Fields)
-_msgpack = msgspec.msgpack.Decoder(Fields)
+class _JsonFields(Fields, frozen=True, gc=False):
+    encoding = "json"
+    _null = Raw(b"null")
+
+
+class _MsgpackFields(Fields, frozen=True, gc=False):
+    encoding = "msgpack"
+    _null = Raw(b"\xc0")
+
+
+class _Mark(msgspec.Struct, frozen=True, gc=False):
+    """The entry of an info that makes a `done` a truncation."""
+
+    truncated: Raw = msgspec.field(default=Raw(b"0"), name="TimeLimit.truncated")
+
+
+_json = msgspec.json.Decoder(_JsonFields)
+_msgpack = msgspec.msgpack.Decoder(_MsgpackFields)
+_INFOS = {encoding: DECODERS[encoding](dict[str, Value] | None) for encoding in DECODERS}
+_MARKS = {encoding: DECODERS[encoding](_Mark | None) for encoding in DECODERS}
+_LISTS = {encoding: DECODERS[encoding](list[Raw]) for encoding in DECODERS}
+_MAPS = {encoding: DECODERS[encoding](dict[str, Raw]) for encoding in DECODERS}
+_CONTAINERS: dict[Encoding, dict[int, Any]] = {
+    "json": {ord("["): _LISTS["json"], ord("{"): _MAPS["json"]},
+    "msgpack": dict.fromkeys((*range(0x90, 0xA0), 0xDC, 0xDD), _LISTS["msgpack"])
+    | dict.fromkeys((*range(0x80, 0x90), 0xDE, 0xDF), _MAPS["msgpack"]),
+}
+"""Decoders of containers by the first byte of a value."""
+_SMALL = {encoding: DECODERS[encoding]() for encoding in DECODERS}
 
 
 def fields_from_json(text: bytes | str) -> Fields:
@@ -165,7 +245,7 @@ def fields_from_json(text: bytes | str) -> Fields:
     Raises:
         RequestError: the text is no JSON object, or a field has a wrong type.
     """
-    return _decoded(_json.decode, text, "JSON (without NaN and Infinity)")
+    return _decoded(_json.decode, text, "message", "JSON (without NaN and Infinity)")
 
 
 def fields_from_msgpack(data: bytes) -> Fields:
@@ -174,14 +254,14 @@ def fields_from_msgpack(data: bytes) -> Fields:
     Raises:
         RequestError: the data are no map of MessagePack, or a field has a wrong type.
     """
-    return _decoded(_msgpack.decode, data, "MessagePack")
+    return _decoded(_msgpack.decode, data, "message", "MessagePack")
 
 
-def _decoded(decode: Callable[[Any], Fields], data: bytes | str, form: str) -> Fields:
+def _decoded(decode: Callable[[Any], Decoded], data: Any, name: str, form: str = "JSON or MessagePack") -> Decoded:
     try:
         return decode(data)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
-        raise RequestError(400, f"{path.strip('.`') or 'message'}: {problem[:1].lower()}{problem[1:]}") from error
+        raise RequestError(400, f"{path.strip('.`') or name}: {problem[:1].lower()}{problem[1:]}") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the message is not valid {form}: {error}"[:300]) from error
+        raise RequestError(400, f"the {name} is not valid {form}: {error}"[:300]) from error

@@ -99,7 +99,7 @@ class Gateway:
                 make_app(self.sessions, section, [*owner.routes(), *routes]),
                 http=self._connections.protocol(),
                 ws=LimitedWebSocket,
-                ws_max_size=section.max_body_bytes,
+                ws_max_size=self.sessions.max_body_bytes,
                 ws_per_message_deflate=False,  # costs more time and memory than the bytes of small messages
                 timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",
@@ -156,7 +156,7 @@ class Gateway:
                 ending.push_async_callback(agent.close)
             for agent in self.agents:
                 await agent.start()
-            ending.push_async_callback(self.sessions.close)
+            ending.push_async_callback(lambda: self.sessions.close(time.monotonic()))
             expiring = asyncio.create_task(self._expire())
             ending.callback(expiring.cancel)
             serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
@@ -176,7 +176,7 @@ class Gateway:
         while True:
             await asyncio.sleep(EXPIRE_S)
             self._connections.expire(asyncio.get_running_loop().time())
-            await self.sessions.expire(time.monotonic())
+            self.sessions.expire(time.monotonic())
             self._renew()
 
     def _renew(self) -> None:

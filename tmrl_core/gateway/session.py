@@ -19,7 +19,7 @@ class Session:
 
     Args:
         player: acts and learns for this session.
-        read: makes observations of JSON values, see `json_spaces.observation_reader`.
+        read: decodes the observation and the info of a message.
         write: makes JSON values of actions, see `json_spaces.action_writer`.
         on_episode: called at the end of an episode with its number of steps and its return.
 
@@ -31,7 +31,7 @@ class Session:
     def __init__(
         self,
         player: Player,
-        read: Callable[[Any], Any],
+        read: Callable[[StepMessage], tuple[Any, dict[str, Any]]],
         write: Callable[[Any], Any],
         on_episode: Callable[[int, float], None] = lambda steps, episode_return: None,
     ) -> None:
@@ -64,19 +64,19 @@ class Session:
                 return self._answer
             if number < last and self._acting:
                 raise RequestError(409, f"step {number} was answered before step {last}: count on from {last + 1}")
-        obs = self._read(message.obs)
+        obs, info = self._read(message)
         terminated, truncated = message.terminated, message.truncated
         done = terminated or truncated
         action = None
         self._busy = True
         try:
             if self._acting:
-                action = await self._player.step(obs, message.reward, terminated, truncated, message.info)
+                action = await self._player.step(obs, message.reward, terminated, truncated, info)
                 self.steps += 1
                 self._episode_steps += 1
                 self._return += message.reward
             elif not done:
-                action = await self._player.begin(obs, message.info)
+                action = await self._player.begin(obs, info)
         finally:
             self._busy = False
         if done:

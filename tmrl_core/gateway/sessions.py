@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tmrl_core.config.sections import GatewaySection
-from tmrl_core.envs.json_spaces import action_writer, observation_reader
+from tmrl_core.envs.json_spaces import DECODERS, action_writer, number_count, observation_reader
 from tmrl_core.errors import ObservationError, SessionClosedError, TmrlError
 from tmrl_core.gateway.contracts import EpisodeSink, FinishedEpisode, GatewayAgent, SessionInfo
-from tmrl_core.gateway.messages import EndMessage, RequestError, StepMessage
+from tmrl_core.gateway.messages import MAX_INFO_BYTES, MAX_INFO_VALUES, EndMessage, RequestError, StepMessage
 from tmrl_core.gateway.session import Session
+from tmrl_core.networking.relay.membership_log import RateLimitedLog
 from tmrl_core.networking.security.admission import MAX_ADDRESSES, network_of
 from tmrl_core.networking.security.api_keys import ApiKeys
 from tmrl_core.networking.security.refusal_log import Refusals
@@ -30,6 +31,9 @@ from tmrl_core.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
+BODY_BYTES = 65_536
+NUMBER_BYTES = 64
+"""Default size of a message: so much, and for each number of an observation."""
 MAKE_ROOM_S = 60.0
 """Time in seconds without a request after which a session may end for a login."""
 WRONG_LOGINS_AT_ONCE = 20
@@ -59,13 +63,34 @@ class _Usage:
     clients: OrderedDict[str, _Client] = field(default_factory=OrderedDict)
 
 
-@dataclass(frozen=True, slots=True)
 class _Door:
     """An agent with the conversions of its spaces."""
 
-    agent: GatewayAgent
-    read: Callable[[Any], Any]
-    write: Callable[[Any], Any]
+    def __init__(self, agent: GatewayAgent, max_number: float) -> None:
+        self.agent = agent
+        self.write = action_writer(agent.action_space)
+        self._readers = {
+            encoding: observation_reader(
+                agent.observation_space, largest=max_number, encoding=encoding, setting="gateway.max_number"
+            )
+            for encoding in DECODERS
+        }
+        self._infos_left_out = 0
+
+    def read(self, message: StepMessage) -> tuple[Any, dict[str, Any]]:
+        """Return the observation and the info of a message."""
+        info = message.read_info()
+        if info is None:
+            if not self._infos_left_out:
+                logger.warning(
+                    "agent %s: an info of a client has more than %d bytes or %d values and is left out, as all that "
+                    "follow",
+                    self.agent.name,
+                    MAX_INFO_BYTES,
+                    MAX_INFO_VALUES,
+                )
+            self._infos_left_out += 1
+        return self._readers[message.encoding](message.obs), info or {}
 
 
 class Sessions:
@@ -80,6 +105,9 @@ class Sessions:
 
     Raises:
         ConfigError: JSON cannot express a space of an agent.
+
+    Attributes:
+        max_body_bytes: maximum size of a message.
     """
 
     def __init__(
@@ -90,14 +118,10 @@ class Sessions:
         episodes: EpisodeSink | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._doors = {
-            agent.name: _Door(
-                agent,
-                observation_reader(agent.observation_space, largest=settings.max_number),
-                action_writer(agent.action_space),
-            )
-            for agent in agents
-        }
+        self._doors = {agent.name: _Door(agent, settings.max_number) for agent in agents}
+        self.max_body_bytes = settings.max_body_bytes or BODY_BYTES + NUMBER_BYTES * max(
+            (number_count(door.agent.observation_space) for door in self._doors.values()), default=0
+        )
         self._keys = keys
         self._settings = settings
         self._episodes = episodes
@@ -106,6 +130,8 @@ class Sessions:
         self._usage: dict[str, _Usage] = {}
         self._wrong: OrderedDict[str, TokenBucket] = OrderedDict()
         self._refusals = Refusals()
+        self._line = RateLimitedLog(logger.info, "lines about sessions")
+        self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -138,8 +164,8 @@ class Sessions:
         evicted = self._evicted(usage, now)
         client = self._open(door, usage, now)
         if evicted is not None:
-            logger.info("session %s ends to make room: idle for %.0f s", evicted.id, now - evicted.last_request)
-            await self._end(evicted)
+            self._line(f"session {evicted.id} ends to make room: idle for {now - evicted.last_request:.0f} s", now)
+            await self._end(evicted, now)
         return client.key
 
     def _refusal(self, address: str, now: float) -> RequestError:
@@ -193,7 +219,7 @@ class Sessions:
         session = Session(player, door.read, door.write, finished)
         client = _Client(secrets.token_urlsafe(32), id_, name, session, usage, self._wall_clock(), now)
         self._clients[client.key] = usage.clients[client.key] = client
-        logger.info("session %s of agent %s opened with %s", id_, name, usage.key_id)
+        self._line(f"session {id_} of agent {name} opened with {usage.key_id}", now)
         return client
 
     async def answer(self, message: StepMessage | EndMessage, now: float) -> Any:
@@ -205,7 +231,7 @@ class Sessions:
         if isinstance(message, EndMessage):
             ended = self._clients.get(message.session_key or "")
             if ended is not None:
-                await self._end(ended)
+                await self._end(ended, now)
             return None
         key = message.session_key
         client = self._clients.get(key)
@@ -233,7 +259,7 @@ class Sessions:
             if key not in self._clients:
                 raise RequestError(401, "the session ended during this request: log in again") from error
             if isinstance(error, SessionClosedError):
-                await self._end(client)
+                await self._end(client, now)
                 raise RequestError(401, str(error)) from error
             raise RequestError(503, str(error)) from error
 
@@ -252,8 +278,11 @@ class Sessions:
             for client in self._clients.values()
         ]
 
-    async def expire(self, now: float) -> None:
-        """End sessions that have been idle for too long, and those of revoked API keys."""
+    def expire(self, now: float) -> None:
+        """End sessions that have been idle for too long, and those of revoked API keys.
+
+        Tasks of the running event loop end them, since a learner may take long to save. `close` waits for the tasks.
+        """
         ended = []
         for client in self._clients.values():
             if now - client.last_request < self._settings.idle_s:
@@ -262,19 +291,29 @@ class Sessions:
         for usage in [usage for usage in self._usage.values() if not self._keys.holds(usage.key_id)]:
             del self._usage[usage.key_id]
             ended += [client for client in usage.clients.values() if client not in ended]
-        await asyncio.gather(*map(self._end, ended))
+        for client in filter(self._remove, ended):
+            task = asyncio.create_task(self._close(client, now))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
-    async def close(self) -> None:
+    async def close(self, now: float) -> None:
         """End all sessions."""
-        await asyncio.gather(*map(self._end, list(self._clients.values())))
+        await asyncio.gather(*(self._end(client, now) for client in list(self._clients.values())), *self._ending)
 
-    async def _end(self, client: _Client) -> None:
+    async def _end(self, client: _Client, now: float) -> None:
+        if self._remove(client):
+            await self._close(client, now)
+
+    def _remove(self, client: _Client) -> bool:
         if self._clients.pop(client.key, None) is None:
-            return
+            return False
         del client.usage.clients[client.key]
+        return True
+
+    async def _close(self, client: _Client, now: float) -> None:
         try:
             await client.session.close()
         except Exception:
             logger.exception("session %s of agent %s did not end cleanly", client.id, client.agent)
         else:
-            logger.info("session %s of agent %s ended", client.id, client.agent)
+            self._line(f"session {client.id} of agent {client.agent} ended", now)

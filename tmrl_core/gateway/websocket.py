@@ -60,7 +60,7 @@ class WebSocketEndpoint:
             reason = "too many connections" if full else "origin not allowed (gateway.origins)"
             await send({"type": "websocket.close", "code": 1008, "reason": reason})
             return
-        connection = _Connection(self._sessions, self._settings.max_body_bytes, address_of(scope))
+        connection = _Connection(self._sessions, address_of(scope))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOGIN_S
         shown: str | None = None
@@ -130,9 +130,9 @@ class _Connection:
         session_key: of the latest login, or of the first message that was answered; None: none was.
     """
 
-    def __init__(self, sessions: Sessions, max_bytes: int, address: str) -> None:
+    def __init__(self, sessions: Sessions, address: str) -> None:
         self._sessions = sessions
-        self._max_bytes = max_bytes
+        self._max_bytes = sessions.max_body_bytes
         self._address = address
         self.session_key: str | None = None
 

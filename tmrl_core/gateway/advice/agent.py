@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,6 +22,7 @@ from tmrl_core.errors import SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.learner import Learner, SessionContext
 from tmrl_core.gateway.advice.saves import Saves
+from tmrl_core.networking.relay.membership_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class AdviceAgent:
         self._saves = Saves(saves_folder, settings.keep_saves)
         self._seed = seed
         self._max_bad_updates = max_bad_updates
+        self._failure_line = RateLimitedLog(logger.error, "failures of sessions")
+        self._failure_lock = threading.Lock()
         self._opened = 0
         self._open: dict[str, AdvicePlayer] = {}
 
@@ -96,7 +101,12 @@ class AdviceAgent:
             action_space=self.action_space,
             seed=None if self._seed is None else self._seed + self._opened,
             max_bad_updates=self._max_bad_updates,
+            log_failure=self._log_failure,
         )
+
+    def _log_failure(self, text: str) -> None:
+        with self._failure_lock:
+            self._failure_line(text, time.monotonic())
 
     def open(self, session_id: str) -> AdvicePlayer:
         """Return the player of a new session. Its learner starts with the first message."""
@@ -185,10 +195,10 @@ class AdvicePlayer:
         except SessionClosedError:
             pass
         except TmrlError as exc:
-            logger.error("the learner of session %s has failed: %s", context.session_id, exc)
+            context.log_failure(f"the learner of session {context.session_id} has failed: {exc}")
             context.channel.close(f"the learner of this session has failed: {str(exc).rstrip('.')}. {AGAIN}")
         except Exception:  # of a learner in code of one's own: it must end its own session only
-            logger.exception("the learner of session %s has failed", context.session_id)
+            context.log_failure(f"the learner of session {context.session_id} has failed:\n{traceback.format_exc()}")
             context.channel.close(f"the learner of this session has failed, see the gateway's log. {AGAIN}")
         finally:
             context.board.withdraw(context.session_id)

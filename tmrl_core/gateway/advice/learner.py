@@ -48,6 +48,7 @@ class SessionContext:
         action_space: of the client's actions.
         seed: of the learner's own random numbers; None: from the operating system.
         max_bad_updates: updates in a row that may be skipped, as they were not finite.
+        log_failure: logs a failure of the session.
     """
 
     session_id: str
@@ -59,6 +60,7 @@ class SessionContext:
     action_space: gymnasium.Space[Any]
     seed: int | None = None
     max_bad_updates: int = 10
+    log_failure: Callable[[str], None] = logger.error
 
 
 class Learner(ABC):
@@ -125,7 +127,7 @@ class Learner(ABC):
                 Save(self.algorithm, self.steps, context.session_id, {"learner": captured.tree}, captured.arrays)
             )
         except OSError as exc:
-            logger.error("session %s cannot be saved in %s: %s", context.session_id, context.saves.folder, exc)
+            context.log_failure(f"session {context.session_id} cannot be saved in {context.saves.folder}: {exc}")
 
     def save_if_due(self) -> None:
         """Save every `save_every_steps` steps of the session."""
