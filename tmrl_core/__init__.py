@@ -1,7 +1,7 @@
 """Distributed reinforcement learning over TLS: rollout workers, one server, one trainer.
 
-The most used names are here; each is imported when it is first used, so that importing this package opens nothing and
-loads neither torch nor numpy.
+The most used names are available here. Each is imported at its first use, so that importing this package opens nothing
+and loads neither torch nor numpy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exceptions: every error that tmrl_core raises on purpose derives from `TmrlError`.
+"""Exceptions: every error that tmrl_core raises deliberately derives from `TmrlError`.
 
 A message has the finding, the allowed values and the next step.
 """
@@ -9,7 +9,7 @@ from typing import Literal
 
 
 class TmrlError(Exception):
-    """Base of every error that tmrl_core raises on purpose."""
+    """Base of every error that tmrl_core raises deliberately."""
 
 
 class ConfigError(TmrlError, ValueError):
@@ -17,7 +17,7 @@ class ConfigError(TmrlError, ValueError):
 
 
 class CodecError(TmrlError, ValueError):
-    """A value cannot be encoded, or the bytes were not written by the codec."""
+    """A value cannot be encoded, or bytes were not written by the codec."""
 
 
 class CredentialsError(TmrlError):
@@ -29,15 +29,15 @@ class NetworkError(TmrlError):
 
 
 class LocalProtocolError(NetworkError):
-    """Misuse of the protocol by our own side: a bug here, never the peer's fault."""
+    """Misuse of the protocol by this side: a defect of this package, never the peer's fault."""
 
 
 class RemoteProtocolError(NetworkError):
-    """The peer sent something that the protocol does not allow; its connection is closed."""
+    """The peer sent data that the protocol does not allow. Its connection is closed."""
 
 
 class HandshakeError(NetworkError):
-    """A link cannot be established because of credentials: trying again changes nothing.
+    """A link cannot be established because of credentials, so that another attempt is useless.
 
     Args:
         text: the finding and the remedy.
@@ -64,7 +64,7 @@ class RefusedError(NetworkError):
 
 
 class LinkClosedError(NetworkError):
-    """The link was closed while, or before, the call waited on it."""
+    """The link was closed before or during the call."""
 
 
 class SessionClosedError(TmrlError):
@@ -80,7 +80,7 @@ class StorageError(TmrlError):
 
 
 class StorageFullError(StorageError):
-    """The disk, a quota or a limit on the size of files is full: the same write may be tried again with more room."""
+    """The disk, a quota or a limit on file sizes is exhausted. The same write may be tried again with more space."""
 
 
 class FolderLockedError(StorageError):
@@ -104,11 +104,11 @@ class PolicyFailedError(TmrlError):
 
 
 class StarvedError(TmrlError):
-    """The ratios of the worker and of the trainer make both wait for each other for ever."""
+    """The ratios of workers and trainer make both wait for each other forever."""
 
 
 class MissingExtraError(TmrlError, ImportError):
-    """An optional package is needed that is not installed; the message names the extra to install."""
+    """A required optional package is not installed. The message names the extra to install."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
@@ -124,4 +124,4 @@ class WeightsError(TmrlError, ValueError):
 
 
 class BadUpdatesError(TmrlError):
-    """Too many consecutive updates were not finite: training has stopped, with the state before them."""
+    """Too many consecutive updates produced NaN or Inf. Training has stopped with the state before them."""

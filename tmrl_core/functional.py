@@ -1,4 +1,4 @@
-"""Three small helpers that scripts are made of: `partial`, `cached_property` and `prod`."""
+"""Three helpers for users' scripts: `partial`, `cached_property` and `prod`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def partial(func: Callable[..., T] = _unnamed, /, *args: Any, **keywords: Any) -
 
         partial(Agent, model_cls=partial(hidden_sizes=(64, 64)))
 
-    Nested partials are passed on as callables; nothing is made before the outer one is called, nor by it.
+    Nested partials are passed on as callables. Neither their creation nor the call of the outer one calls them.
 
     Args:
-        func: what to call. Left out: the outer partial's default.
+        func: the callable; if omitted, the outer partial's default.
         args: its first positional arguments.
         keywords: its keyword arguments, among them nested partials.
 
@@ -58,7 +58,7 @@ class cached_property(functools.cached_property[T]):
     """A property that is computed once per object, and kept out of checkpoints: it is computed again after a load.
 
     Args:
-        func: computes it. Left out: the attribute is missing until it is assigned.
+        func: computes the value. If omitted, the attribute is missing until it is assigned.
     """
 
     def __init__(self, func: Callable[[Any], T] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Names that a package exports and imports when they are first used. Importing this imports nothing."""
+"""Lazy exports of a package, imported at their first use. This module imports nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lazy_names(
     Args:
         package: its full name.
         modules: names by the module that defines them, relative to the package.
-        homes: the module of each further name.
+        homes: modules of further names, by name.
     """
     places = {**(homes or {}), **{name: module for module, names in modules.items() for name in names.split()}}
     exported = sorted(places)

@@ -1,8 +1,8 @@
 """A bound on one count by another: the arithmetic of all throttles between workers and trainer.
 
-Samples per insert bound the samples trained on by the samples inserted; the inverse bounds those inserted by those
-trained on. Each throttle is one of the two: the trainer's ratio and the upper end of its band count updates against
-received samples, the lower end of the band and both limits of workers count samples against updates or models.
+Samples per insert bound the samples trained on by the samples inserted; the inverse bounds the samples inserted by the
+samples trained on. Each throttle is one of the two. The trainer's ratio and the upper end of its band count updates
+against received samples. The lower end of the band and both limits of workers count samples against updates or models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Number = float | Fraction
 class RateLimit:
     """Keep `count` at or below `ratio * paid + slack`.
 
-    With a float, quotients are compared, because they match it as it is written: 29 / 100 == 0.29, but 0.29 * 100 < 29.
+    For a float ratio, quotients are compared, because they match the written number: 29 / 100 == 0.29, but 0.29 * 100 <
+    29.
 
     Args:
         ratio: allowed for each unit of `paid`; infinite: no limit.
@@ -40,7 +41,7 @@ class RateLimit:
         if self.ratio == math.inf:
             return math.inf
         near = math.floor(self.ratio * paid + self.slack)
-        if isinstance(self.ratio, float):  # the product rounds, the rule is the quotient
+        if isinstance(self.ratio, float):  # the product may be rounded, so the quotient decides
             return near + 1 if self.allows(near + 1, paid) else near if self.allows(near, paid) else near - 1
         return near
 
@@ -52,7 +53,7 @@ class RateLimit:
 
 
 def exact(number: Number) -> Fraction:
-    """Return the number as it is written: 0.1 is a tenth."""
+    """Return the exact value of the written number: 0.1 is a tenth."""
     return Fraction(str(number))
 
 

@@ -1,14 +1,14 @@
-"""A rate limit that allows bursts. Sans-I/O: the caller tells the time."""
+"""A rate limit that allows bursts. Sans-I/O: the caller passes the time."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Allow `burst` tokens at once, and `rate_per_s` a second once these are spent. Full at first.
+    """Allow a burst of `burst` tokens, then `rate_per_s` tokens per second. The bucket starts full.
 
     Args:
-        rate_per_s: tokens that come back a second.
-        burst: the most tokens that the bucket holds.
+        rate_per_s: tokens refilled per second.
+        burst: capacity of the bucket in tokens.
     """
 
     __slots__ = ("_at", "_burst", "_rate_per_s", "_tokens")
@@ -20,7 +20,10 @@ class TokenBucket:
         self._at: float | None = None
 
     def available(self, now: float) -> float:
-        """Return the tokens in the bucket at the time `now`, in seconds of any clock; one that goes back adds none."""
+        """Return the tokens in the bucket at the time `now`, in seconds of any clock.
+
+        A clock that goes back adds none.
+        """
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._rate_per_s)
         self._at = now

@@ -1,1 +1,1 @@
-"""The layout that scripts written for `tmrl` import from; nothing here has a mind of its own."""
+"""Import paths of scripts written for `tmrl`. This package contains only re-exports."""

@@ -1,4 +1,4 @@
-"""Shows the package's INFO messages on standard error, for scripts that have not set up logging."""
+"""Display of the package's INFO messages on standard error, for scripts that have not set up logging."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _StandardErrorHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Handler that writes to the current `sys.stderr`, until the application sets up logging itself."""
 
     def __init__(self) -> None:
-        # Not StreamHandler's constructor, which would keep the present stream (like logging's handler of last resort).
+        # StreamHandler's constructor is not called, because it would keep the present stream.
         logging.Handler.__init__(self)
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
 
@@ -31,9 +31,9 @@ class _StandardErrorHandler(logging.StreamHandler):  # type: ignore[type-arg]
 def show_messages() -> bool:
     """Show INFO messages of this package on standard error, unless the application has set up logging.
 
-    Set up means: the root logger or the package's has a handler, or the package's logger has a level. Called when a
-    Server, RolloutWorker or Trainer is created, never at import; further calls change nothing. If the application sets
-    up logging later, messages go only there.
+    Logging counts as set up if the root logger or the package's logger has a handler, or the package's logger has a
+    level. Called when a Server, RolloutWorker or Trainer is created, never at import; further calls change nothing. If
+    the application sets up logging later, messages go only there.
 
     Returns:
         True if messages go to standard error because of this function.

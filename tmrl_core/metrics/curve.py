@@ -56,8 +56,8 @@ def draw(
 
     Args:
         run_folder: folder with `metrics.jsonl`, which may still be growing.
-        run_name: for the title; None: from the records, else the folder's name.
-        return_target: draws a line; None: from the records.
+        run_name: name in the title; None: from the records, else the folder's name.
+        return_target: value of the target line; None: from the records.
         x_axis: horizontal axis; without counts of environment steps, updates are used.
 
     Raises:
@@ -75,7 +75,7 @@ def draw(
             return_target = record.number(names.RETURN_TARGET)
     _draw(figure, records, run_name or folder.resolve().name, return_target, x_axis, "workers")
     path = folder / "learning_curve.png"
-    # Readers of the picture see the old or the new one, never an incomplete one.
+    # A reader sees the old or the new picture, never an incomplete one.
     partial = folder / ".learning_curve.partial.png"
     figure.savefig(partial, format="png")
     os.replace(partial, path)
@@ -89,7 +89,7 @@ def picture(records: Sequence[MetricRecord], title: str, *, collectors: str, ext
         records: see `draw`.
         title: the title.
         collectors: word for the sources of episodes in the legend.
-        extra: named in the error if matplotlib is missing.
+        extra: name of the extra in the error if matplotlib is missing.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -103,7 +103,7 @@ def picture(records: Sequence[MetricRecord], title: str, *, collectors: str, ext
 
 def _figure(extra: str) -> Any:
     try:
-        # matplotlib.pyplot would choose a window system and keep every figure; this part needs neither.
+        # matplotlib.pyplot is avoided, because it chooses a window system and keeps every figure.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -149,7 +149,7 @@ def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
 
 
 def _drawable(record: MetricRecord) -> MetricRecord:
-    """Return the record without numbers that are too large for axes, which any worker can report."""
+    """Return the record without numbers that are too large for axes. Any worker can report such numbers."""
     bad = {name: None for name, value in record.numbers().items() if abs(value) > _LARGEST}
     return msgspec.structs.replace(record, values={**record.values, **bad}) if bad else record
 
@@ -174,7 +174,7 @@ class _Series:
         return place / 60.0 if self.axis == "wall_time" else float(place)
 
     def of(self, kinds: Iterable[str], name: str) -> tuple[_Floats, _Floats]:
-        """Return [points] places and [points] values of one name, in the order of places."""
+        """Return [points] positions on the axis and [points] values of one name, in order of positions."""
         points = [
             (self.x(record), value)
             for record in self._records
@@ -203,8 +203,8 @@ class _Series:
 
 
 def moving_average(values: _Floats, window: int) -> _Floats:
-    """Return [points] means of the latest `window` values at each point, of fewer at the start."""
-    # No differences of sums: one huge value would cancel all later ones.
+    """Return [points] means of the latest `window` values at each point, or of fewer at the start."""
+    # Running sums are not subtracted, because one huge value would cancel all later ones.
     sums = np.convolve(values, np.ones(window))[: len(values)]
     means: _Floats = sums / np.minimum(np.arange(1, len(values) + 1), window)
     return means
@@ -263,7 +263,7 @@ def _draw_training(axes: Any, x: _Floats, returns: _Floats, workers: int, collec
     )  # fmt: skip
     window = int(np.clip(len(returns) // 20, 5, 200))
     if len(returns) >= 2 * window:
-        # The first means are of too few episodes.
+        # The first means cover too few episodes.
         shown = slice(window // 3, None, step)
         smooth = moving_average(returns, window)
         axes.plot(x[shown], smooth[shown], color=_TRAIN, linewidth=1.9, label=f"mean of the latest {window}", zorder=3)
@@ -297,7 +297,7 @@ def _crowd(count: int) -> float:
 
 
 def _limit_returns(axes: Any, train: _Floats, strong: Sequence[_Floats]) -> None:
-    """Show all strong points, and the training points but for a hundredth that would squeeze the rest."""
+    """Set limits that show all strong points, and all training points except for outliers of one percent."""
     values = np.concatenate([np.percentile(train, [1, 99.5]) if len(train) >= 20 else train, *strong])
     if len(values):
         low, high = float(values.min()), float(values.max())

@@ -1,6 +1,6 @@
 """Names of metrics: one vocabulary for `metrics.jsonl`, TensorBoard and wandb, and the table from rows to it.
 
-A metric's name is `group/name`. Names follow stable-baselines3 where it has the metric; the others use its groups. The
+A metric's name is `group/name`. Names follow stable-baselines3 where it has the metric; other names use its groups. The
 groups of the network (`wire`, `worker`) sort after the groups of learning. A name without a slash is a label of the
 record (a worker, a seed, a message) and is not plotted.
 
@@ -24,8 +24,8 @@ and `rollout/info/<key>`, those of evaluations the same names under `eval/`, and
 `rollout/ep_info/<key>`."""
 
 OF_ROWS: Final[dict[str, str]] = {"success_rate": "rollout/success_rate"}
-"""Names in rows, on the console and in records of earlier versions, with the names in records. Further metrics of a row
-are `train/<name>`, and `loss_<name>` is `train/<name>_loss`."""
+"""Map from names in rows, on the console and in records of earlier versions to names in records. Further metrics of a
+row become `train/<name>`, and `loss_<name>` becomes `train/<name>_loss`."""
 
 
 def _name(name: str, meaning: str, *, row: str | None = None) -> str:
@@ -36,7 +36,7 @@ def _name(name: str, meaning: str, *, row: str | None = None) -> str:
     return name
 
 
-# Axes: every record has a value on each.
+# Axes. Every record has a value on each axis.
 SAMPLES_RECEIVED: Final = _name(
     "time/total_timesteps",
     "environment steps received by the trainer since the start of the run (a reset counts as one)",
@@ -47,7 +47,7 @@ UPDATES: Final = _name(
     "train/n_updates", "updates since the start of the run; for an evaluation: the updates of its policy", row="updates"
 )
 
-# Episodes: a record for each, or the latest. Means are over the latest `MEAN_OF`, or over a lockstep round.
+# Episodes: one record for each. Means are over the latest `MEAN_OF` episodes, or over a lockstep round.
 RETURN_TRAIN: Final = _name("rollout/ep_rew", "return of a training episode (with exploration)", row="return_train")
 EPISODE_LENGTH_TRAIN: Final = _name(
     "rollout/ep_len", "length of a training episode, in steps", row="episode_length_train"
@@ -165,12 +165,12 @@ WAITING: Final = _name("waiting", "number of waiting workers, and the reason of 
 EVENT_START: Final = "start"
 """The run starts or resumes: `run_name`, `return_target` if it is set. Step 0 means a new run."""
 EVENT_PHASE: Final = "phase"
-"""The run enters another phase, named in `phase`."""
+"""The run enters the phase named in `phase`."""
 EVENT_WORKER_JOINED: Final = "worker_joined"
 EVENT_WORKER_LEFT: Final = "worker_left"
 EVENT_CHECKPOINT: Final = "checkpoint"
 EVENT_TARGET: Final = "target"
-"""An evaluation has reached the target. A second one, of the policy at that time, decides."""
+"""An evaluation has reached the target. A second evaluation, of the policy at that time, decides."""
 EVENT_LEARNED: Final = "learned"
 """The second evaluation has reached the target too. Training ends."""
 EVENT_END: Final = "end"
@@ -180,13 +180,13 @@ _OTHERWISE: Final[Mapping[tuple[str, str], str]] = {
     ("episode", "return_evaluation"): EVALUATION_EPISODE_RETURN,
     ("episode", "episode_length_evaluation"): EVALUATION_EPISODE_LENGTH,
 }
-"""Short names that have another meaning in records of some kinds."""
+"""Short names with another meaning in records of some kinds."""
 
 _SHORT: Final = {name: short for short, name in OF_ROWS.items()}
 
 
 def metric_name(short: str, kind: str = "round") -> str:
-    """Return the name in records of a name in rows; names of records and labels stay as they are."""
+    """Return the name in records of a name in rows. Names of records and labels are returned unchanged."""
     if "/" in short or short in VOCABULARY:
         return short
     known = _OTHERWISE.get((kind, short)) or OF_ROWS.get(short)

@@ -42,7 +42,7 @@ class ProgressDisplay:
     which does).
 
     Args:
-        run_name: for the title; "": taken from the records.
+        run_name: name in the title; "": taken from the records.
         return_target: mean return at which an evaluation counts as learned; None: taken from the records.
         time_limit_s: shown beside the elapsed time.
         clock: seconds since 1970.
@@ -87,7 +87,7 @@ class ProgressDisplay:
         return max(0.0, (self._clock() if self._ended_s is None else self._ended_s) - self._started_s)
 
     def update(self, records: Iterable[MetricRecord]) -> None:
-        """Take new records, oldest first."""
+        """Add new records, oldest first."""
         for record in records:
             self._take(record)
 
@@ -97,7 +97,7 @@ class ProgressDisplay:
             self._take_event(record)
         if record.step > self._step:
             self._step = record.step
-            # Training continues, so the trainer waits no longer, even without an event.
+            # Training continues, so the trainer no longer waits, even without an event.
             self._latest.pop(names.LACK, None)
         self._latest.update({name: value for name, value in record.values.items() if value is not None})
         if self.return_target is None:
@@ -157,7 +157,7 @@ class ProgressDisplay:
             self.phase = "collecting"
 
     def rates(self) -> tuple[float, float]:
-        """Return samples and updates a second: as recorded, else over the latest ten seconds of records."""
+        """Return samples and updates per second: as recorded, else over the latest ten seconds of records."""
         first, last = (self._window[0], self._window[-1]) if self._window else ((0.0, 0.0, 0), (0.0, 0.0, 0))
         span_s = last[0] - first[0]
         own = ((last[1] - first[1]) / span_s, (last[2] - first[2]) / span_s) if span_s > 0 else (0.0, 0.0)
@@ -371,8 +371,7 @@ class ProgressDisplay:
 
 
 class Trace:
-    """A long series in bounded memory: when it is full, neighbours are averaged, so that it always covers the whole
-    run.
+    """A series of the whole run in bounded memory. When it is full, neighbouring values are averaged.
 
     Args:
         limit: maximum number of values; even.
@@ -408,7 +407,7 @@ class Trace:
 
 
 def shrink(values: Sequence[float], room: int) -> list[float]:
-    """Return at most `room` means of runs of neighbours, the values themselves where they fit."""
+    """Return at most `room` means of neighbouring values, or the values themselves if they fit."""
     count = len(values)
     if count <= room:
         return list(values)
@@ -420,14 +419,14 @@ def sparkline(values: Sequence[float], low: float, high: float, *, ascii_only: b
     """Return one character for each value, higher ones for higher values between `low` and `high`."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     span = high - low
-    if not 0 < span < math.inf:  # also for an infinite distance
+    if not 0 < span < math.inf:  # correct for an infinite range too
         return blocks[len(blocks) // 2] * len(values)
     top = len(blocks) - 1
     return "".join(blocks[min(top, max(0, round((value - low) / span * top)))] for value in values)
 
 
 class LiveProgress:
-    """Shows a `ProgressDisplay` while a run writes its records: in place on a terminal, else as plain lines.
+    """Show a `ProgressDisplay` while a run writes its records: in place on a terminal, else as plain lines.
 
     It has no thread: its owner calls `refresh` a few times a second from the loop that waits for the run.
 
@@ -458,13 +457,13 @@ class LiveProgress:
 
     def __enter__(self) -> LiveProgress:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            # Only refresh() renders: a thread of rich would render while update() changes the numbers.
+            # Only refresh() renders, because rich's thread would render while update() changes the numbers.
             self._live = Live(self.display, console=self.console, auto_refresh=False, transient=False)
             self._live.start(refresh=True)
         return self
 
     def refresh(self) -> None:
-        """Take new records and show them. OSError: the records cannot be read."""
+        """Read new records and show them. Raise OSError if the records cannot be read."""
         if self._reader is not None:
             self.display.update(self._reader.read())
         if self._live is not None:

@@ -1,4 +1,4 @@
-"""Reading `metrics.jsonl` back, whole or while it is being written."""
+"""Reading of `metrics.jsonl`, complete or while it is being written."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _BYTES_A_READ = 16 << 20
 
 
 class RecordReader:
-    """Reads the records that have been added to a file since the last look.
+    """Reader of the records that were added to a file since the last read.
 
     Args:
-        path: the file; it need not be there yet.
+        path: the file, which need not exist yet.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.bad_lines = 0
-        """Number of complete lines without a record: truncated by a crash, or foreign."""
+        """Number of complete lines without a valid record: truncated by a crash, or foreign."""
         self._offset = 0
         self._rest = b""
         self._identity: tuple[int, int] | None = None
@@ -31,8 +31,7 @@ class RecordReader:
     def read(self) -> list[MetricRecord]:
         """Return the new records, oldest first; []: there are none, or no file yet.
 
-        An incomplete last line is left for the next call. A file that became shorter, or another one under the same
-        name, is read from its start.
+        An incomplete last line is left for the next call. A file that was truncated or replaced is read from its start.
 
         Raises:
             OSError: the file exists and cannot be read.
@@ -70,7 +69,7 @@ def follow(path: str | os.PathLike[str]) -> RecordReader:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[MetricRecord]:
-    """Return all records of a file, oldest first, without lines that hold none.
+    """Return all records of a file, oldest first. Invalid lines are skipped.
 
     Raises:
         FileNotFoundError: there is no such file.

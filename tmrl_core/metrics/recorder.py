@@ -22,11 +22,11 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the sink's name.
-        written: records it took.
-        waiting: records in its queue.
-        dropped: records that its full queue pushed out, the oldest each time, or that were left at a close.
-        failed: records given up after as many attempts as the recorder makes.
-        error: text of its latest failure, "" once it works again.
+        written: number of records written.
+        waiting: number of records in its queue.
+        dropped: number of records dropped: the oldest ones of a full queue, and those left at a close.
+        failed: number of records given up after the maximum number of attempts.
+        error: text of the latest failure; "" once the sink works again.
     """
 
     name: str
@@ -38,15 +38,15 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorder:
-    """Passes records to sinks, each in its own thread behind a bounded queue.
+    """Pass records to sinks, each in its own thread behind a bounded queue.
 
-    A slow sink fills its queue, and then loses its oldest records, which are counted. A sink that raises gets the same
-    record again, `attempts` times with growing pauses between failures (space may be freed on a full disk); the failure
-    is logged the first time, and again after 10, 100, 1000 consecutive failures. Training and the other sinks are not
+    A slow sink fills its queue and then loses the oldest records, which are counted. A sink that raises gets the same
+    record again, up to `attempts` times with growing pauses (space may be freed on a full disk). The failure is logged
+    the first time, and again after 10, 100 and 1000 consecutive failures. Training and the other sinks are not
     affected.
 
     Args:
-        sinks: owned by the recorder from now on, which closes them. Sinks that share state must guard it.
+        sinks: the sinks, which the recorder owns and closes. Sinks that share state must guard it.
         queue_records: maximum number of records that wait for one sink.
         attempts: number of attempts to write a record.
         pause_s: seconds after a first failure; doubles up to `longest_pause_s` with each further one.
@@ -82,26 +82,27 @@ class Recorder:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the run began, over resumes: part of a checkpoint."""
+        """Return the seconds since the run began, over resumes, for a checkpoint."""
         return max(0.0, self._clock() - self.started_s)
 
     @property
     def states(self) -> list[SinkState]:
-        """Return the state of each sink, in the order they were given."""
+        """Return the state of each sink, in the order of `sinks`."""
         return [lane.state for lane in self._lanes]
 
     @property
     def dropped(self) -> int:
-        """Records that some sink did not get: pushed out of a queue, or given up."""
+        """Number of records that some sink did not get: dropped from a queue, or given up."""
         return sum(state.dropped + state.failed for state in self.states)
 
     def record(self, kind: Kind, values: Mapping[str, Any], *, step: int) -> MetricRecord:
-        """Create a record with the present time, write it and return it; the default of its environment steps is the
-        latest count.
+        """Create a record with the present time, write it and return it.
+
+        The default of its environment steps is the latest count.
 
         Args:
             kind: subject of the record.
-            values: by name; see `names.VOCABULARY`.
+            values: values by name; see `names.VOCABULARY`.
             step: number of updates so far.
         """
         made = record(kind, values, step=step, started_s=self.started_s, now_s=self._clock())
@@ -119,7 +120,7 @@ class Recorder:
         return self.record("event", {**named, **values}, step=step)
 
     def write(self, record: MetricRecord) -> None:
-        """Hand a record to every sink's queue. Never blocks, from any thread; after `close` it does nothing."""
+        """Add a record to every sink's queue. Safe from any thread; never blocks. After `close`, do nothing."""
         if not self._closed:
             for lane in self._lanes:
                 lane.put(record)
@@ -132,7 +133,7 @@ class Recorder:
         return not late
 
     def close(self, timeout_s: float = 20.0) -> bool:
-        """Let every sink write the queued records, flush and close it; further calls do nothing.
+        """Make every sink write the queued records, flush and close. Further calls do nothing.
 
         Args:
             timeout_s: seconds for all sinks together. A sink that hangs longer is abandoned in its daemon thread, and a
@@ -159,7 +160,10 @@ class Recorder:
 
 
 class _Lane:
-    """One sink, its queue and its thread. `_wake`'s lock guards every attribute below it; the sink is the thread's."""
+    """One sink, its queue and its thread.
+
+    `_wake`'s lock guards every attribute below it; only the thread uses the sink.
+    """
 
     def __init__(self, sink: MetricSink, limit: int, *, attempts: int, pause_s: float, longest_pause_s: float) -> None:
         self._sink = sink
@@ -295,7 +299,7 @@ class _Lane:
         return True
 
     def _pause(self) -> None:
-        """Wait after a failure, longer each time; not while closing, and a close ends the wait."""
+        """Wait after a failure, longer each time. There is no wait while closing, and a close ends it."""
         with self._wake:
             pause_s = min(self._longest_pause_s, self._pause_s * 2.0 ** min(30, self._failures_in_a_row - 1))
             self._wake.wait_for(lambda: self._closing, pause_s)

@@ -21,7 +21,7 @@ Kind = Literal["round", "episode", "network", "evaluation", "event"]
 - `round`: one row for each round of training (`memory_len`, `round_time`, means of the agent's metrics, ...).
 - `episode`: one finished episode of one worker.
 - `network`: traffic and queues, every few seconds, also while training waits for samples.
-- `evaluation`: one finished evaluation, that is deterministic episodes of fixed seeds.
+- `evaluation`: one finished evaluation: deterministic episodes with fixed seeds.
 - `event`: something that happened once (`event` names it): start, phase, worker_joined, checkpoint, end, ...
 """
 
@@ -40,7 +40,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
         elapsed_s: time in seconds since the run began.
         step: number of updates (gradient steps) so far.
         kind: subject of the record.
-        values: by name; see `names.VOCABULARY`.
+        values: values by name; see `names.VOCABULARY`.
         env_steps: environment steps received so far; None: not stored, in a file of an earlier version.
     """
 
@@ -52,7 +52,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
     env_steps: int | None = None
 
     def at(self, axis: Axis) -> float | None:
-        """Return the place on an axis; None: an earlier version has not recorded it."""
+        """Return the position on an axis; None: an earlier version did not record it."""
         return {"env_steps": self.env_steps, "updates": self.step, "wall_time": self.elapsed_s}[axis]
 
     def number(self, name: str) -> float | None:
@@ -63,7 +63,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
         return float(value)
 
     def numbers(self) -> dict[str, float]:
-        """Return the metrics, True and False as 1 and 0, those that are not finite included; labels are left out."""
+        """Return the metrics without labels. True and False become 1 and 0; values that are not finite are included."""
         return {
             name: float(value) for name, value in self.values.items() if "/" in name and isinstance(value, int | float)
         }
@@ -75,17 +75,17 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Value]:
-    """Return values as a record holds them: scalars of numpy or torch as Python's own, other objects as their `str`.
+    """Return values in the form of a record: scalars of numpy or torch as Python scalars, other objects as their `str`.
 
     Args:
-        values: by name; scalars, one-element arrays and tensors, text, None.
+        values: values by name: scalars, one-element arrays and tensors, text, None.
     """
     return {str(name): _plain(value) for name, value in values.items()}
 
 
 @runtime_checkable
 class _Scalar(Protocol):
-    """A scalar of numpy or torch."""
+    """scalar of numpy or torch"""
 
     def item(self) -> Any: ...
 
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Value:
     if value is None or type(value) in (bool, int, float, str):
         return value  # type: ignore[no-any-return]
     if isinstance(value, _Scalar):
-        # An array or tensor of another number of elements than one raises.
+        # an array or tensor with another number of elements than one raises
         try:
             return _plain(value.item())
         except (ValueError, RuntimeError, TypeError):
@@ -116,7 +116,7 @@ def record(
 
     Args:
         kind: subject of the record.
-        values: by name, also by the names of rows (`names.OF_ROWS`); `plain` converts them.
+        values: values by name, also by the names of rows (`names.OF_ROWS`); `plain` converts them.
         step: number of updates so far.
         started_s: start of the run, in seconds since 1970; after a resume, the present time minus the earlier duration.
         now_s: seconds since 1970; None: the clock's.
@@ -154,7 +154,7 @@ def episode_values(
 ) -> dict[str, Value]:
     """Return the values of an `episode` record under their names.
 
-    An episode that belongs to an evaluation counts as one of that, not as a test episode.
+    An episode of an evaluation does not count as a test episode.
     """
     if mode == "train":
         returns, lengths = names.RETURN_TRAIN, names.EPISODE_LENGTH_TRAIN

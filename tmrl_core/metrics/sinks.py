@@ -35,10 +35,10 @@ class MetricSink(abc.ABC):
 
     @abc.abstractmethod
     def write(self, record: MetricRecord) -> None:
-        """Take one record. May block; records come in the order of their times.
+        """Write one record. May block. Records come in the order of their times.
 
         Raises:
-            Exception: of any kind: the record was not taken, and the sink can be tried again with the same record.
+            Exception: any exception: the record was not written, and the write can be repeated.
             ValueError: the sink is closed.
         """
 
@@ -47,7 +47,7 @@ class MetricSink(abc.ABC):
         """Pass written records to the operating system or another store: other processes see them afterwards.
 
         Raises:
-            Exception: of any kind; the records may or may not be stored, and later writes are possible.
+            Exception: any exception: the records may or may not be stored, and later writes are possible.
         """
 
     @abc.abstractmethod
@@ -55,7 +55,7 @@ class MetricSink(abc.ABC):
         """Flush and release everything; further calls do nothing.
 
         Raises:
-            Exception: of any kind; the sink is closed nevertheless.
+            Exception: any exception: the sink is closed nevertheless.
         """
 
     def __enter__(self: _Sink) -> _Sink:
@@ -66,10 +66,10 @@ class MetricSink(abc.ABC):
 
 
 class MemorySink(MetricSink):
-    """Stores the latest records in memory: for tests, notebooks and scripts.
+    """Sink that stores the latest records in memory, for tests, notebooks and scripts.
 
     Args:
-        limit: maximum number; the oldest are dropped.
+        limit: maximum number of records; the oldest are dropped.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
@@ -87,7 +87,7 @@ class MemorySink(MetricSink):
         del self.records[: -self.limit]
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no record waits."""
 
     def close(self) -> None:
         """Accept no more records; stored ones stay readable."""
@@ -95,10 +95,10 @@ class MemorySink(MetricSink):
 
 
 class JsonLinesSink(MetricSink):
-    """Appends each record to a file as one line of JSON.
+    """Sink that appends each record to a file as one line of JSON.
 
-    Each line is passed to the operating system in one write: a killed process loses none, and at worst the last line is
-    incomplete (`reading.py` skips it). An existing file is continued.
+    Each line is passed to the operating system in one write. A killed process therefore loses no line; at worst, the
+    last line is incomplete (`reading.py` skips it). An existing file is continued.
 
     Args:
         path: the file; its folder is created if it is missing.
@@ -117,7 +117,10 @@ class JsonLinesSink(MetricSink):
         self._torn = _ends_within_a_line(self.path)
 
     def write(self, record: MetricRecord) -> None:
-        """Append one line. OSError (a full disk): a part of the line may be there, which the next one steps over."""
+        """Append one line.
+
+        After an OSError (a full disk), a part of the line may remain; the next line starts after it.
+        """
         if self._file.closed:
             raise ValueError("the sink is closed")
         line = encode_line(record)
@@ -149,17 +152,17 @@ def _ends_within_a_line(path: Path) -> bool:
             return False
         try:
             file.seek(-1, os.SEEK_END)
-        except OSError:  # a device or a pipe has no end
+        except OSError:  # a device or a pipe has no end to read
             return False
         return file.read(1) not in (b"", b"\n")
 
 
 class ConsoleSink(MetricSink):
-    """Logs each round's row, evaluations and events at level INFO, for scripts that show nothing else.
+    """Sink that logs each round's row, evaluations and events at level INFO, for scripts without another display.
 
     Args:
-        log: takes one text; None: this package's logger. `show_messages` (in `console.py`) makes that visible where
-            the application has not set up logging.
+        log: writes one text; None: this package's logger, which `show_messages` (in `console.py`) makes visible if the
+            application has not set up logging.
     """
 
     def __init__(self, log: Callable[[str], None] | None = None) -> None:
@@ -167,7 +170,7 @@ class ConsoleSink(MetricSink):
         self._closed = False
 
     def write(self, record: MetricRecord) -> None:
-        """Log it, unless it is of a kind that comes too often to read."""
+        """Log the record, unless its kind is too frequent to read."""
         if self._closed:
             raise ValueError("the sink is closed")
         if record.kind in ("round", "evaluation", "event"):
@@ -175,10 +178,10 @@ class ConsoleSink(MetricSink):
             self._log(describe(record, shutil.get_terminal_size((120, 24)).columns))
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no record waits."""
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more records."""
         self._closed = True
 
 
@@ -202,16 +205,16 @@ _SHOWN_FIRST = (
     names.EPISODE_LENGTH_MEAN,
     names.ROUND_TIME,
 )
-"""Metrics of a round in the order in which they are shown, as far as there is room; others follow."""
+"""Metrics of a round in display order. As many as fit are shown; other metrics follow."""
 _TROUBLES = ("train/updates_skipped", names.SAMPLES_STALE, names.REDISTRIBUTED)
 """Metrics shown first if they are not 0."""
 _UNSHOWN = (names.EPOCH, names.ROUND, names.UPDATES)
 _LINES = 3
-"""Lines of a round below its heading."""
+"""Maximum number of lines of a round below its heading."""
 
 
 def describe(record: MetricRecord, width: int = 120) -> str:
-    """Return a record as text to read: one line, and for a round a few more of its most telling values.
+    """Return a record as readable text: one line, and for a round a few more with its most important values.
 
     Args:
         width: columns of the terminal.
@@ -221,7 +224,7 @@ def describe(record: MetricRecord, width: int = 120) -> str:
     if record.kind == "event":
         event, message = record.text(names.EVENT) or "event", record.text(names.MESSAGE)
         if message and event in (names.EVENT_WORKER_JOINED, names.EVENT_WORKER_LEFT):
-            return f"{message} ({when})"  # it names the event
+            return f"{message} ({when})"  # the label that names the event
         text = message or ", ".join(
             number_text(value) if name == event else f"{_LABELS.get(name, names.short(name))} {number_text(value)}"
             for name, value in values.items()
@@ -251,10 +254,10 @@ def describe(record: MetricRecord, width: int = 120) -> str:
 
 
 _LABELS = {names.RUN_NAME: "run", names.RETURN_TARGET: "target"}
-"""Of an event's values on the console."""
+"""Maximum number of characters of an event's values on the console."""
 
 _INDENT = 6
-"""Columns before a further line of a message: two here, four of the command line's log."""
+"""Indentation of further lines of a message: two here, four by the command line's log."""
 
 
 def _cells(record: MetricRecord) -> Iterator[str]:
@@ -266,7 +269,7 @@ def _cells(record: MetricRecord) -> Iterator[str]:
 
 
 def _packed(cells: Iterable[str], width: int) -> list[str]:
-    """Return as many cells, in their order, as a few lines of this width take."""
+    """Return as many cells, in order, as fit into a few lines of this width."""
     lines: list[str] = []
     for cell in cells:
         if lines and len(lines[-1]) + 3 + len(cell) <= width + 2:

@@ -1,4 +1,4 @@
-"""The sinks that a run has by its settings."""
+"""Construction of a run's sinks from its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the wandb sink; see `WandbSink`. The key never shows in its `repr`."""
+    """Settings of the wandb sink; see `WandbSink`. Its `repr` never shows the key."""
 
     project: str
     entity: str | None = None
@@ -44,7 +44,7 @@ def open_sinks(
     x_axis: Axis = "env_steps",
     hparams: Mapping[str, Any] | None = None,
 ) -> list[MetricSink]:
-    """Open a run's sinks: `metrics.jsonl` always, and the requested others.
+    """Open a run's sinks: always `metrics.jsonl`, and the other requested ones.
 
     A missing package, or a folder that cannot be written, gives a warning with the remedy and does not stop training.
 

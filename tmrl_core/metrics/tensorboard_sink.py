@@ -19,14 +19,14 @@ _file_numbers = itertools.count()
 
 
 class TensorBoardSink(MetricSink):
-    """Writes each record's metrics as scalars, and events as text, at the record's time.
+    """Sink that writes each record's metrics as scalars, and events as text, at the record's time.
 
     Labels of a record are left out; values that are not finite are written unchanged, and TensorBoard marks them.
 
     Args:
         folder: folder of the event file; created if it is missing. Each sink writes its own file, so a resumed run adds
             one.
-        x_axis: the step of TensorBoard; whole seconds for wall_time.
+        x_axis: axis of TensorBoard's steps; whole seconds for wall_time.
         hparams: the run's configuration, nested; its single values are shown as hyper-parameters.
 
     Raises:
@@ -55,8 +55,8 @@ class TensorBoardSink(MetricSink):
         self._x_axis: Axis = x_axis
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        # The name that TensorBoard looks for and sorts by. tensorboard's own EventFileWriter would add a thread and a
-        # queue whose failures show at a later call only; the Recorder has both already.
+        # TensorBoard searches and sorts files by this name. tensorboard's own EventFileWriter would add a thread and a
+        # queue, whose failures show only at a later call; the Recorder has both already.
         now_s = time.time()
         self.path = self.folder / (
             f"events.out.tfevents.{now_s:.0f}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
@@ -65,7 +65,7 @@ class TensorBoardSink(MetricSink):
         self._writer: Any = RecordWriter(self._file)
         self._write(self._event_type(wall_time=now_s, file_version="brain.Event:2"))
         if hparams:
-            # One session group for the run, also over resumes.
+            # The run has one session group, also over resumes.
             summary = summary_v2.hparams_pb(flattened(hparams), trial_id=self.folder.resolve().parent.name)
             self._write(self._event_type(wall_time=now_s, summary=summary))
         self._file.flush()

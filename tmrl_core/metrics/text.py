@@ -1,4 +1,4 @@
-"""Numbers as short text, one function for each kind of number, so that every screen and log writes them alike."""
+"""Numbers as short text, with one function for each kind of number, so that all screens and logs write them equally."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def number_text(value: Value) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """Return a time span as `m:ss`, from an hour on as `h:mm:ss`."""
+    """Return a time span as `m:ss`, or as `h:mm:ss` from an hour on."""
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
@@ -61,7 +61,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time span in the two largest units that it has."""
+    """Return a time span in its two largest units."""
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     if hours >= 48:

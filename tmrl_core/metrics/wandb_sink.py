@@ -1,4 +1,4 @@
-"""Records to Weights & Biases, online if possible and else offline, without ever delaying training.
+"""Sink for Weights & Biases, online if possible and else offline. It never delays training.
 
 Behaviour of wandb (0.31), and the measures of this file:
 
@@ -6,10 +6,10 @@ Behaviour of wandb (0.31), and the measures of this file:
   one the run is offline.
 - With a key and no network `wandb.init` tries for 90 s and then raises: its limit is set, and an offline run follows.
 - `run.finish` waits for the upload forever: it gets a limit, and missing data then stays on disk for `wandb sync`.
-- It captures the console: turned off, because the live display uses it.
+- wandb captures the console. This is turned off, because the live display uses the console.
 
-All of it happens at the first `write`, in the thread of this sink's Recorder; meanwhile records wait in the Recorder's
-bounded queue. The key is passed to wandb as an object and never put into `os.environ`.
+All of this happens at the first `write`, in the thread of this sink's Recorder. Meanwhile, records wait in the
+Recorder's bounded queue. The key is passed to wandb as an object and never put into `os.environ`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
 
 
 class WandbSink(MetricSink):
-    """Logs each record's metrics with all three axes: environment steps, updates and time.
+    """Sink that logs each record's metrics with all three axes: environment steps, updates and time.
 
     `WANDB_MODE` (online, offline, disabled) and wandb's other settings apply as usual.
 
@@ -106,16 +106,16 @@ class WandbSink(MetricSink):
         start_limit_s: float = 10.0,
         finish_limit_s: float = 10.0,
     ) -> None:
-        # A folder that wandb left in the current directory is found as a namespace package: it has no origin. wandb
-        # itself takes a second to import, which is spent beside training.
+        # A folder `wandb` in the current directory is found as a namespace package, which has no origin. The import of
+        # wandb itself takes a second, which is spent in this sink's thread.
         found = importlib.util.find_spec("wandb")
         if found is None or found.origin is None:
             raise MissingExtraError("wandb", "wandb", "The wandb sink")
         self.folder = Path(folder)
         self.mode = ""
-        """`online`, `offline` or `disabled` once wandb is up, "" before."""
+        """`online`, `offline` or `disabled` once wandb has started; "" before."""
         self._identity: dict[str, Any] = {"project": project, "entity": entity, "id": run_id, "name": run_name}
-        # Omitted settings stay unchanged, also if a user has changed them in wandb.
+        # Omitted settings stay unchanged, even if a user has changed them in wandb.
         self._identity |= {
             name: value for name, value in (("group", group), ("tags", list(tags)), ("notes", notes)) if value
         }
@@ -144,10 +144,10 @@ class WandbSink(MetricSink):
             self._run.log({**axes, names.SAMPLES_RECEIVED: record.env_steps or 0, **values})
 
     def flush(self) -> None:
-        """Nothing to do: wandb's own process has each record, and writes and sends it when it sees fit."""
+        """Do nothing: wandb's own process has each record, and decides when to write and send it."""
 
     def close(self) -> None:
-        """Finish the run; waits for wandb's upload for `finish_limit_s` at most."""
+        """Finish the run. Wait for wandb's upload for at most `finish_limit_s`."""
         self._closed = True
         run, self._run = self._run, None
         if run is not None:
@@ -184,7 +184,7 @@ class WandbSink(MetricSink):
             "console": "off",
             "silent": True,
             "init_timeout": self._start_limit_s,
-            # Another run of this process, for instance of another trainer.
+            # Allow other runs in this process, for example of another trainer.
             "reinit": "create_new",
         }
         if key is not None:
@@ -201,7 +201,7 @@ class WandbSink(MetricSink):
             **self._identity,
         )
         self.mode = mode
-        # Records of several kinds come out of the order that wandb's own step counter demands.
+        # Records of several kinds do not arrive in the order that wandb's step counter requires.
         run.define_metric(self._x_axis, hidden=True)
         run.define_metric("*", step_metric=self._x_axis)
         if mode == "online":
@@ -228,7 +228,7 @@ def _netrc_key(base_url: str) -> str | None:
         except (OSError, netrc.NetrcParseError):
             continue
         for name in (host, "api.wandb.ai"):
-            # netrc's `default` entry is for other services; `hosts` names those for this one.
+            # netrc's `default` entry is for other services, so only the entries in `hosts` count.
             if name in entries.hosts:
                 return entries.hosts[name][2] or None
     return None

@@ -1,18 +1,18 @@
-"""Append-only files of checksummed records, and a lock on the folder that they lie in.
+"""Append-only files of checksummed records, and a lock on their folder.
 
     from tmrl_core.storage import FolderLock, RecordLog
 
     with FolderLock(folder, "the spool"):
         log = RecordLog(folder, "spool", {"version": 1})
         if log.torn_bytes:
-            ...                                     # what a killed process left half written was cut off
+            ...                                     # an incomplete record of a killed process was removed
         for record in log.records():
             handle(record.note, record.payload)     # bytes, memoryview
-        log.append(b"who and which", [head, body])  # whole, or StorageError and nothing
-        log.remove_before(number)                   # whole old files
+        log.append(b"name and size", [head, body])  # completely, or StorageError and not at all
+        log.remove_before(number)                   # complete old files
 
-`format.py` is the bytes, `files.py` one file, `log.py` a folder of them, `lock.py` the lock, `own_files.py` writing
-without following links. No layer is below this one but the errors.
+`format.py` defines the bytes, `files.py` one file, `log.py` a folder of files and `lock.py` the lock. `own_files.py`
+writes without following links. Below this package are only the errors.
 """
 
 from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader

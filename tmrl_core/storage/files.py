@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 Sync = Literal["os", "fsync"]
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _MOST_BUFFERS = 1000
-"""Buffers in one call; POSIX systems allow 1024."""
+"""Maximum number of buffers in one call; POSIX systems allow 1024."""
 
 
 class FileCalls:
-    """The calls that change a file: the seam at which tests make a disk fail."""
+    """The system calls that change a file. Tests replace them to make a disk fail."""
 
     def write(self, descriptor: int, buffers: Sequence[Buffer]) -> int:
         """Write from buffers, in order; return the number of bytes, which may be fewer than given.
@@ -41,7 +41,7 @@ class FileCalls:
         """Wait until written data is on the disk.
 
         Raises:
-            OSError: it may not be.
+            OSError: the data may not be on the disk.
         """
         os.fsync(descriptor)
 
@@ -49,17 +49,20 @@ class FileCalls:
         """Cut a file to a length.
 
         Raises:
-            OSError: it was not cut.
+            OSError: the file was not cut.
         """
         os.ftruncate(descriptor, length)
 
 
 OS = FileCalls()
-"""The operating system's own."""
+"""The operating system's calls."""
 
 
 def flush_folder(folder: Path) -> None:
-    """Make a new, renamed or removed file in `folder` survive a power cut; Windows has no such call and needs none."""
+    """Make a new, renamed or removed file in `folder` survive a power cut.
+
+    Windows neither has nor needs such a call.
+    """
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -76,13 +79,13 @@ def storage_error(what: str, exc: OSError) -> StorageError:
 
 
 class SegmentFile:
-    """Writes one file of records, at its end. Not thread-safe, except for `flush`.
+    """Writer that appends to one file of records. Not thread-safe, except for `flush`.
 
     Use `create` or `open`, not the constructor.
 
     Attributes:
         path: the file.
-        bytes: its length up to the end of the last complete record, where the next begins.
+        bytes: length up to the end of the last complete record, where the next one begins.
         torn_bytes: number of bytes after the last complete record that `open` truncated.
     """
 
@@ -107,12 +110,12 @@ class SegmentFile:
         calls: FileCalls = OS,
         mode: int = 0o644,
     ) -> SegmentFile:
-        """Create a file with its head and, if there is a `first_note`, a record with it and no payload.
+        """Create a file with its head. With `first_note`, also write a record with this note and no payload.
 
         `mode` is the file's mode from its creation, less the umask.
 
         Raises:
-            StorageError: it exists already, or cannot be written; no file is left then.
+            StorageError: the file exists already, or cannot be written; no file is left then.
         """
         parts: list[Buffer] = [head_bytes(format_name, description)]
         if first_note is not None:
@@ -145,11 +148,11 @@ class SegmentFile:
         Args:
             path: the file.
             sync: see `RecordLog`.
-            calls: functions that write it.
+            calls: functions that write the file.
             good_bytes: the length up to the end of the last complete record, if known; otherwise all is read.
 
         Raises:
-            StorageError: it cannot be read or truncated, or its head is incomplete or damaged.
+            StorageError: the file cannot be read or truncated, or its head is incomplete or damaged.
         """
         if good_bytes is None:
             reader = SegmentReader(path)
@@ -170,19 +173,19 @@ class SegmentFile:
     def append(self, note: Buffer, buffers: Sequence[Buffer] = ()) -> tuple[int, int]:
         """Write a record.
 
-        With `sync` "os" it survives the end of this process, however sudden, when this returns; with "fsync" that of
-        the machine.
+        When this method returns, the record survives a crash of this process with `sync` "os", and a crash of the
+        machine with "fsync".
 
         Args:
             note: a few bytes that readers get without reading the payload.
             buffers: the payload, one after another; they are not joined.
 
         Returns:
-            Where its payload begins, a multiple of 8, and where the record ends.
+            Offset of its payload, a multiple of 8, and offset of the record's end.
 
         Raises:
-            StorageFullError: there is no room. The file is as before, and the same record may be tried again.
-            StorageError: it cannot be written for another reason, or is too long. The file is as before.
+            StorageFullError: the disk is full. The file is unchanged, and the same record may be tried again.
+            StorageError: the record cannot be written for another reason, or is too long. The file is unchanged.
         """
         parts, length = record_buffers(note, buffers)
         start = self.bytes
@@ -216,10 +219,10 @@ class SegmentFile:
         self.bytes += length
 
     def flush(self) -> None:
-        """Return when all records are on the disk, also with `sync` "os".
+        """Wait until all records are on the disk, also with `sync` "os".
 
         Raises:
-            StorageError: they may not be.
+            StorageError: the records may not be on the disk.
         """
         try:
             self._calls.sync(self._descriptor)
@@ -227,14 +230,14 @@ class SegmentFile:
             raise storage_error(f"{self.path} cannot be flushed", exc) from exc
 
     def close(self) -> None:
-        """Let go of the file; does not flush."""
+        """Close the file without flushing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class SegmentReader:
-    """Reads one file of records through a mapping: the disk reads only the accessed parts.
+    """Reader of one file of records through a memory mapping: only the accessed parts are read from the disk.
 
     The file must not be truncated meanwhile: hold the folder's lock.
 
@@ -243,13 +246,13 @@ class SegmentReader:
         limit_bytes: maximum number of bytes to read.
 
     Raises:
-        StorageError: it cannot be read, or its head is incomplete or damaged.
+        StorageError: the file cannot be read, or its head is incomplete or damaged.
 
     Attributes:
         format_name: kind of the file.
         description: description of its records, from its head.
         head_bytes: offset of its first record.
-        size: its length (at most `limit_bytes`).
+        size: length of the file (at most `limit_bytes`).
         good_bytes: end of the last complete record that `records` has returned.
     """
 
@@ -271,12 +274,15 @@ class SegmentReader:
 
     @property
     def torn_bytes(self) -> int:
-        """Once `records` has come to its end: bytes after the last whole record, cut short or damaged."""
+        """Number of incomplete or damaged bytes after the last complete record, once `records` has reached its end."""
         return self.size - self.good_bytes
 
     @property
     def cut_short(self) -> bool:
-        """Once `records` has come to its end: True: the bytes after it are an incomplete record, and no damage."""
+        """True: the bytes after the last complete record are an incomplete record and no damage.
+
+        Valid once `records` has reached its end.
+        """
         return cut_short(self.view, self.good_bytes)
 
     def records(self, check_payloads: bool = True) -> Iterator[Record]:
@@ -290,7 +296,7 @@ class SegmentReader:
             yield record
 
     def close(self) -> None:
-        """Let go of the mapping, unless views of it are still in use: then it goes with the last of them."""
+        """Release the mapping. If views of it are still in use, it is released with the last view."""
         with suppress(BufferError):
             self.view.release()
             self._mapping.close()

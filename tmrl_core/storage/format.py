@@ -34,7 +34,7 @@ _RECORD = struct.Struct("<4sIQII")
 
 
 def padding(length: int) -> int:
-    """Bytes up to the next multiple of 8."""
+    """Return the number of bytes up to the next multiple of 8."""
     return -length % ALIGNMENT
 
 
@@ -44,7 +44,7 @@ class Record:
 
     Args:
         note: a few bytes that describe the payload.
-        payload: the rest; a view of the file's mapping, valid as long as it is referenced.
+        payload: content; a view of the file's mapping, valid as long as it is referenced.
         offset: offset of the record in the file.
         payload_offset: offset of its payload, a multiple of 8.
         end: offset of the next record.
@@ -74,14 +74,14 @@ def head_bytes(format_name: str, description: Any) -> bytes:
 
 
 def parse_head(data: memoryview, where: str) -> tuple[str, Any, int]:
-    """Format, description and length of a file's head.
+    """Return format, description and length of a file's head.
 
     Args:
         data: the file.
-        where: its name, for messages.
+        where: name of the file, for messages.
 
     Raises:
-        StorageError: it is no file of records, or its head is cut short or damaged.
+        StorageError: the data is not a file of records, or its head is cut short or damaged.
     """
     if len(data) < _HEAD.size:
         raise StorageError(f"{where} is cut short within its head")
@@ -106,7 +106,7 @@ def parse_head(data: memoryview, where: str) -> tuple[str, Any, int]:
 
 
 def record_buffers(note: Buffer, buffers: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    """A record as a list of buffers to write one after another, and its length; nothing is joined or copied.
+    """Return a record as a list of buffers to write in order, and its length. Nothing is joined or copied.
 
     Raises:
         StorageError: note or payload are too long.
@@ -129,12 +129,12 @@ def record_buffers(note: Buffer, buffers: Sequence[Buffer]) -> tuple[list[Buffer
 
 
 def scan(data: memoryview, start: int, check_payloads: bool) -> Iterator[Record]:
-    """The whole records of a file, one after another, up to the first that is cut short or damaged.
+    """Yield the complete records of a file in order, up to the first incomplete or damaged one.
 
     Args:
         data: the file.
-        start: where its first record begins.
-        check_payloads: False: payloads are not read; a damaged one is then not noticed.
+        start: offset of the first record.
+        check_payloads: False: payloads are not read, so that a damaged payload is not noticed.
     """
     length = len(data)
     while start + _RECORD.size <= length:
@@ -160,7 +160,8 @@ def scan(data: memoryview, start: int, check_payloads: bool) -> Iterator[Record]
 def cut_short(data: memoryview, start: int) -> bool:
     """Return True if the bytes from `start` on are the beginning of one record, or zeros; False: damage.
 
-    A process that dies while it writes leaves the former, a machine either of both. `start` is where `scan` ended.
+    A process that dies while it writes leaves an incomplete record. A machine that dies may also leave zeros. `start`
+    is the offset at which `scan` ended.
     """
     rest = data[start:]
     if not bytes(rest).strip(b"\0"):

@@ -1,4 +1,4 @@
-"""A lock on a folder: one process at a time, released with the process however it ends."""
+"""A lock on a folder for one process at a time, released when the process ends for any reason."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from tmrl_core.storage.own_files import open_own
 
 LOCK_FILE = "lock"
 LOCKED_BYTE = 1 << 20
-"""Position of the locked byte: behind the file's content, because Windows locks bytes against reading too."""
+"""Position of the locked byte: after the file's content, because Windows locks bytes against reading too."""
 
 
 class FolderLock:
-    """Holds `folder` from construction until `close`, or until this process ends, however sudden.
+    """Lock on `folder`, from construction until `close` or the end of this process, even a sudden one.
 
-    The file stays in the folder: removing it would let two processes hold two files of one name. On POSIX the lock is
-    not shared with other processes that open the file; a process forked from this one while it is held keeps it (the
-    package spawns its processes).
+    The file stays in the folder: if it were removed, two processes could lock two files of one name. On POSIX, other
+    processes that open the file do not share the lock, but a process forked from this one keeps it (the package spawns
+    its processes).
 
     Args:
-        folder: made if it is not there.
-        purpose: what is in it, for the message: "the replay memory", "the spool".
+        folder: created if it is missing.
+        purpose: content of the folder, for the message: "the replay memory", "the spool".
 
     Raises:
-        FolderLockedError: another process, or another part of this one, holds it; the message names its process id.
-        StorageError: the folder cannot be made or written, its file system has no locks, or the lock is a link or
+        FolderLockedError: another process, or another part of this one, holds the lock; the message names its process
+            id.
+        StorageError: the folder cannot be created or written, its file system has no locks, or the lock is a link or
             another user's file.
     """
 
@@ -64,13 +65,13 @@ class FolderLock:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.write(self._descriptor, text)
         except OSError:
-            pass  # a full disk: the lock holds all the same, only its message will not name the process
+            pass  # a full disk: the lock still works, but its message cannot name the process
 
     def close(self) -> None:
-        """Release it; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
             self._say(b"")
-            os.close(self._descriptor)  # which releases the lock
+            os.close(self._descriptor)  # closing the file releases the lock
             self._descriptor = -1
 
     def __enter__(self) -> FolderLock:
@@ -84,7 +85,7 @@ def lock_file(descriptor: int, *, wait: bool = False) -> None:
     """Lock an open file until it is closed.
 
     Args:
-        descriptor: of the file; Windows leaves its position at the beginning.
+        descriptor: descriptor of the file; on Windows, its position is at the beginning afterwards.
         wait: wait for another holder; Windows waits for at most ten seconds.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A log: a folder of files of records, of which the last is written and the oldest are removed."""
+"""A log: a folder of files of records. The last file is written, and the oldest files are removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".seg"
 SEGMENT_BYTES = 64 << 20
 FLUSHED_AT_ONCE = 4 << 20
-"""Growth of a file, in bytes, after which it is flushed in the background with `sync` "os"."""
+"""Growth of a file in bytes after which it is flushed in the background, with `sync` "os"."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Place:
 
     Args:
         number: number of the file.
-        payload_offset: begin of the payload in the file, a multiple of 8.
-        end: end of the record in the file.
+        payload_offset: offset of the payload in the file, a multiple of 8.
+        end: offset of the record's end in the file.
     """
 
     number: int
@@ -40,8 +40,8 @@ class Place:
 class RecordLog:
     """Records in order, in numbered files `000000000001.seg`, ... of one folder. Not thread-safe.
 
-    Opening an existing folder checks every byte of its last file and truncates an incomplete record of a process that
-    died; of older files it reads the names only. Hold the folder's `FolderLock` as long as the log is open.
+    Opening an existing folder checks every byte of its last file and removes an incomplete record of a killed process.
+    Of older files, it reads only the names. The caller must hold the folder's `FolderLock` while the log is open.
 
     Nothing is written before the first `append`.
 
@@ -50,14 +50,14 @@ class RecordLog:
         format_name: kind of the records; a folder with another kind is refused.
         description: JSON-compatible, written into the head of each new file; may be changed at any time
             (`log.description = ...`) and applies from the next file on.
-        sync: "os": when `append` returns, a record survives the sudden end of this process; it survives the end of the
-            machine once its file is full, after `flush`, or when the system has written it. "fsync": when `append`
-            returns, it survives the end of the machine too, at the cost of a flush each. With "os" a thread, which
-            `close` joins, flushes a file as it grows, so that little is left to flush when the next one begins.
+        sync: "os": when `append` returns, a record survives a crash of this process. It survives a crash of the machine
+            once its file is full, after `flush`, or when the system has written it. "fsync": when `append` returns, it
+            survives a crash of the machine too, at the cost of one flush per record. With "os", a thread flushes a file
+            while it grows, so that little is left to flush when the next file begins; `close` joins the thread.
         segment_bytes: size after which a new file begins, head and first record not counted.
-        first_note: called when a file begins; returns the note of its first record (without payload), which holds all
-            that must be known when the earlier files are deleted, such as the offsets of all streams. None: no such
-            record.
+        first_note: called when a file begins; returns the note of its first record, which has no payload. The note
+            holds all state that must survive the deletion of earlier files, such as the offsets of all streams. None:
+            no such record.
         calls: functions that write files.
 
     Raises:
@@ -65,8 +65,8 @@ class RecordLog:
 
     Attributes:
         torn_bytes: number of bytes truncated on opening; 0 if the log was closed in order.
-        description: see above.
-        segment_bytes: see above.
+        description: description of the next file.
+        segment_bytes: size limit of the next file.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RecordLog:
         self._sealed = False
         self._closed = False
         self._begun_bytes = 0
-        """End of the first record of the current file, which is written before anything is appended."""
+        """End of the first record of the current file, which is written before other records."""
         self._flushed_bytes = 0
         self._flushing: threading.Thread | None = None
         self._not_flushed: StorageError | None = None
@@ -139,7 +139,7 @@ class RecordLog:
                 )
 
     def _set_aside(self, path: Path, size: int, why: str) -> None:
-        # A file without records holds nothing; a damaged one may still be useful.
+        # A file without records can be deleted; a damaged one may still be useful.
         aside = path.with_name(f"{path.name}.damaged")
         logger.warning("%s cannot be used (%s) and is now %s", path, why, aside.name)
         try:
@@ -152,17 +152,17 @@ class RecordLog:
     # --- reading ---
 
     def path(self, number: int) -> Path:
-        """The file of that number."""
+        """Return the path of the file with that number."""
         return self.folder / f"{number:012d}{SUFFIX}"
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the files, ascending; the last is the one that is written."""
+        """Return the numbers of the files, ascending. The last file is being written."""
         return list(self._numbers)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files, heads included."""
+        """Size of all files, heads included."""
         total = 0
         for number in self._numbers:
             with suppress(OSError):
@@ -170,10 +170,10 @@ class RecordLog:
         return total
 
     def reader(self, number: int) -> SegmentReader:
-        """One file, up to the end of its last whole record as far as that is known.
+        """Return a reader of one file, up to the end of its last complete record if that is known.
 
         Raises:
-            StorageError: it cannot be read, its head is damaged, or it is of another kind.
+            StorageError: the file cannot be read, its head is damaged, or it is of another kind.
         """
         last = self._file if self._file is not None and number == self._numbers[-1] else None
         reader = SegmentReader(self.path(number), last.bytes if last is not None else None)
@@ -184,7 +184,7 @@ class RecordLog:
     def records(self, check_payloads: bool = True) -> Iterator[tuple[int, Record]]:
         """Yield each complete record with the number of its file, in the order of writing, lazily.
 
-        Records appended meanwhile to a file that is being read are not included. Of a damaged file, the records before
+        Records that are appended to a file while it is read are not included. For a damaged file, the records before
         the damage are included, and a warning reports the number of lost bytes.
 
         Args:
@@ -209,15 +209,15 @@ class RecordLog:
     # --- changing it ---
 
     def append(self, note: Buffer, buffers: Sequence[Buffer] = ()) -> Place:
-        """Write a record; begins a new file first where the last one is full.
+        """Write a record. If the last file is full, begin a new one first.
 
         Args:
             note: a few bytes that readers get without reading the payload.
             buffers: the payload, one after another; they are not joined.
 
         Raises:
-            StorageFullError: there is no room. The log is as before, and the same record may be tried again.
-            StorageError: it cannot be written for another reason, or is too long. The log is as before.
+            StorageFullError: the disk is full. The log is unchanged, and the same record may be tried again.
+            StorageError: the record cannot be written for another reason, or is too long. The log is unchanged.
         """
         if self._closed:
             raise StorageError(f"the log in {self.folder} is closed")
@@ -244,10 +244,10 @@ class RecordLog:
         self._flushing.start()
 
     def _join_flush(self) -> None:
-        """Wait for the thread.
+        """Wait for the background flush.
 
         Raises:
-            StorageError: it could not flush.
+            StorageError: the flush failed.
         """
         if self._flushing is not None:
             self._flushing.join()
@@ -257,7 +257,7 @@ class RecordLog:
             raise failed
 
     def seal(self) -> None:
-        """Have the next record begin a new file."""
+        """Make the next record begin a new file."""
         self._sealed = True
 
     def _begin(self) -> SegmentFile:
@@ -298,10 +298,10 @@ class RecordLog:
         return removed
 
     def flush(self) -> None:
-        """Return when all records and the names of their files are on the disk, also with `sync` "os".
+        """Wait until all records and the names of their files are on the disk, also with `sync` "os".
 
         Raises:
-            StorageError: they may not be.
+            StorageError: the records may not be on the disk.
         """
         if self._file is not None:
             self._join_flush()
@@ -312,7 +312,7 @@ class RecordLog:
                 raise storage_error(f"{self.folder} cannot be flushed", exc) from exc
 
     def close(self) -> None:
-        """Let go of the files; a second call does nothing. Nothing can be appended after it."""
+        """Close the files. A second call does nothing. Afterwards, no record can be appended."""
         self._closed = True
         try:
             self._join_flush()

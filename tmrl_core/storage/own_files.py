@@ -1,4 +1,4 @@
-"""Files of this user, in folders that another user may have prepared: writing follows no link."""
+"""Safe access to this user's files in folders that another user may have prepared: links are not followed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
     Windows, where users need a privilege to create symbolic links, it is `os.open`.
 
     Raises:
-        OSError: it is a symbolic link, has a second name (a hard link), belongs to another user than this one or root,
-            or cannot be opened. With `os.O_TRUNC` nothing was truncated then.
+        OSError: the file is a symbolic link, has a second name (a hard link), belongs to a user other than this one or
+            root, or cannot be opened. With `os.O_TRUNC`, nothing was truncated then.
     """
     if sys.platform == "win32":
         return os.open(path, flags | os.O_BINARY, mode)
@@ -51,12 +51,12 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
 
 
 def open_now(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file as `os.open` does, without waiting for another side where a pipe is in its place: that is empty."""
+    """Open a file as `os.open` does, without blocking. A pipe in its place then reads as empty."""
     return os.open(path, flags | BINARY | (0 if sys.platform == "win32" else os.O_NONBLOCK))
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = False) -> None:
-    """Write a file so that a reader, also after a crash, finds the old content or the new, completely.
+    """Write a file so that a reader always finds the complete old or the complete new content, even after a crash.
 
     A link of that name is replaced, not followed.
 
@@ -67,7 +67,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = Fals
         sync: True: wait for the disk.
 
     Raises:
-        OSError: it cannot be written; the old content is unchanged.
+        OSError: the file cannot be written; the old content is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -25,7 +25,7 @@ class ActorSuite:
     action_space: gym.Space[Any] = ACTIONS
 
     def make_actor(self) -> ActorModule:
-        """Make an actor with weights of its own, each time others if they are random."""
+        """Make an actor with new weights, different each time if they are random."""
         raise NotImplementedError("implement make_actor")
 
     def observe(self, seed: int = 0) -> Any:
@@ -34,27 +34,27 @@ class ActorSuite:
         return self.observation_space.sample()
 
     def test_actions_are_of_the_action_space(self) -> None:
-        """With and without exploration."""
+        """Actions belong to the space, with and without exploration."""
         actor = self.make_actor()
         actor.begin_episode()
         for test in (False, True):
             assert self.action_space.contains(actor.act_(self.observe(), test=test))
 
     def test_without_exploration_actions_repeat(self) -> None:
-        """Evaluations compare policies, not luck."""
+        """Evaluations need the same action for the same observation."""
         actor = self.make_actor()
         first, second = (np.asarray(actor.act_(self.observe(), test=True)) for _ in range(2))
         np.testing.assert_array_equal(first, second)
 
     def test_an_observation_is_left_as_it_was(self) -> None:
-        """The same arrays are sent to the trainer."""
+        """The actor must not change its observation, because the same arrays are sent to the trainer."""
         observation = self.observe()
         before = copy.deepcopy(observation)
         self.make_actor().act_(observation)
         np.testing.assert_equal(observation, before)
 
     def test_extras_of_a_reset_and_of_a_step_are_alike(self) -> None:
-        """They fill the same columns."""
+        """Extras of resets and steps fill the same columns."""
         actor = self.make_actor()
         _, extras = actor.act_with_extras(self.observe())
         of_reset = actor.reset_extras()
@@ -64,7 +64,7 @@ class ActorSuite:
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
 
     def test_weights_travel(self) -> None:
-        """An actor with the weights of another acts as that one."""
+        """An actor with another actor's weights chooses the same actions."""
         actor = self.make_actor()
         tag, data = actor.to_blob()
         other = self.make_actor().from_blob(tag, data, "cpu")
@@ -74,11 +74,11 @@ class ActorSuite:
             np.testing.assert_allclose(found, expected, rtol=1e-6)
 
     def test_weights_of_another_format_are_refused(self) -> None:
-        """The error names the formats."""
+        """The error for weights of another format names both formats."""
         _assert_refused(self.make_actor(), f"not {self.make_actor().weights_format}", b"")
 
     def test_damaged_weights_are_refused_and_change_nothing(self) -> None:
-        """A worker keeps the policy that it has."""
+        """After invalid weights, a worker keeps its policy."""
         actor = self.make_actor()
         before = actor.to_blob()
         _assert_refused(actor, before[0], b"damaged")

@@ -39,7 +39,7 @@ class AgentSuite:
             float(value)
 
     def test_a_batch_is_left_as_it_was(self) -> None:
-        """Memories may hand out views of what they store."""
+        """Batches must not be changed, because memories may return views of stored data."""
         batch = self.make_batch(0)
         before = copy.deepcopy(batch)
         self.make_agent().train(batch)
@@ -51,7 +51,7 @@ class AgentSuite:
         assert len(made) == 2
 
     def test_the_policy_acts_in_the_action_space(self) -> None:
-        """Before and after an update."""
+        """The policy acts in the spaces before and after an update."""
         agent = self.make_agent()
         observation = self.observation_space.sample()
         for _ in range(2):
@@ -60,13 +60,13 @@ class AgentSuite:
             agent.train(self.make_batch(0))
 
     def test_the_policy_can_be_published(self) -> None:
-        """Weights are bytes with a format tag; they are read before the next update."""
+        """Weights are bytes with a format tag. They are read before the next update."""
         tag, data = self.make_agent().get_actor().to_blob()
         assert isinstance(tag, str)
         assert isinstance(data, bytes)
 
     def test_a_checkpoint_restores_the_policy(self, tmp_path: Path) -> None:
-        """Its attributes, or its `state_dict`, are complete."""
+        """The agent's attributes, or its `state_dict`, hold the complete state."""
         from tmrl_core.training.loops.offline import TrainingOffline
         from tmrl_core.training.memories.replay import ReplayMemory
 

@@ -20,7 +20,7 @@ class EnvironmentSuite:
     repeats = True
     """True: episodes of the same seed and actions are equal. False for a robot."""
     steps = 20
-    """Steps that a test plays."""
+    """Number of steps of a test."""
 
     def make_environment(self) -> gym.Env[Any, Any]:
         """Make the environment as `environment.cls` and its kwargs do."""
@@ -41,14 +41,14 @@ class EnvironmentSuite:
             env.close()
 
     def test_observations_are_of_the_space(self) -> None:
-        """In dtype, shape and bounds: networks and memories are made from the space."""
+        """Observations match the space, from which networks and memories are made, in dtype, shape and bounds."""
         env = self.make_environment()
         env.close()
         for returned in self.play():
             assert env.observation_space.contains(returned[0])
 
     def test_a_step_returns_five_values(self) -> None:
-        """Observation, finite reward, terminated, truncated, and a dict."""
+        """A step returns observation, finite reward, terminated, truncated, and a dict."""
         reset, *steps = self.play()
         assert isinstance(reset[1], dict)
         for _, reward, terminated, truncated, info in steps:
@@ -57,13 +57,13 @@ class EnvironmentSuite:
             assert isinstance(info, dict)
 
     def test_a_seed_repeats_an_episode(self) -> None:
-        """Runs can be repeated, and evaluations compared."""
+        """The same seed gives the same episode, so that runs are repeatable and evaluations comparable."""
         if self.repeats:
             for first, second in zip(self.play(3), self.play(3), strict=True):
                 np.testing.assert_equal(first[:4], second[:4])
 
     def test_an_observation_is_not_reused(self) -> None:
-        """A worker sends it after later steps."""
+        """A returned observation stays unchanged, because a worker sends it after later steps."""
         env = self.make_environment()
         try:
             observation, _ = env.reset(seed=0)
@@ -74,7 +74,7 @@ class EnvironmentSuite:
             env.close()
 
     def test_a_reset_follows_any_step(self) -> None:
-        """A worker may end an episode early."""
+        """A reset within an episode begins a new one, because a worker may end an episode early."""
         env = self.make_environment()
         try:
             for _ in range(2):

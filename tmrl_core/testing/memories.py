@@ -30,28 +30,28 @@ class MemorySuite:
         raise NotImplementedError("implement make_memory")
 
     def make_chunk(self, **kwargs: Any) -> Chunk:
-        """Make samples of one episode; arguments are those of `random_chunk`."""
+        """Make samples of one episode. The arguments are those of `random_chunk`."""
         return random_chunk(self.observation_space, self.action_space, **kwargs)
 
     def test_a_new_memory_is_empty(self) -> None:
-        """A loop waits until there is something to sample."""
+        """An empty memory has length 0, so that a loop waits for transitions."""
         assert len(self.make_memory()) == 0
 
     def test_an_episode_makes_transitions(self) -> None:
-        """Samples of the memory's own spaces are not refused."""
+        """Samples of the memory's spaces are not refused."""
         memory = self.make_memory()
         assert not memory.append(buffer_of(self.make_chunk()))
         assert 0 < len(memory) <= 10
 
     def test_a_message_without_samples_changes_nothing(self) -> None:
-        """Some messages carry episode records only."""
+        """Messages may contain only episode records."""
         memory = self.make_memory()
         record = EpisodeRecord("", 1.0, 3, "train", "truncated")
         assert not memory.append(buffer_of(records=(record,)))
         assert len(memory) == 0
 
     def test_statistics_are_those_of_the_latest_episode(self) -> None:
-        """Training and test episodes count apart, and those of an evaluation not at all."""
+        """Training and test episodes count separately. Episodes of an evaluation do not count."""
         memory = as_memory(self.make_memory())
         first, second = (EpisodeRecord("", value, 3, "train", "truncated") for value in (1.0, 2.0))
         memory.append(buffer_of(records=(first, second)))
@@ -60,14 +60,14 @@ class MemorySuite:
         assert np.isnan(memory.stat_test_return)
 
     def test_each_iteration_yields_batches(self) -> None:
-        """A loop iterates again when it needs more."""
+        """A memory can be iterated repeatedly, because a loop iterates again when it needs more batches."""
         memory = self.make_memory()
         memory.append(buffer_of(self.make_chunk(rows=30)))
         for _ in range(2):
             assert next(iter(memory), None) is not None
 
     def test_new_samples_can_come_between_batches(self) -> None:
-        """A loop appends while it iterates."""
+        """Samples may be appended during an iteration."""
         memory = self.make_memory()
         memory.append(buffer_of(self.make_chunk(rows=30)))
         batches = iter(memory)
@@ -76,7 +76,7 @@ class MemorySuite:
         assert next(batches, None) is not None or next(iter(memory), None) is not None
 
     def test_refusals_name_chunks_and_reasons(self) -> None:
-        """Samples of another shape are refused or stored; those before stay."""
+        """Samples of another shape are refused or stored. Earlier samples stay."""
         memory = self.make_memory()
         memory.append(buffer_of(self.make_chunk()))
         before = len(memory)
@@ -88,7 +88,7 @@ class MemorySuite:
             assert next(iter(memory), None) is not None
 
     def test_capabilities_fit_each_other(self) -> None:
-        """Declared values are in bounds, before and after samples arrive."""
+        """Declared capabilities return values in bounds, before and after samples arrive."""
         memory = as_memory(self.make_memory())
         for rows in (0, 30):
             if rows:
@@ -107,7 +107,7 @@ class MemorySuite:
         memory.close()
 
     def test_a_checkpoint_restores_the_transitions(self, tmp_path: Path) -> None:
-        """Its attributes, or its `state_dict`, are complete."""
+        """The memory's attributes, or its `state_dict`, hold the complete state."""
         from tmrl_core.training.loops.offline import TrainingOffline
 
         def make() -> TrainingOffline:

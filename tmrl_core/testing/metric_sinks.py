@@ -49,7 +49,7 @@ class SinkSuite:
         self._check_kept(tmp_path, records)
 
     def test_takes_every_kind_of_value(self, tmp_path: Path) -> None:
-        """Numbers that are not finite, labels, None and records without values are no reason to fail."""
+        """A sink accepts numbers that are not finite, labels, None and records without values."""
         awkward: dict[str, Value] = {
             "train/not_a_number": math.nan,
             "train/infinite": -math.inf,
@@ -85,7 +85,7 @@ class SinkSuite:
     """True: `read_back` works before the close."""
 
     def test_close_keeps_what_was_not_flushed(self, tmp_path: Path) -> None:
-        """A close flushes first."""
+        """A close flushes written records."""
         record = _record("round", step=7)
         sink = self.make_sink(tmp_path)
         sink.write(record)
@@ -110,7 +110,7 @@ class SinkSuite:
         raise AssertionError("a write after the close raised no ValueError")
 
     def test_a_record_is_left_as_it_was(self, tmp_path: Path) -> None:
-        """The same record goes to other sinks as well."""
+        """A sink must not change a record, because other sinks get the same record."""
         record = _record("round", step=3)
         before = copy.deepcopy(record)
         with self.make_sink(tmp_path) as sink:
@@ -127,7 +127,7 @@ class SinkSuite:
         self._check_kept(tmp_path, [first, second])
 
     def test_a_recorder_gets_everything_through(self, tmp_path: Path) -> None:
-        """In a recorder's thread it takes many records and closes in time."""
+        """A sink in a recorder's thread writes many records and closes in time."""
         records = [_record("round", step=step) for step in range(200)]
         sink = self.make_sink(tmp_path)
         recorder = Recorder([sink])
@@ -145,7 +145,7 @@ class SinkSuite:
 
 
 def _record(kind: Kind, *, step: int, values: dict[str, Value] | None = None) -> MetricRecord:
-    # Halves and quarters are exact in the 32 bits that some sinks store of a number.
+    # Halves and quarters are exact in the 32 bits that some sinks store for a number.
     own: dict[str, Value] = {names.UPDATES: 2 * step, names.RETURN_TRAIN: -1.25 * step, "worker": "robot7"}
     return MetricRecord(
         time_s=1_700_000_000.0 + step,

@@ -8,11 +8,11 @@ Theory of operation
 -------------------
 Each connection has two directions, *up* (towards the Server) and *down*. A direction has a reader, a bounded queue of
 data in transit, and a writer that sends each part when it is due. TCP neither loses nor changes bytes, so the proxy
-does not either: data in a black hole is held and continues when the hole ends, as with retransmission. The end of a
-connection stays in the hole too, and so does a new connection: it is accepted, since the kernel does that, and goes no
-further. Established connections can also end with a reset or a truncation.
+does not either. Data in a black hole is held and continues when the black hole ends, as with retransmission. The end of
+a connection is held too. A new connection is accepted, because the kernel does that, but goes no further. Established
+connections can also end with a reset or a truncation.
 
-One thread runs all of it. `Proxy`'s public methods may be called from any thread.
+One thread runs the proxy. `Proxy`'s public methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ T = TypeVar("T")
 Direction = Literal["up", "down"]
 _READ_BYTES = 65_536
 _UNDER_WAY_BYTES = 262_144
-"""Maximum bytes that a direction buffers, as a router does; beyond it nothing more is read."""
+"""Maximum bytes that a direction buffers, like a router. Beyond the limit, the proxy stops reading."""
 _DIAL_S = 10.0
 _RETRANSMIT_S = 0.2
 _CONNECT_AGAIN_S = 1.0
-"""RFC 6298: the first packet of a connection is sent again after 1 s, others after as little as systems choose."""
+"""RFC 6298: the first packet of a connection is sent again after 1 s; systems send later packets again earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Condition of the network; each direction of each connection has it on its own.
+    """Condition of the network, applied separately to each direction of each connection.
 
     Raises:
         ValueError: a number is negative, or a size is 0.
@@ -59,12 +59,12 @@ class Conditions:
     jitter_s: float = 0.0
     """Maximum random addition to the latency; the order is kept."""
     bytes_per_s: float | None = None
-    """None: as fast as it goes."""
+    """Maximum rate; None: no limit."""
     slice_bytes: int | None = None
-    """Nothing larger is sent at once; None: as it came."""
+    """Maximum size of one send; None: as received."""
     retransmission: bool = False
     """True: data held in a black hole continues when TCP would send it again, after doubling waits, instead of
-    immediately. A recovered network thus looks dead for some time."""
+    immediately. A recovered network therefore seems dead for some time."""
 
     def __post_init__(self) -> None:
         if min(self.latency_s, self.jitter_s) < 0:
@@ -75,11 +75,11 @@ class Conditions:
 
 
 class Proxy:
-    """Forwards TCP connections to one address, and impairs them.
+    """Forward TCP connections to one address, and impair them.
 
     Args:
         to: host and port of the target; resolved for each connection.
-        listen: port to listen on; 0 takes a free one, see `port`.
+        listen: port to listen on; 0: a free port, see `port`.
         host: address to listen on.
         conditions: initial impairments.
         seed: seed of the jitter.
@@ -137,18 +137,18 @@ class Proxy:
         return self._in_loop(self._reset_all)
 
     def truncate(self, after_bytes: int | None) -> None:
-        """End (FIN) each later connection after this number of bytes in one direction; None: not any more."""
+        """End (FIN) each later connection after this number of bytes in one direction; None: no longer."""
         if after_bytes is not None and after_bytes <= 0:
             raise ValueError("a connection is truncated after one byte or more")
         self._truncate_bytes = after_bytes
 
     @property
     def connections(self) -> int:
-        """Connections that there are now, those that are stuck in a black hole included."""
+        """Return the number of open connections, including those in a black hole."""
         return len(self._pairs)
 
     def close(self) -> None:
-        """Reset everything and end the thread; may be called more than once."""
+        """Reset all connections and end the thread. May be called more than once."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -193,7 +193,7 @@ class Proxy:
         while True:
             try:
                 client, _ = await self._loop.sock_accept(self._listener)
-            except OSError as exc:  # no file descriptors are left, for instance
+            except OSError as exc:  # for example, no file descriptors are left
                 logger.warning("the proxy could not take a connection: %s", exc)
                 await asyncio.sleep(0.1)
                 continue
@@ -224,7 +224,7 @@ class Proxy:
         return len(pairs)
 
     async def wait_open(self, direction: Direction, first_s: float = _RETRANSMIT_S) -> None:
-        """Wait while `direction` is a black hole; `first_s`: after that time TCP sends again for the first time."""
+        """Wait while `direction` is a black hole. `first_s`: time after which TCP sends again for the first time."""
         event = self._open[direction]
         begun = self._loop.time()
         while not event.is_set():
@@ -250,7 +250,7 @@ class _Pair:
         dialling = self._task(self._dial())
         await asyncio.wait({reading, dialling}, return_when=asyncio.FIRST_COMPLETED)
         if reading.done() and not dialling.done():
-            return  # it gave up before it got through
+            return  # the client gave up before the connection was forwarded
         self._server = await dialling
         self._proxy.connections_made += 1
         down = _Queue()
@@ -345,14 +345,14 @@ class _Pair:
                     sock.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
-        """Both sides get a reset."""
+        """Reset both sides."""
         for task in self._running:
             task.cancel()
         for sock in (self._client, self._server):
             if sock is not None and sock.fileno() >= 0:
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                # Tasks that wait for it must be out of the loop's selector first.
+                # Tasks that wait for the socket must leave the loop's selector first.
                 self._loop.call_soon(sock.close)
 
 
@@ -365,7 +365,7 @@ class _Queue:
         self._changed = asyncio.Event()
 
     async def put(self, due: float, data: bytes | OSError) -> None:
-        """Add a piece; waits while there is too much."""
+        """Add a piece. Wait while the buffer is full."""
         while self._bytes >= _UNDER_WAY_BYTES and not isinstance(data, OSError):
             await self._change()
         self._items.append((due, data))
@@ -389,7 +389,7 @@ class _Queue:
 
 
 def until_sent_again(waited_s: float, first_s: float) -> float:
-    """Seconds until TCP sends something again that it has waited for `waited_s`: the wait doubles each time."""
+    """Return the seconds until TCP sends data again that has waited for `waited_s`. The wait doubles each time."""
     wait, at = first_s, first_s
     while at < waited_s:
         wait *= 2
@@ -418,7 +418,7 @@ def _directions(direction: Direction | Literal["both"]) -> list[Direction]:
 
 
 class _Faults:
-    """Faults that come by themselves, each at random times around its mean distance."""
+    """Automatic faults at random times, each with its mean interval."""
 
     def __init__(self, proxy: Proxy, options: argparse.Namespace, rng: random.Random) -> None:
         self._proxy = proxy
@@ -433,12 +433,12 @@ class _Faults:
         return now + mean_s * self._rng.uniform(0.5, 1.5) if mean_s else float("inf")
 
     def wait_s(self) -> float:
-        """Seconds until something is to happen; an hour at most."""
+        """Return the seconds until the next fault; an hour at most."""
         soonest = min(self._next_hole, self._next_reset, self._heals)
         return max(0.0, min(soonest - time.monotonic(), 3600.0))
 
     def act(self) -> None:
-        """Send due data."""
+        """Cause the due faults."""
         now = time.monotonic()
         options = self._options
         if now >= self._heals:
@@ -502,7 +502,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None, stop: threading.Event | None = None) -> int:
-    """Run a proxy until Ctrl-C, or until `stop` is set; returns the exit status."""
+    """Run a proxy until Ctrl-C, or until `stop` is set. Return the exit status."""
     options = _options(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     stop = stop or threading.Event()

@@ -37,7 +37,7 @@ def random_chunk(
         rows: number of samples.
         stream: number of the worker.
         episode: number of the episode.
-        first_step: of the first sample.
+        first_step: step index of the first sample.
         last: the last sample ends the episode.
     """
     steps = np.arange(first_step, first_step + rows)
@@ -72,10 +72,10 @@ def random_batch(observations: gym.Space[Any], actions: gym.Space[Any], rows: in
 
 
 class EndlessInterface(LocalInterface):
-    """Delivers an episode of random samples at each call of `receive`.
+    """Interface that delivers an episode of random samples at each call of `receive`.
 
     Attributes:
-        delivered: samples delivered so far.
+        delivered: number of samples delivered so far.
     """
 
     def __init__(self, observations: gym.Space[Any] = OBSERVATIONS, actions: gym.Space[Any] = ACTIONS) -> None:

@@ -39,7 +39,7 @@ class LoopSuite:
         assert not loop.delivery.get("marks")
 
     def test_an_epoch_is_counted_and_trains(self) -> None:
-        """Updates and samples only grow."""
+        """The numbers of updates and samples only grow."""
         loop, interface = self.make_loop(), self.make_interface()
         for epoch in (1, 2):
             before = loop.total_updates, loop.total_samples
@@ -49,7 +49,7 @@ class LoopSuite:
             assert loop.total_samples >= before[1]
 
     def test_each_delivery_is_accepted_or_refused(self) -> None:
-        """The rest would be sent again and again, and hold up later samples."""
+        """Every delivery is accepted or refused: others would be sent again and delay later samples."""
         loop, interface = self.make_loop(), self.make_interface()
         loop.run_epoch(interface)
         interface.commit()
@@ -58,21 +58,21 @@ class LoopSuite:
         assert loop.total_samples == interface.samples_committed
 
     def test_a_policy_is_published(self) -> None:
-        """Workers wait for the first one."""
+        """A policy is published, because workers wait for the first one."""
         loop, interface = self.make_loop(), self.make_interface()
         loop.run_epoch(interface)
         assert interface.version[1] >= 1
         assert interface.actor is not None
 
     def test_a_stop_ends_an_epoch(self) -> None:
-        """Also while the loop waits for samples."""
+        """A stop takes effect even while the loop waits for samples."""
         loop, interface = self.make_loop(), LocalInterface()
         interface.stop()
         loop.run_epoch(interface)
         assert (loop.epoch, loop.total_updates) == (0, 0)
 
     def test_a_checkpoint_restores_progress_and_offsets(self, tmp_path: Path) -> None:
-        """A resumed run continues where it was, and so do the streams of its workers."""
+        """A resumed run continues at its previous state, and so do the streams of its workers."""
         loop, interface = self.make_loop(), self.make_interface()
         loop.run_epoch(interface)
         loop.delivery = {**loop.delivery, "marks": {b"s" * 16: (7, 70)}}

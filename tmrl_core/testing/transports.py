@@ -27,10 +27,10 @@ class TransportSuite:
     host = "127.0.0.1"
     """Host that is listened on and dialled."""
     deadline_s = 20.0
-    """Seconds after which something has not happened in time."""
+    """Time limit of a test's waits, in seconds."""
 
     def make_transport(self, role: Literal["server", "worker", "trainer"]) -> Transport:
-        """Make the transport of one side: the Server's serves, the others dial it."""
+        """Make the transport of one side: the Server's listens, the others dial it."""
         raise NotImplementedError("implement make_transport")
 
     def make_loop(self) -> asyncio.AbstractEventLoop:
@@ -38,7 +38,7 @@ class TransportSuite:
         return new_event_loop()
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in an event loop of its own."""
+        """Run a coroutine in a new event loop."""
         loop = self.make_loop()
         try:
             loop.run_until_complete(main)
@@ -53,7 +53,7 @@ class TransportSuite:
             await asyncio.sleep(0.001)
 
     def test_samples_of_all_sizes_arrive_in_order_and_intact(self) -> None:
-        """From an empty message to one of three megabytes."""
+        """Messages from zero bytes to three megabytes arrive unchanged."""
 
         async def main() -> None:
             async with Session(self) as session:
@@ -102,7 +102,7 @@ class TransportSuite:
         self.run(main())
 
     def test_closing_one_side_in_order_is_noticed_by_the_other(self) -> None:
-        """The Server knows that it was no failure."""
+        """The Server records an ordered end, not a failure."""
 
         async def main() -> None:
             async with Session(self) as session:
@@ -118,7 +118,7 @@ class TransportSuite:
         self.run(main())
 
     def test_aborting_one_side_is_noticed_by_the_other(self) -> None:
-        """A process that is killed closes its links like this."""
+        """Abort a link as a killed process does."""
 
         async def main() -> None:
             async with Session(self) as session:
@@ -131,7 +131,7 @@ class TransportSuite:
         self.run(main())
 
     def test_closing_the_listener_ends_every_link(self) -> None:
-        """The clients' drivers end too."""
+        """When the Server closes, the clients' drivers end too."""
 
         async def main() -> None:
             drivers = []
@@ -146,7 +146,7 @@ class TransportSuite:
         self.run(main())
 
     def test_dialling_where_nobody_listens_says_so(self) -> None:
-        """The error names the port."""
+        """The error for a port without a listener names the port."""
 
         async def main() -> None:
             async with Session(self) as session:
@@ -158,7 +158,7 @@ class TransportSuite:
         self.run(main())
 
     def test_a_port_in_use_says_so(self) -> None:
-        """The error names the port."""
+        """The error for a used port names the port."""
 
         async def main() -> None:
             async with Session(self) as session:
@@ -197,7 +197,7 @@ class TransportSuite:
         self.run(main())
 
     def test_a_trainer_that_falls_silent_at_once_is_noticed(self) -> None:
-        """Its deadline begins with the link."""
+        """The deadline of a silent peer begins with the link."""
 
         async def main() -> None:
             async with Session(self, silent_s=0.4, heartbeat_s=0.05) as session:
@@ -209,13 +209,13 @@ class TransportSuite:
         self.run(main())
 
     def test_a_paused_process_takes_no_peer_for_silent(self) -> None:
-        """A suspended laptop, a stopped process, or one that gets no processor."""
+        """A suspended laptop, or a process that is stopped or gets no processor time."""
 
         async def main() -> None:
             async with Session(self, silent_s=0.6, heartbeat_s=0.1) as session:
                 connection, driver = await session.worker(make_worker()[0], silent_s=0.6, heartbeat_s=0.1)
                 await self.until(lambda: len(session.relay.workers) == 1)
-                time.sleep(1.0)  # as a suspended laptop, a stopped process, or one that gets no processor
+                time.sleep(1.0)  # like a suspended laptop, or a process that is stopped or gets no processor time
                 heard = connection.bytes_in
                 await self.until(lambda: connection.bytes_in > heard or connection.closing)
                 assert not connection.closing
@@ -225,7 +225,7 @@ class TransportSuite:
         self.run(main())
 
     def test_a_slow_reader_holds_back_no_other_and_no_memory_grows(self) -> None:
-        """The relay's budget holds, and all samples arrive in the end."""
+        """With a slow reader, the relay's budget is respected, and all samples arrive in the end."""
 
         async def main() -> None:
             async with Session(self, budget_bytes=40 << 20) as session:
@@ -236,7 +236,7 @@ class TransportSuite:
                 for _ in range(100):
                     sender.offer([bytes(1_000_000)], 1)
                 driver.wake()
-                # Nobody takes anything from the trainer's inbox: it fills, then the relay's budget, and no more.
+                # The trainer's inbox is not read. First the inbox fills, then the relay's budget.
                 await self.until(lambda: trainer.inbox_held > 3 << 20 and session.relay.flow.queued_bytes > 2 << 20)
                 for _ in range(200):
                     await asyncio.sleep(0)
@@ -259,7 +259,7 @@ class TransportSuite:
         self.run(main())
 
     def test_a_connection_that_fails_by_our_own_fault_ends_its_link(self, caplog: Any) -> None:
-        """Other links stay."""
+        """A defect in one connection ends only its own link."""
 
         async def main() -> None:
             async with Session(self) as session:
@@ -274,7 +274,7 @@ class TransportSuite:
                 session.accepted[0].to_send = broken  # type: ignore[method-assign]
                 session.accepted[0].wake()
                 await asyncio.wait_for(driver.ended, self.deadline_s)
-                # Over tlspyo each side hears of the end from a process of its own, in either order.
+                # Over tlspyo, a separate process notifies each side of the end, in either order.
                 await self.until(lambda: len(session.relay.workers) == 1)
                 assert not other.closing
 
@@ -291,7 +291,7 @@ def make_worker(name: str = "a") -> tuple[WorkerState, StreamSender]:
 
 
 def make_trainer() -> TrainerState:
-    """Make the state of a trainer with room for 4 MB."""
+    """Make the state of a trainer with an inbox of 4 MB."""
     return TrainerState(run="run", name="trainer", peer=b"t" * 16, inbox_bytes=4 << 20)
 
 
@@ -304,7 +304,7 @@ async def _error_of(work: Coroutine[Any, Any, object]) -> str:
 
 
 class Session:
-    """A relay that is served, and a way to dial it."""
+    """A listening relay, with a method to dial it."""
 
     def __init__(self, suite: TransportSuite, **settings: float) -> None:
         self.suite = suite
@@ -328,7 +328,7 @@ class Session:
         for driver in self.drivers:
             driver.abort()
             await asyncio.wait_for(driver.ended, self.suite.deadline_s)
-        await asyncio.sleep(0)  # the event loop closes the sockets in its next turn
+        await asyncio.sleep(0)  # the event loop closes the sockets in its next iteration
 
     async def worker(self, state: WorkerState, **times: float) -> tuple[WorkerConnection, Driver]:
         """Connect a worker."""
