@@ -1,8 +1,8 @@
 """Files of tlspyo's `keys_dir`, and its password: for the transport `tlspyo` and tlspyo itself.
 
-    certificate.pem    the Relay's self-signed certificate, which clients trust key.pem            its key: the Server's
-    machine only tlspyo.password    the one password of all roles (this project's file: tlspyo gets its password in
-    other ways)
+    certificate.pem    the Relay's self-signed certificate, which clients trust
+    key.pem            its key: on the Server's machine only
+    tlspyo.password    the password of all roles (this project's file: tlspyo gets its password in other ways)
 
 tlspyo's own command for the first two files fails with current pyOpenSSL. The certificate is for tlspyo's default host
 name `default`, for this machine's loopback, and for the hosts named at its creation. Hosts named later do not renew it,
