@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/config/test_agent_settings.py::test_it_is_found_before_anything_starts_and_without_torch",
         "tests/doctor/test_doctor_tlspyo.py",
         "tests/envs/test_example.py::test_importing_registers_the_ids_and_nothing_else",
+        "tests/envs/test_replay.py::test_arrays_are_replayed_without_torch",
         "tests/envs/test_filmed.py::test_what_is_seen_between_start_and_stop_is_in_the_file",
         "tests/examples/test_clients.py",
         "tests/examples/test_custom_environment.py",

@@ -1,15 +1,40 @@
-"""Environments: Gymnasium's, made to fit, and the project's own, whose ids importing this registers."""
+"""Environments: Gymnasium's, made to fit, and the project's own, whose ids importing this registers.
+
+Names are imported at their first use.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import gymnasium
 
-from tmrl_core.envs.delayed_cue import DelayedCue
-from tmrl_core.envs.example import ExampleEnv
-from tmrl_core.envs.generic import GenericGymEnv
-from tmrl_core.envs.shepherd import ShepherdEnv
+from tmrl_core.lazy_names import lazy_names
 
-__all__ = ["DelayedCue", "ExampleEnv", "GenericGymEnv", "ShepherdEnv"]
+if TYPE_CHECKING:
+    from tmrl_core.envs.delayed_cue import DelayedCue as DelayedCue
+    from tmrl_core.envs.example import ExampleEnv as ExampleEnv
+    from tmrl_core.envs.functional import BaseEnvironment as BaseEnvironment
+    from tmrl_core.envs.functional import FunctionalEnv as FunctionalEnv
+    from tmrl_core.envs.generic import GenericGymEnv as GenericGymEnv
+    from tmrl_core.envs.replay import SessionBatchEnvironment as SessionBatchEnvironment
+    from tmrl_core.envs.shepherd import ShepherdEnv as ShepherdEnv
+    from tmrl_core.envs.unrolling import SessionActor as SessionActor
+    from tmrl_core.envs.unrolling import Sessions as Sessions
+    from tmrl_core.envs.unrolling import get_sessions as get_sessions
+
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "delayed_cue": "DelayedCue",
+        "example": "ExampleEnv",
+        "generic": "GenericGymEnv",
+        "shepherd": "ShepherdEnv",
+        "functional": "BaseEnvironment FunctionalEnv",
+        "replay": "SessionBatchEnvironment",
+        "unrolling": "SessionActor Sessions get_sessions",
+    },
+)
 
 for _id in ("example-v0", "Example-v0"):
     # No max_episode_steps: the environment truncates by itself, and its classic variant takes one step more.
