@@ -53,7 +53,7 @@ class TestFrameStackMemory(TestReplayMemory):
 
 
 class TestSequenceMemory(TestReplayMemory):
-    @pytest.fixture(autouse=True, params=KINDS.keys() - {"n_step"})
+    @pytest.fixture(autouse=True, params=[kind for kind in KINDS if kind != "n_step"])
     def choose(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         self.settings = KINDS[request.param]
         if request.param == "disk":
